@@ -1,9 +1,12 @@
 """The random models of the tests: one or more for every architecture."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from tests.moe_zoo import MOE_ZOO
+from tests.random_gemma import gemma4_layers
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
@@ -14,8 +17,19 @@ _Q5 = (*_QKV, "attn_output")
 _ALL_BIASES = (*_Q5, "ffn_up", "ffn_down")
 
 
+def _sections(*pairs: int) -> npt.NDArray[np.int32]:
+    """Pairs of RoPE dimensions for each part of a position; a text's parts are the same."""
+    return np.array([*pairs, 0], np.int32)
+
+
 def _long_factors(count: int, end: float) -> npt.NDArray[np.float32]:
     return np.linspace(1.0, end, count, dtype=np.float32)
+
+
+def _gemma4(pattern: str, **layers: Any) -> dict[str, Any]:
+    """The layers of a Gemma 4 model, and its RoPE factors, which only layers without a window read."""
+    factors = {"rope_freqs.weight": _long_factors(16, 1e30)}
+    return {"hybrid": gemma4_layers(pattern, **layers), "rope_tensors": factors}
 
 
 ZOO: dict[str, RandomModel] = {
@@ -93,6 +107,21 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
         },
+    ),
+    "gemma4": RandomModel("gemma4", layers=5, tied=True, head_dim=32, **_gemma4("wwgwg")),
+    "gemma4-per-layer": RandomModel(
+        "gemma4", layers=6, tied=True, head_dim=32, **_gemma4("wwgwwg", shared_kv=3, per_layer=True)
+    ),
+    "gemma4-moe": RandomModel(
+        "gemma4",
+        layers=3,
+        tied=True,
+        head_dim=32,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        fused_experts=True,
+        **_gemma4("wgw", routed=True),
     ),
     "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
     "qwen35-draft-head": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16), draft_head=True),
@@ -232,7 +261,7 @@ ZOO: dict[str, RandomModel] = {
         tied=True,
         fused_gate=True,
         biases=_QKV,
-        extra={"rope.dimension_sections": np.array([2, 3, 3, 0], np.int32)},
+        extra={"rope.dimension_sections": _sections(2, 3, 3)},
     ),
     "gpt-oss": RandomModel(
         "gpt-oss",
@@ -262,6 +291,19 @@ ZOO: dict[str, RandomModel] = {
     "hunyuan-dense": RandomModel("hunyuan-dense", tied=True, head_dim=32),
     "internlm2": RandomModel("internlm2"),
     "maincoder": RandomModel("maincoder", biases=_QKV),
+    "mellum": RandomModel(
+        "mellum",
+        layers=5,
+        experts=8,
+        experts_per_token=2,
+        expert_length=64,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 16,
+        },
+    ),
     "mistral3": RandomModel(
         "mistral3",
         tied=True,
@@ -274,6 +316,17 @@ ZOO: dict[str, RandomModel] = {
         },
     ),
     "mixtral": RandomModel("llama", experts=4, experts_per_token=2),
+    "muse-glimmer": RandomModel(
+        "muse-glimmer",
+        layers=5,
+        gate_tensors=True,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base_swa": 5000.0,
+            "logit_scale": 0.5,
+            "final_logit_softcapping": 3.0,
+        },
+    ),
     "olmo": RandomModel("olmo"),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
@@ -303,7 +356,21 @@ ZOO: dict[str, RandomModel] = {
         expert_length=32,
         shared_length=128,
     ),
+    "qwen2vl": RandomModel(
+        "qwen2vl",
+        biases=_QKV,
+        # llama.cpp doesn't read the epsilon of this architecture and takes 0.
+        extra={"rope.dimension_sections": _sections(2, 3, 3), "attention.layer_norm_rms_epsilon": 1e-12},
+    ),
     "qwen3": RandomModel("qwen3", head_dim=32),
+    "qwen3vl": RandomModel("qwen3vl", tied=True, extra={"rope.dimension_sections": _sections(3, 3, 2)}),
+    "qwen3vlmoe": RandomModel(
+        "qwen3vlmoe",
+        experts=8,
+        experts_per_token=3,
+        expert_length=64,
+        extra={"rope.dimension_sections": _sections(3, 3, 2)},
+    ),
     "qwen3moe": RandomModel("qwen3moe", head_dim=32, experts=16, experts_per_token=5, expert_length=64),
     "seed_oss": RandomModel("seed_oss", biases=_QKV),
     "smallthinker": RandomModel(

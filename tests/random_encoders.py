@@ -48,7 +48,7 @@ class RandomEncoder(RandomModel):
         assert spec.encoder is not None
         biased = spec.encoder.normed_sums
         shapes: Shapes = {"token_embd.weight": (VOCABULARY, width)}
-        if spec.embedding_norm:
+        if spec.embedding_norm != "none":
             shapes |= _norm("token_embd_norm", width, biased)
         if spec.output_norm:
             shapes |= _norm(spec.output_norm, width, False)

@@ -29,6 +29,8 @@ class Model(Protocol):
     @property
     def layers(self) -> int: ...
     @property
+    def vocabulary(self) -> int: ...
+    @property
     def expert_length(self) -> int: ...
     @property
     def shared_length(self) -> int: ...
@@ -44,6 +46,8 @@ class Hybrid:
     layer: Callable[[Model, int, Shapes], Shapes]
     is_recurrent: bool = True
     """Whether some layers keep a recurrent state."""
+    outside: Callable[[Model], Shapes] = lambda model: {}
+    """Further tensors outside the layers."""
 
 
 def delta_net(

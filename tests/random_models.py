@@ -69,6 +69,8 @@ class RandomModel:
     biases: tuple[str, ...] = ()
     qk_norm: bool = True
     """Whether there are norms of queries and keys, if they are optional."""
+    gate_tensors: bool = False
+    """The gates of attention have a tensor, instead of rows of that of queries."""
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
     formats: tuple[str, ...] = ("F32",)
@@ -82,7 +84,7 @@ class RandomModel:
         with GGUFWriter(path, self.metadata()) as writer:
             for name, shape in self.tensors().items():
                 values = _values(random, name, shape)
-                expected = formats.next_for(name, shape)
+                expected = formats.of_queries if self.is_gate(name) else formats.next_for(name, shape)
                 if expected in SCALE_BYTES:
                     writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
                 else:
@@ -90,6 +92,10 @@ class RandomModel:
             for name, factors in self.rope_tensors.items():
                 writer.add_tensor(name, factors, "F32")
         return path
+
+    def is_gate(self, name: str) -> bool:
+        """Whether a tensor takes the format of the queries."""
+        return self.gate_tensors and name.endswith("attn_gate.weight")
 
     def metadata(self) -> dict[str, Any]:
         """The file's keys, a SentencePiece vocabulary of bytes and letters among them."""
@@ -118,6 +124,10 @@ class RandomModel:
             **{f"{self.architecture}.{key}": value for key, value in own.items()},
             **vocabulary_metadata(),
         }
+
+    @property
+    def vocabulary(self) -> int:
+        return VOCABULARY
 
     @property
     def has_norm_biases(self) -> bool:
@@ -152,8 +162,9 @@ class RandomModel:
         }
         if self.has_norm_biases:
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
-        if spec.embedding_norm:
+        if spec.embedding_norm == "weights":
             shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
+        shapes |= self.hybrid.outside(self) if self.hybrid else {}
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
@@ -227,6 +238,8 @@ class RandomModel:
             shapes |= self._expert_tensors()
             rows = {name: count for name, count in rows.items() if not name.startswith("ffn")}
         shapes |= {f"{name}.bias": (rows[name],) for name in self.biases if name in rows}
+        if self.gate_tensors:
+            shapes["attn_gate.weight"] = (q, width)
         if spec.sinks:
             shapes["attn_sinks.weight"] = (self.heads,)
         norms = []
@@ -258,8 +271,10 @@ class RandomModel:
 
 def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     values = random.standard_normal(shape)
-    if name.endswith(("norm.weight", "ffn_norm")):
+    if name.endswith(("norm.weight", "ffn_norm", "ffw_norm_1.weight", "ffw_norm_2.weight", "scale")):
         values = 1 + 0.1 * values
+    elif name.endswith("output_scale.weight"):
+        values = 0.8 + 0.1 * values
     elif name.endswith("ssm_a"):
         values = -np.exp(values)
     elif name.endswith("ssm_dt.weight"):
@@ -287,6 +302,8 @@ class _Cycle:
     def __init__(self, formats: tuple[str, ...]) -> None:
         self._formats = formats
         self._count = 0
+        self.of_queries = ""
+        """The format of the last `attn_q`."""
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
         is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
@@ -294,7 +311,9 @@ class _Cycle:
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]
-        return expected if shape[-1] % block_format(expected).block_elements == 0 else "F32"
+        expected = expected if shape[-1] % block_format(expected).block_elements == 0 else "F32"
+        self.of_queries = expected if name.endswith("attn_q.weight") else self.of_queries
+        return expected
 
 
 def vocabulary_metadata() -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Protocol
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.llama_cpp.context import LlamaCppContext
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.layer_cache import LayerCache
 
 LLAMA_CPP = "llama.cpp"
@@ -80,7 +81,18 @@ def bytes_per_token(engine: Engine, depth: float) -> float:
     """Bytes read to decode one token at this depth: weights, plus the KV cache if known."""
     if not isinstance(engine, NativeEngine):
         return engine.bytes_per_token
-    return engine.bytes_per_token + depth * engine.cache.nbytes / LayerCache.positions_for(engine.context)
+    return engine.bytes_per_token + _cache_share(engine, depth) * engine.cache.nbytes
+
+
+def _cache_share(engine: NativeEngine, depth: float) -> float:
+    """The share of the KV cache that a token at this depth reads; with a window, at most the window."""
+    context, read, held = engine.context, 0.0, 0.0
+    for block in engine.specification.specs(AttentionSpec):
+        width = block.kv_heads * block.head_dim
+        read += width * min(depth, block.window or depth)
+        if block.source_layer is None:
+            held += width * LayerCache.positions_for(block.cached_positions(context))
+    return read / held if held else depth / LayerCache.positions_for(context)
 
 
 def wait_until_idle() -> float:

@@ -1,4 +1,4 @@
-"""The recurrent layers of well-known hybrid models: tensors and metadata."""
+"""Recurrent layers and latent attention of well-known models: tensors and metadata."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -176,4 +176,42 @@ class Mamba2Layers(RecurrentLayers):
             "ssm.group_count": self.groups,
             "ssm.time_step_rank": self.heads,
             "ssm.inner_size": self.inner_size,
+        }
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """Latent attention (MLA): the lengths of a head's parts, of the latent and of a query's latent."""
+
+    nope: int
+    rope: int
+    value: int
+    latent: int
+    query_rank: int
+
+    def matrices(self, width: int, heads: int) -> Matrices:
+        """As `RecurrentLayers.matrices`; those of the attention."""
+        return {
+            "attn_q_a.weight": (self.query_rank, width),
+            "attn_q_b.weight": (heads * (self.nope + self.rope), self.query_rank),
+            "attn_kv_a_mqa.weight": (self.latent + self.rope, width),
+            "attn_k_b.weight": (heads, self.latent, self.nope),
+            "attn_v_b.weight": (heads, self.value, self.latent),
+            "attn_output.weight": (width, heads * self.value),
+        }
+
+    def vectors(self) -> Mapping[str, int]:
+        """Name within the layer -> length."""
+        return {"attn_q_a_norm.weight": self.query_rank, "attn_kv_a_norm.weight": self.latent}
+
+    def metadata(self) -> Mapping[str, Any]:
+        """Keys without the architecture's prefix."""
+        return {
+            "attention.q_lora_rank": self.query_rank,
+            "attention.kv_lora_rank": self.latent,
+            "attention.key_length": self.latent + self.rope,
+            "attention.value_length": self.latent,
+            "attention.key_length_mla": self.nope + self.rope,
+            "attention.value_length_mla": self.value,
+            "rope.dimension_count": self.rope,
         }

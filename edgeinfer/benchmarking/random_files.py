@@ -24,12 +24,14 @@ from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
 from edgeinfer_quant_formats.quantizer.mixes import find_mix
 from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
 
-REVISION = 2
+REVISION = 3
 """Part of the files' names; increase it when the content changes."""
 EMBEDDING, EMBEDDED = "token_embd.weight", 4.0
 """The spread of a MoE model's embeddings: well above the output of the layers, which is similar for all
 tokens, so that different tokens are routed to different experts.
 """
+SIGMOID = 2
+"""llama.cpp's number of this gating function of experts."""
 SPARE_BYTES = 256 << 20
 SPECIAL = ("<unk>", "<s>", "</s>")
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
@@ -150,7 +152,7 @@ def metadata(shape: Shape) -> dict[str, Any]:
         "context_length": shape.context,
         "embedding_length": shape.width,
         "block_count": shape.layers,
-        "feed_forward_length": shape.feed_forward,
+        "feed_forward_length": shape.dense_feed_forward or shape.feed_forward,
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
         "attention.layer_norm_rms_epsilon": 1e-5,
@@ -158,12 +160,16 @@ def metadata(shape: Shape) -> dict[str, Any]:
     if shape.heads:
         own |= dict.fromkeys(("attention.key_length", "attention.value_length"), shape.head_size)
         own |= {"rope.dimension_count": shape.head_size, "rope.freq_base": shape.rope_base}
-    if not shape.gated:
-        own["expert_weights_norm"] = True
+    if shape.expert_bias:
+        own |= {"expert_weights_norm": True, "expert_gating_func": SIGMOID}
+    if shape.dense_layers:
+        own["leading_dense_block_count"] = shape.dense_layers
+    if shape.latent:
+        own |= shape.latent.metadata()
     if shape.recurrent:
         own |= shape.recurrent.metadata(shape.layers)
     if shape.shared_expert:
-        own["expert_shared_feed_forward_length"] = shape.shared_expert
+        own |= {"expert_shared_feed_forward_length": shape.shared_expert, "expert_shared_count": 1}
     if shape.experts:
         own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_per_token
         own["expert_feed_forward_length"] = shape.feed_forward

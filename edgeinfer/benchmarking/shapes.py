@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from edgeinfer.benchmarking.hybrid_shapes import (
     DeltaNetLayers,
+    LatentHeads,
     Mamba2Layers,
     Matrices,
     Parts,
@@ -47,12 +48,18 @@ class Shape:
     experts: int = 0
     experts_per_token: int = 0
     shared_expert: int = 0
-    """Size of a shared expert with a gate; 0: there is none."""
+    """Size of a shared expert, which has a gate unless experts have a bias; 0: there is none."""
+    expert_bias: bool = False
+    """The selection of experts has a bias."""
+    dense_layers: int = 0
+    """Number of leading layers with a dense feed-forward, of `dense_feed_forward` neurons."""
+    dense_feed_forward: int = 0
+    latent: LatentHeads | None = None
     recurrent: RecurrentLayers | None = None
     attention_gate: bool = False
     """Each head's query is followed by a gate."""
     gated: bool = True
-    """Feed-forwards have a gate; experts without one have a bias of their selection."""
+    """Feed-forwards have a gate."""
     feed_forward_norm: str = "ffn_norm"
     """"": a layer has one block."""
     output_norm: str = "output_norm"
@@ -73,12 +80,14 @@ class Shape:
             "attn_v.weight": (kv, self.width),
             "attn_output.weight": (self.width, q),
         }
-        feed_forward = {f"{name}.weight": size for name, size in self._feed_forward_matrices().items()}
+        if self.latent:
+            attention = self.latent.matrices(self.width, self.heads)
         recurrent = self.recurrent.matrices(self.width) if self.recurrent else {}
         head = (self.vocabulary, self.width)
         names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
         shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
         for index in range(self.layers):
+            feed_forward = self._feed_forward_matrices(index)
             shapes |= self._of_layer(index, recurrent, attention, feed_forward)
         return shapes
 
@@ -94,30 +103,28 @@ class Shape:
         }
         return {f"blk.{layer}.{name}": size for name, size in tensors.items()}
 
-    def _feed_forward_matrices(self) -> dict[str, tuple[int, ...]]:
-        names = ("ffn_gate", "ffn_up", "ffn_down") if self.gated else ("ffn_up", "ffn_down")
+    def _feed_forward_matrices(self, layer: int) -> Matrices:
+        experts = self.experts if layer >= self.dense_layers else 0
+        parts = ("gate", "up", "down") if self.gated else ("up", "down")
 
-        def sizes(neurons: int) -> list[tuple[int, int]]:
-            return [(self.width, neurons) if name == "ffn_down" else (neurons, self.width) for name in names]
+        def sizes(name: str, neurons: int, *count: int) -> Matrices:
+            return {
+                f"ffn_{part}{name}.weight": (
+                    *count,
+                    *((self.width, neurons) if part == "down" else (neurons, self.width)),
+                )
+                for part in parts
+            }
 
-        one = sizes(self.feed_forward)
-        if not self.experts:
-            return dict(zip(names, one, strict=True))
-        found: dict[str, tuple[int, ...]] = {"ffn_gate_inp": (self.experts, self.width)}
-        found |= {f"{name}_exps": (self.experts, *size) for name, size in zip(names, one, strict=True)}
-        if self.shared_expert:
-            shared = zip(names, sizes(self.shared_expert), strict=True)
-            found |= {f"{name}_shexp": size for name, size in shared}
-        return found
+        if not experts:
+            return sizes("", self.dense_feed_forward or self.feed_forward)
+        router = {"ffn_gate_inp.weight": (experts, self.width)}
+        shared = sizes("_shexp", self.shared_expert) if self.shared_expert else {}
+        return {**router, **sizes("_exps", self.feed_forward, experts), **shared}
 
     def vectors(self) -> dict[str, int]:
         """Name -> length of every vector."""
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        feed_forward = {f"{self.feed_forward_norm}.weight": self.width} if self.feed_forward_norm else {}
-        if self.shared_expert and self.gated:
-            feed_forward["ffn_gate_inp_shexp.weight"] = self.width
-        if self.experts and not self.gated:
-            feed_forward["exp_probs_b.bias"] = self.experts
         attention: dict[str, int] = {}
         if self.biases:
             attention |= {"attn_q.bias": q, "attn_k.bias": kv, "attn_v.bias": kv}
@@ -125,12 +132,22 @@ class Shape:
             attention |= {"attn_q_norm.weight": self.head_size, "attn_k_norm.weight": self.head_size}
         if self.row_norms:
             attention |= {"attn_q_norm.weight": q, "attn_k_norm.weight": kv}
+        if self.latent:
+            attention |= self.latent.vectors()
         recurrent = self.recurrent.vectors(self.width) if self.recurrent else {}
         lengths = {f"{self.output_norm}.weight": self.width}
         for index in range(self.layers):
             lengths[f"blk.{index}.attn_norm.weight"] = self.width
-            lengths |= self._of_layer(index, recurrent, attention, feed_forward)
+            lengths |= self._of_layer(index, recurrent, attention, self._feed_forward_vectors(index))
         return lengths
+
+    def _feed_forward_vectors(self, layer: int) -> dict[str, int]:
+        found = {f"{self.feed_forward_norm}.weight": self.width} if self.feed_forward_norm else {}
+        if layer < self.dense_layers:
+            return found
+        if self.expert_bias:
+            return found | {"exp_probs_b.bias": self.experts}
+        return found | {"ffn_gate_inp_shexp.weight": self.width} if self.shared_expert else found
 
     @property
     def parameters(self) -> int:
@@ -290,9 +307,42 @@ _ALL = (
         shared_expert=3712,
         recurrent=Mamba2Layers(_NEMOTRON, 64, 64, 128, 8, kv_heads=2, feed_forward=1856),
         gated=False,
+        expert_bias=True,
         feed_forward_norm="",
     ),
+    Shape(
+        "glm-4.7-flash",
+        47,
+        2048,
+        1536,
+        20,
+        1,
+        154880,
+        202752,
+        architecture="deepseek2",
+        rope_base=1000000.0,
+        experts=64,
+        experts_per_token=4,
+        shared_expert=1536,
+        expert_bias=True,
+        dense_layers=1,
+        dense_feed_forward=10240,
+        latent=LatentHeads(192, 64, 256, 512, 768),
+    ),
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
+    Shape(
+        "ministral-3-8b",
+        34,
+        4096,
+        14336,
+        32,
+        8,
+        131072,
+        262144,
+        head_dim=128,
+        architecture="mistral3",
+        rope_base=1000000.0,
+    ),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
     _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
 )

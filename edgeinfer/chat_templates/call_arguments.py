@@ -12,6 +12,10 @@ _PYTHON_WORDS = {"True": True, "False": False, "None": None}
 _FAILURES = (ValueError, SyntaxError, TypeError, RecursionError, MemoryError)
 
 
+class PlainText(str):
+    """An argument that the model wrote as a string without quotes; the schema defines its type."""
+
+
 def json_value(text: str) -> Any:
     """The value of a JSON text without NaN and infinities; `MISSING` for other text."""
     try:
@@ -41,12 +45,22 @@ def json_types(value: Any) -> Any:
     return json.loads(text.encode("utf-8", "replace"))
 
 
-def typed_value(text: str, schema: Any) -> Any:
-    """The value of an argument that the model wrote as a plain string, of a type that its schema allows.
+def typed_value(value: Any, schema: Any) -> Any:
+    """The value with each `PlainText` in it converted to a type that its schema allows.
 
     Text that has none of the allowed types is returned unchanged.
     """
-    kinds = _kinds(schema) if isinstance(schema, Mapping) else set()
+    schema = schema if isinstance(schema, Mapping) else {}
+    if isinstance(value, dict):
+        properties = schema.get("properties")
+        properties = properties if isinstance(properties, Mapping) else {}
+        return {key: typed_value(each, properties.get(key)) for key, each in value.items()}
+    if isinstance(value, list):
+        return [typed_value(each, schema.get("items")) for each in value]
+    return _typed_text(value, _kinds(schema)) if isinstance(value, PlainText) else value
+
+
+def _typed_text(text: str, kinds: set[str]) -> Any:
     if kinds == {"string"}:
         return text
     value = _parsed(text, kinds)

@@ -1,7 +1,7 @@
 """A model's chat template, compiled and rendered by Jinja with limits."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -126,6 +126,7 @@ def _to_json(
 ) -> str:
     if isinstance(indent, int) and indent > WIDEST_INDENT:
         raise SecurityError(f"tojson with an indent of {indent}, wanted {WIDEST_INDENT} at most")
+    value = list(value) if isinstance(value, Iterator) else value  # what `map` and `select` return
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

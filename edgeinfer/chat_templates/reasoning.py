@@ -2,21 +2,12 @@
 
 from dataclasses import dataclass
 
-MARKS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("<thought>", "</thought>"),
-    ("<reasoning>", "</reasoning>"),
-    ("<seed:think>", "</seed:think>"),
-    ("[THINK]", "[/THINK]"),
-    ("◁think▷", "◁/think▷"),
-    ("<|channel|>analysis<|message|>", "<|end|>"),
-)
-"""Start and end marks of reasoning."""
-REASONING_MARKS = frozenset(mark for pair in MARKS[:-1] for mark in pair)
+from edgeinfer.tokenizer.reasoning_marks import AFTER_RESPONSE, BEFORE_RESPONSE, MARKS
+
+_ALONE = tuple(marks for marks in MARKS if not marks.shared)
+"""The marks whose closing one shows that there was reasoning."""
+REASONING_MARKS = frozenset(mark for marks in _ALONE for mark in marks[:2])
 """The marks that templates search for in assistant messages."""
-BETWEEN = ("<|start|>assistant", "<|channel|>final<|message|>", "<|channel|>commentary<|message|>")
-"""Marks that are removed from the response."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +26,35 @@ def parted(text: str, opened: bool = False, ended: bool = True) -> Reply:
     parts: list[str] = []
     rest = text
     if opened or _closes_first(text):
-        closing = next((end for _, end in MARKS if end in text), None)
+        closing = next((marks.closing for marks in MARKS if marks.closing in text), None)
         if closing is None:
             return Reply(text if ended else _without_partial_mark(text), "", not ended)
         part, _, rest = text.partition(closing)
         parts.append(_bare(part))
     while True:
         rest = rest.lstrip()
-        mark = next((mark for mark in BETWEEN if rest.startswith(mark)), None)
+        mark = next((mark for mark in BEFORE_RESPONSE if rest.startswith(mark)), None)
         if mark is not None:
             rest = rest.removeprefix(mark)
             continue
-        pair = next((pair for pair in MARKS if rest.startswith(pair[0])), None)
-        if pair is None:
+        marks = next((marks for marks in MARKS if rest.startswith(marks.opening)), None)
+        if marks is None:
             break
-        part, closed, rest = rest.removeprefix(pair[0]).partition(pair[1])
+        part, closed, rest = rest.removeprefix(marks.opening).partition(marks.closing)
         parts.append(part)
         if not closed:
             parts[-1] = part if ended else _without_partial_mark(part)
             return Reply(_joined(parts), "", not ended)
     if not ended and any(mark.startswith(rest) for mark in _openings()):
         return Reply(_joined(parts), "")
-    return Reply(_joined(parts), rest)
+    mark = next((mark for mark in AFTER_RESPONSE if rest.endswith(mark)), "")
+    return Reply(_joined(parts), rest.removesuffix(mark))
 
 
 def closing_mark(prompt: str) -> str | None:
     """The mark that closes a reasoning block which the prompt leaves open; None: it leaves none open."""
     end = prompt.rstrip()
-    return next((closing for opening, closing in MARKS if end.endswith(opening)), None)
+    return next((marks.closing for marks in MARKS if end.endswith(marks.opening)), None)
 
 
 def with_closed_reasoning(prompt: str) -> str:
@@ -82,8 +74,8 @@ def split_reasoning(text: str) -> tuple[str, str]:
     without reasoning, or if it isn't closed.
     """
     start = text.lstrip()
-    pairs = [pair for pair in MARKS[:-1] if start.startswith(pair[0])]
-    closings = [end for _, end in pairs or (MARKS[:-1] if _closes_first(text) else ())]
+    opened = [marks for marks in _ALONE if start.startswith(marks.opening)]
+    closings = [marks.closing for marks in opened or (_ALONE if _closes_first(text) else ())]
     ends = [text.find(closing) + len(closing) for closing in closings if closing in text]
     return (text[: min(ends)], text[min(ends) :]) if ends else ("", text)
 
@@ -92,25 +84,25 @@ def _closes_first(text: str) -> bool:
     """Whether the text closes a reasoning block that it doesn't open, because an earlier template opened
     it.
     """
-    starts = [text.find(end) for _, end in MARKS[:-1] if end in text]
-    return bool(starts) and not any(opening in text[: min(starts)] for opening, _ in MARKS)
+    starts = [text.find(marks.closing) for marks in _ALONE if marks.closing in text]
+    return bool(starts) and not any(marks.opening in text[: min(starts)] for marks in MARKS)
 
 
 def _bare(part: str) -> str:
     stripped = part.lstrip()
-    opening = next((opening for opening, _ in MARKS if stripped.startswith(opening)), "")
+    opening = next((marks.opening for marks in MARKS if stripped.startswith(marks.opening)), "")
     return stripped.removeprefix(opening)
 
 
 def _openings() -> list[str]:
-    return [opening for opening, _ in MARKS] + list(BETWEEN)
+    return [*(marks.opening for marks in MARKS), *BEFORE_RESPONSE]
 
 
 def _without_partial_mark(text: str) -> str:
     """The text without a partial closing mark at its end."""
-    for _, end in MARKS:
-        for length in range(min(len(end) - 1, len(text)), 0, -1):
-            if text.endswith(end[:length]):
+    for marks in MARKS:
+        for length in range(min(len(marks.closing) - 1, len(text)), 0, -1):
+            if text.endswith(marks.closing[:length]):
                 return text[:-length]
     return text
 

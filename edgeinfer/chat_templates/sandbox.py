@@ -23,6 +23,7 @@ MAX_BITS = 4096
 MAX_SOURCE_BYTES = 1 << 20
 """Compilation takes seconds per megabyte, and a thousand times the size in memory."""
 
+_LIST_METHODS = ("append", "pop")
 _WIDE_FORMAT = re.compile(r"\d{7,}")
 _NESTING_FILTERS = frozenset({"batch", "slice", "groupby"})
 _TEXT_FILTERS = frozenset(
@@ -76,11 +77,20 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
             self.budget.count(_length(left) + _length(right))
         return super().call_binop(context, operator, left, right)
 
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Call a function or method for a template."""
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Allow also `append` and `pop` of lists: a template's lists are copies made for one rendering."""
+        if isinstance(obj, list) and attr in _LIST_METHODS:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Any, function: Any, /, *args: Any, **given: Any) -> Any:
+        """Call a function or method for a template; Jinja's own keywords begin with an underscore."""
+        kwargs = {key: value for key, value in given.items() if not key.startswith("_")}
         _refuse_large(args)
         _refuse_large(kwargs.values())
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+        if isinstance(owner, list):
+            self._weighed(args)
         if isinstance(owner, str):
             if name == "translate":
                 raise SecurityError("str.translate is not for templates")
@@ -90,7 +100,7 @@ class ChatSandbox(ImmutableSandboxedEnvironment):
                 return self._replace(owner, *args, **kwargs)
             elif name == "expandtabs":
                 self.budget.count(owner.count("\t") * max([8, *args, *kwargs.values()]))
-        return self._weighed(super().call(context, function, *args, **kwargs))
+        return self._weighed(super().call(context, function, *args, **given))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the sandboxed `str.format` for a text whose field widths are within the limit."""

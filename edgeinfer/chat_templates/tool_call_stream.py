@@ -1,14 +1,8 @@
 """Streams the text of a response with tools: text is held back where a tool call may begin."""
 
+from edgeinfer.chat_templates.call_formats import CALL_MARKS
 from edgeinfer.chat_templates.reasoning import split_reasoning
 from edgeinfer.chat_templates.tool_calls import ParsedReply
-
-CALL_MARKS = (
-    "<tool_call>", "<tool_calls>", "<seed:tool_call>", "<function=", "[TOOL_CALLS]", "to=functions.",
-    "<|tool_call_start|>", "<|tool_call|>", "<|python_tag|>", "<|tool_call_begin|>",
-    "<|tool_calls_section_begin|>", "<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<|channel|>",
-)  # fmt: skip
-"""A tool call begins with one of these, or the whole response is JSON."""
 
 
 class ToolCallStream:

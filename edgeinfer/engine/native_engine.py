@@ -11,6 +11,7 @@ import numpy.typing as npt
 from edgeinfer.engine.device_sampling import DeviceSampler
 from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.engine.protocols import Progress, TokenSampler
+from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
@@ -26,11 +27,14 @@ RESPONSE_START_TOKENS = 8
 
 
 class KVCache:
-    """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds."""
+    """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds. `rings`: its rings,
+    if it has any.
+    """
 
-    def __init__(self, context: int, nbytes: int = 0) -> None:
+    def __init__(self, context: int, nbytes: int = 0, rings: RingPositions | None = None) -> None:
         self.context = context
         self.nbytes = nbytes
+        self.rings = rings if rings is not None and rings.shapes else None
         self.ids: list[int] = []
         self.evicted: list[tuple[int, int]] = []
         """(index in the whole text, token) of each evicted token before the end, rising."""
@@ -43,6 +47,8 @@ class KVCache:
     def append(self, ids: Sequence[int]) -> None:
         """Add these tokens; the backends have already appended their keys and values."""
         self.ids.extend(ids)
+        if self.rings is not None:
+            self.rings.extend(len(self.ids))
 
     @property
     def text(self) -> list[int]:
@@ -104,7 +110,7 @@ class NativeEngine:
     ) -> None:
         self.specification = specification
         self.backend = backend
-        self.cache = KVCache(context, backend.state_nbytes)
+        self.cache = KVCache(context, backend.state_nbytes, RingPositions(specification, context))
         self.batch = batch
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, context)
@@ -137,6 +143,8 @@ class NativeEngine:
     def _forward(self, ids: Sequence[int]) -> HiddenStates:
         """One step: returns the hidden states after the last layer; the cache then holds the tokens."""
         start = len(self.cache.ids)
+        if self.cache.rings is not None:  # an interrupted step may have written some of its positions
+            self.cache.rings.extend(start + len(ids))
         with DEVICE_FAILURES:
             x: HiddenStates = self.backend.embed(ids)
             self.backend.forward(x, start)
@@ -267,22 +275,38 @@ class NativeEngine:
         step.
         """
         with DEVICE_FAILURES:
-            return Snapshot(list(self.cache.ids), self.backend.snapshot(len(self.cache.ids)))
+            arrays = self.backend.snapshot(len(self.cache.ids))
+        rings = self.cache.rings
+        return Snapshot(list(self.cache.ids), arrays if rings is None else [rings.description(), *arrays])
 
     def restore(self, snapshot: Snapshot, length: int) -> None:
         """Replace the cache content by the first `length` tokens of a snapshot.
 
         Raises:
-            ValueError: it is from another cache, or longer than this one.
+            ValueError: it is from another cache, or longer than this one, or its rings don't hold what the
+                next token needs (`reusable`).
         """
         if length > min(self.context, len(snapshot.ids)):
             raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
+        if self.reusable(length, snapshot) != length:
+            raise ValueError(f"the snapshot can't be rewound to {length} tokens")
+        rings, arrays = self.cache.rings, snapshot.arrays
         self.cache.rewind(0)
         with DEVICE_FAILURES:
-            self.backend.restore(snapshot.arrays, length)
+            self.backend.restore(arrays if rings is None else arrays[1:], length)
+        if rings is not None:
+            rings.restore(arrays[0])
         self.cache.append(snapshot.ids[:length])
         if length < len(snapshot.ids):
             self._rewind(length)
+
+    def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
+        """As `Engine.reusable`."""
+        rings = self.cache.rings
+        if rings is None or (snapshot is None and length == len(self.cache.ids)):
+            return length
+        held = rings if snapshot is None else rings.of_snapshot(snapshot.arrays)
+        return length if held is not None and held.can_rewind(length) else 0
 
     @property
     def text(self) -> list[int]:
@@ -299,10 +323,17 @@ class NativeEngine:
         return self.cache.cached_of(length)
 
     def evict(self, indices: Sequence[int]) -> None:
-        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up."""
-        with DEVICE_FAILURES:
-            self.backend.evict(np.asarray(indices, np.int64), len(self.cache.ids))
+        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up. If rings then hold too
+        few positions, the remaining tokens are processed again.
+        """
+        rings, end = self.cache.rings, len(self.cache.ids)
+        is_enough = rings is None or rings.evict(indices, end)
+        if is_enough:
+            with DEVICE_FAILURES:
+                self.backend.evict(np.asarray(indices, np.int64), end)
         self.cache.evict(indices)
+        if not is_enough:
+            self._rewind(len(self.cache.ids))
 
     def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
         """(cached tokens,): attention scores of each from the last `count` tokens, which are
@@ -325,13 +356,25 @@ class NativeEngine:
 
     def _rewind(self, length: int) -> None:
         """As `Backend.rewind`, then process what it dropped."""
+        rings = self.cache.rings
         with DEVICE_FAILURES:
-            kept = self.backend.rewind(length)
-        dropped = self.cache.ids[kept:length]
-        self.cache.rewind(kept)
+            kept = self.backend.rewind(length if rings is None else rings.rewind(length))
+            if rings is not None and not rings.can_rewind(kept):
+                kept = self.backend.rewind(rings.rewind(kept))
+        self.cache.rewind(length)
+        dropped = self.cache.ids[kept:]
         if dropped:
+            self._process_again(dropped)
+
+    def _process_again(self, dropped: Sequence[int]) -> None:
+        """Process the last tokens of the cache again."""
+        del self.cache.ids[len(self.cache.ids) - len(dropped) :]
+        try:
             for _ in self._steps(dropped):
                 pass
+        except BaseException:
+            self.cache.rewind(len(self.cache.ids))
+            raise
 
     def close(self) -> None:
         """Release the backend's threads and memory; later calls raise an error."""

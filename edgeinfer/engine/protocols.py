@@ -83,6 +83,12 @@ class Engine(Protocol):
         """Truncate the cache to the first `length` tokens."""
         ...
 
+    def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
+        """How many of the first `length` tokens of the cache, or of a snapshot, needn't be processed again:
+        all, or none if ring caches no longer hold what the next token needs.
+        """
+        ...
+
     def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The device sampler for this stream; None: the host samples."""
         ...
@@ -154,6 +160,9 @@ class BasicEngine:
         return None
 
     def cached_of(self, length: int) -> int:
+        return length
+
+    def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
         return length
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:

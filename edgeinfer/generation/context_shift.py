@@ -79,15 +79,15 @@ class ContextShift:
         reused, unless more of it was evicted than necessary, and tokens are evicted to make space. A text
         that is still too long loses its middle.
         """
-        held = engine.cached_of(shared_prefix(engine.text, ids))
+        held = engine.reusable(engine.cached_of(shared_prefix(engine.text, ids)))
         engine.rewind(held)
         if engine.first_evicted is not None and len(engine.text) - held > self.left_out(len(ids)):
-            held = engine.first_evicted
+            held = engine.reusable(engine.first_evicted)
             engine.rewind(held)
         remainder = ids[len(engine.text) :]
         excess = self.left_out(held + len(remainder))
         if excess > held - self.keep:
-            engine.rewind(min(held, self.keep))
+            engine.rewind(engine.reusable(min(held, self.keep)))
             return self.remaining_ids(ids, self.left_out(len(ids)))
         if excess:
             engine.evict(self.tokens_to_evict(engine, excess))

@@ -44,7 +44,7 @@ class BaselineDecode:
     def resume(self, sequence: GenerationSequence) -> SampledToken:
         """The next token, after all tokens that the cache doesn't hold are processed."""
         ids = sequence.ids
-        held = min(shared_with(self._engine, ids, sequence.evicted > 0), len(ids) - 1)
+        held = self._engine.reusable(min(shared_with(self._engine, ids, sequence.evicted > 0), len(ids) - 1))
         self._engine.rewind(held)
         sequence.sampler.begin()
         return sequence.sample(self._engine.append(ids[held:]))

@@ -27,7 +27,7 @@ def rewind_to_shared(
         raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
     if len(ids) > engine.context:
         raise context_overflow(engine, len(ids))
-    shared = min(shared_with(engine, ids, is_shifted), len(ids) - 1)
+    shared = engine.reusable(min(shared_with(engine, ids, is_shifted), len(ids) - 1))
     if restore is not None:
         shared = restore(list(ids[:-1]), shared)
     engine.rewind(shared)

@@ -44,8 +44,11 @@ class Sequences(Protocol):
 
 
 def cached_sequences(engine: Engine) -> Sequences:
-    """Sequences after the engine's cache content: paged if its backend supports it, else alternating."""
-    if isinstance(engine, NativeEngine) and engine.capabilities.max_batch_tokens:
+    """Sequences after the engine's cache content: paged if its backend supports it and all its caches hold
+    all positions, else alternating.
+    """
+    is_paged = isinstance(engine, NativeEngine) and engine.cache.rings is None
+    if isinstance(engine, NativeEngine) and is_paged and engine.capabilities.max_batch_tokens:
         return PagedSequences(engine)
     return AlternatingSequences(engine)
 
@@ -196,6 +199,6 @@ class AlternatingSequences:
 
     def _one(self, text: list[int], token: int) -> Logits:
         text.append(token)
-        held = min(shared_prefix(self._engine.ids, text), len(text) - 1)
+        held = self._engine.reusable(min(shared_prefix(self._engine.ids, text), len(text) - 1))
         self._engine.rewind(held)
         return self._engine.append(text[held:])

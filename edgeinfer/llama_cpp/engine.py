@@ -19,7 +19,8 @@ from edgeinfer.registry.registry import ModelFile
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer.detokenizer import StreamDecoder
-from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN, REASONING_TEXTS
+from edgeinfer.tokenizer.reasoning_marks import TOKEN_TEXTS
+from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
@@ -86,7 +87,7 @@ class LlamaCppTokenizer:
     @cached_property
     def control_texts(self) -> tuple[str, ...]:
         """The texts of control tokens, and of those that mark roles and reasoning."""
-        marks = {*ALWAYS_SHOWN, *REASONING_TEXTS}
+        marks = {*ALWAYS_SHOWN, *TOKEN_TEXTS}
         return tuple(
             token.text
             for token in self._special.tokens

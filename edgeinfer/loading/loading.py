@@ -5,6 +5,7 @@ from typing import Unpack
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.embedding import pooling_of
+from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import (
     EdgeInferError,
     KernelError,
@@ -164,8 +165,8 @@ def _drafting(
 
 def _snapshots(source: ModelSource) -> SnapshotStore:
     """The store for prompt caches of this file with these settings."""
-    options = source.options
-    fingerprint = file_fingerprint(source.file.path, options.kv, options.sparse)
+    options, rings = source.options, RingPositions(source.specification, source.context).shapes
+    fingerprint = file_fingerprint(source.file.path, options.kv, options.sparse, *rings)
     return SnapshotStore(snapshots_folder(), fingerprint)
 
 

@@ -38,6 +38,8 @@ class Architecture:
     gated: bool = True
     pre_norm: bool = True
     post_norm: bool = False
+    post_norm_epsilon: float = 0.0
+    """The ε of post-norms; 0: that of the other norms."""
     qk_norm: Literal["none", "head", "row"] = "none"
     qk_norm_optional: bool = False
     """Queries and keys are normalized if the file has the norms."""
@@ -64,6 +66,14 @@ class Architecture:
     query_scale_by_heads_at: int = 0
     """A model with this number of layers scales queries by √(hidden size / heads) instead of √(head
     dimension)."""
+    attention_scale: float = 0.0
+    """The factor of scores; 0: that of the file, or 1/√(head dimension)."""
+    value_norm: bool = False
+    """Values are normalized without weights; without `attn_v` they are the projected keys."""
+    window_heads: bool = False
+    """Layers with windows may have heads of other sizes, and the last layers may share KV caches."""
+    layer_outputs: bool = False
+    """Layers end with a scale and, if the file has them, per-layer embeddings."""
     sinks: bool = False
     feed_forward_norm: str = "ffn_norm"
     """The tensor name of the norm before the feed-forward."""
@@ -83,16 +93,17 @@ class Architecture:
     """The experts may read a latent projection, of `moe_latent_size` elements."""
     expert_length_by_share: bool = False
     """If the file has no expert feed-forward length, it is feed_forward_length / expert_used_count."""
-    shared_expert: Literal["none", "plain", "gated"] = "none"
-    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid."""
+    shared_expert: Literal["none", "plain", "gated", "dense"] = "none"
+    """Whether there may be a shared expert; "gated": always, weighted by a sigmoid; "dense": always, the
+    layer's dense feed-forward, with norms before and after it."""
     shared_length_of_one: bool = False
     """`expert_shared_feed_forward_length` is that of one of `expert_shared_count` shared experts."""
     recurrent: RecurrentReader | None = None
     """Reads the block that some layers have instead of attention."""
     recurrent_feed_forward: RecurrentReader | None = None
     """Reads the block that all layers have instead of a feed-forward."""
-    embedding_norm: bool = False
-    """The embedding is normalized."""
+    embedding_norm: Literal["none", "weights", "plain"] = "none"
+    """Whether the embedding is normalized, with weights or without."""
     recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
     """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
     with attention on the same normed input.
@@ -110,7 +121,7 @@ class Architecture:
     """Queries are multiplied by a factor that grows with the position, if the file has an
     `attention.temperature_scale`."""
     attention_gate: bool = False
-    """The result of attention is multiplied by a sigmoid gate."""
+    """The result of attention is multiplied by a sigmoid gate, see `AttentionSpec`."""
     output_norm: str = "output_norm"
     """The tensor name of the final norm; "": there is none."""
     latent_attention: bool = False

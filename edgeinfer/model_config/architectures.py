@@ -45,7 +45,7 @@ _BIASED_EXPERTS: dict[str, Any] = {
 _BERT: dict[str, Any] = {
     "norm": "layer",
     "pre_norm": False,
-    "embedding_norm": True,
+    "embedding_norm": "weights",
     "output_norm": "",
 }
 
@@ -134,6 +134,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         encoder=Encoder(normed_sums=False),
     ),
+    "gemma4": Architecture(
+        rope_neox=True,
+        activation="gelu",
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        value_norm=True,
+        window_pattern=6,
+        window_rope_base=10000.0,
+        window_rope_unscaled=True,
+        window_heads=True,
+        attention_scale=1.0,
+        layer_outputs=True,
+        experts="by_router",
+        shared_expert="dense",
+    ),
     "glm4": Architecture(post_norm=True, rope_neox_with_sections=True),
     "glm4moe": Architecture(
         rope_neox=True,
@@ -197,6 +213,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
+    "mellum": Architecture(
+        rope_neox=True, qk_norm="head", window_pattern=4, window_rope_unscaled=True, experts="always"
+    ),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
@@ -205,12 +224,22 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_neox=True,
         norm="layer",
         activation="gelu",
-        embedding_norm=True,
+        embedding_norm="weights",
         window_pattern=3,
         global_layer_first=True,
         window_rope_base=10000.0,
         window_rope_unscaled=True,
         encoder=Encoder(normed_sums=False, first_norm=False),
+    ),
+    "muse-glimmer": Architecture(
+        embedding_norm="plain",
+        post_norm=True,
+        post_norm_epsilon=1e-8,
+        qk_norm="head",
+        attention_gate=True,
+        window_pattern=4,
+        rope_in_windows_only=True,
+        logits_multiplied=True,
     ),
     "nemotron": Architecture(rope_neox=True, norm="layer", activation="relu_squared", gated=False),
     "nemotron_h": Architecture(**_NEMOTRON_H),
@@ -255,6 +284,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_length_by_share=True,
         shared_expert="gated",
     ),
+    "qwen2vl": Architecture(rope_neox=True),
     "qwen3": Architecture(rope_neox=True, qk_norm="head"),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
@@ -262,12 +292,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": Architecture(
         **{**_QWEN35, "recurrent": repeated_delta_net}, experts="always", shared_expert="gated"
     ),
+    "qwen3vl": Architecture(rope_neox=True, qk_norm="head"),
+    "qwen3vlmoe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
     "rwkv7": Architecture(
         norm="layer",
         feed_forward_norm="attn_norm_2",
         recurrent=rwkv7_time_mix,
         recurrent_feed_forward=rwkv7_channel_mix,
-        embedding_norm=True,
+        embedding_norm="weights",
         rope="never",
     ),
     "seed_oss": Architecture(rope_neox=True, feed_forward_norm="post_attention_norm"),

@@ -16,9 +16,11 @@ from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
+from edgeinfer_kernels.ring_cache import ring_for
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,13 @@ class ModelConfig:
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
     rope_neox: bool = False
+    window_head_dim: int = 0
+    window_rope_dim: int = 0
+    """Those of layers with windows."""
+    shared_kv_layers: int = 0
+    """Number of last layers that read the KV caches of earlier ones."""
+    per_layer_width: int = 0
+    """Elements of a layer's input from the per-layer embeddings; 0: there are none."""
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -85,12 +94,12 @@ class ModelConfig:
             return None
         if self.architecture_spec.rope_in_windows_only and any(self.windowed) and not self.windowed[layer]:
             return None
-        base, scaling = self.rope_base, self.rope_scaling
+        base, scaling, dimensions = self.rope_base, self.rope_scaling, self.rope_dim
         if self.windowed[layer]:
-            base = self.window_rope_base
+            base, dimensions = self.window_rope_base, self.window_rope_dim
             if self.architecture_spec.window_rope_unscaled:
                 scaling, factors = RopeScaling(), None
-        return rope_specification(self.rope_dim, base, self.rope_neox, scaling, factors)
+        return rope_specification(dimensions, base, self.rope_neox, scaling, factors)
 
     def specification(self, factors: Factors | None = None) -> DecoderSpec:
         """The specification for the backends; `factors` divide the RoPE frequencies (see
@@ -105,6 +114,7 @@ class ModelConfig:
             logit_scale=self.logit_scale,
             logit_soft_cap=self.logit_soft_cap,
             norm_name=self.architecture_spec.output_norm,
+            per_layer_width=self.per_layer_width,
         ).with_slots()
 
     def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
@@ -115,11 +125,16 @@ class ModelConfig:
             return LayerSpec((ResidualBlock(block, self.norm, "attn_norm", "", self.residual_scale),))
         names = (
             ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
-            (spec.feed_forward_norm if spec.pre_norm else "", "post_ffw_norm" if spec.post_norm else ""),
+            (
+                self._feed_forward_norm(index) if spec.pre_norm else "",
+                "post_ffw_norm" if spec.post_norm else "",
+            ),
         )
         feed_forward = self.recurrent_feed_forward or self._feed_forward(index)
         mixer, last = (
-            ResidualBlock(block, self.norm, *norms, self.residual_scale)
+            ResidualBlock(
+                block, self.norm, *norms, self.residual_scale, post_norm_epsilon=spec.post_norm_epsilon
+            )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
@@ -128,11 +143,15 @@ class ModelConfig:
         if spec.parallel_feed_forward:  # The divisible block is the first.
             first = replace(last, norm_name=mixer.norm_name)
             blocks = [first, replace(mixer, norm_name="", shares_input=True)]
-        if spec.embedding_norm and index == 0:
-            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(self.norm), self.norm))
+        if spec.embedding_norm != "none" and index == 0:
+            norm = replace(self.norm, has_weights=spec.embedding_norm == "weights")
+            blocks.insert(0, ResidualBlock(EmbeddingNormSpec(norm), self.norm))
         if spec.recurrent_layers == "parallel":
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
+        if spec.layer_outputs:
+            output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
+            blocks.append(ResidualBlock(output, self.norm))
         return LayerSpec(tuple(blocks))
 
     def _encoder_blocks(
@@ -146,6 +165,16 @@ class ModelConfig:
             for name in ("attn_output_norm", "layer_output_norm")
         ]
         return [mixer, norms[0], last, norms[1]]
+
+    def _feed_forward_norm(self, index: int) -> str:
+        """The name of the norm before a layer's feed-forward, or before its experts besides a dense one."""
+        with_dense = self.architecture_spec.shared_expert == "dense" and self.experts_of(index)
+        return "pre_ffw_norm_2" if with_dense else self.architecture_spec.feed_forward_norm
+
+    def _source_layer(self, index: int) -> int | None:
+        """The layer whose KV cache a layer reads; None: its own."""
+        own = len(self.shapes) - self.shared_kv_layers
+        return None if index < own else own - (2 if self.windowed[index] else 1)
 
     def _token_mixer(self, index: int, factors: Factors | None) -> BlockSpec:
         """The block of a layer that reads earlier tokens."""
@@ -176,25 +205,31 @@ class ModelConfig:
         )
 
     def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
+        window = self.window if self.windowed[index] else 0
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
-            head_dim=self.head_dim,
+            head_dim=self.window_head_dim if self.windowed[index] else self.head_dim,
             scale=self.query_scale,
             norm=self.norm,
             rope=self._rope(index, factors),
             qk_norm=self.architecture_spec.qk_norm,
-            window=self.window if self.windowed[index] else 0,
+            window=window,
+            ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
             norm_after_rope=self.architecture_spec.qk_norm_after_rope,
+            value_norm=self.architecture_spec.value_norm,
+            values_from_keys=self.architecture_spec.value_norm,
+            source_layer=self._source_layer(index),
             temperature=self.temperature,
             temperature_length=self.rope_scaling.original_context if self.temperature else 1,
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
+        with_dense = self.architecture_spec.shared_expert == "dense"
         if experts is None:
             neurons = self.shapes[index].feed_forward
             return FeedForwardSpec(self.architecture_spec.activation, neurons, self.architecture_spec.gated)
@@ -207,7 +242,8 @@ class ModelConfig:
             normalized=experts.normalized,
             scale=experts.scale,
             pre_attention_router=self.architecture_spec.pre_attention_router,
-            shared_neurons=experts.shared,
+            shared_neurons=self.shapes[index].feed_forward if with_dense else experts.shared,
+            dense_norm=self.norm if with_dense else None,
             shared_gate=self.architecture_spec.shared_expert == "gated",
             gated=self.architecture_spec.gated,
             selection_bias=self.architecture_spec.expert_selection_bias in ("always", experts.gating),

@@ -124,7 +124,7 @@ class _ConfigReader(ExpertsReader):
         return tuple(every == 0 or i % every != whole for i in range(layers))
 
     def query_scale(self, layers: int, width: int, heads: int, head_dim: int) -> float:
-        given = self.factor("attention.scale")
+        given = self.architecture_spec.attention_scale or self.factor("attention.scale")
         if given:
             return given
         by_heads = layers == self.architecture_spec.query_scale_by_heads_at
@@ -148,6 +148,41 @@ class _ConfigReader(ExpertsReader):
         if value_dim != head_dim:
             raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
         return head_dim
+
+    def window_heads(self, head_dim: int, rope_dim: int) -> tuple[int, int]:
+        """The head dimension and the RoPE dimensions of layers with windows."""
+        if not self.architecture_spec.window_heads:
+            return head_dim, rope_dim
+        own = self.count("attention.key_length_swa", head_dim, maximum=4096)
+        if self.count("attention.value_length_swa", own) != own:
+            value = self.get("attention.value_length_swa")
+            raise self.refused("attention.value_length_swa", value, f"the key length {own}")
+        return own, self.count(
+            "rope.dimension_count_swa", min(rope_dim, own), minimum=2, maximum=own
+        ) // 2 * 2
+
+    def shared_kv_layers(self, windowed: Sequence[bool], shapes: Sequence[LayerShape]) -> int:
+        """Number of last layers that read the KV caches of two earlier ones, with and without a window."""
+        if not self.architecture_spec.window_heads:
+            return 0
+        key, layers = "attention.shared_kv_layers", len(shapes)
+        shared = self.count(key, 0, minimum=0, maximum=max(0, layers - 2))
+        own = layers - shared
+        for layer in range(own, layers):
+            source = own - (2 if windowed[layer] else 1)
+            if windowed[source] != windowed[layer] or shapes[source].kv_heads != shapes[layer].kv_heads:
+                raise self.refused(
+                    key, shared, f"layer {source} to have the window and heads of layer {layer}"
+                )
+        return shared
+
+    def per_layer_width(self) -> int:
+        if not self.architecture_spec.layer_outputs:
+            return 0
+        width = self.count("embedding_length_per_layer_input", 0, minimum=0, maximum=1 << 12)
+        if width % 16:
+            raise self.refused("embedding_length_per_layer_input", width, "a multiple of 16")
+        return width
 
     def embedding_scale(self, width: int) -> float:
         if self.architecture_spec.embedding_scale_by_width:
@@ -173,6 +208,9 @@ class _ConfigReader(ExpertsReader):
         trained_context = self.count("context_length", 4096)
         window = self.count("attention.sliding_window", spec.default_window, minimum=0)
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
+        rope_dim = self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2
+        window_head_dim, window_rope_dim = self.window_heads(head_dim, rope_dim)
+        windowed = self.windowed(layers, window)
         scaling = self.scaling(trained_context)
         return ModelConfig(
             architecture=self.name,
@@ -181,14 +219,18 @@ class _ConfigReader(ExpertsReader):
             vocabulary_size=vocabulary_size,
             trained_context=trained_context,
             head_dim=head_dim,
-            rope_dim=self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2,
+            rope_dim=rope_dim,
+            window_head_dim=window_head_dim,
+            window_rope_dim=window_rope_dim,
+            shared_kv_layers=self.shared_kv_layers(windowed, shapes),
+            per_layer_width=self.per_layer_width(),
             shapes=shapes,
             norm=self.norm(),
             rope_base=rope_base,
             window_rope_base=self.number("rope.freq_base_swa", spec.window_rope_base or rope_base, above=1),
             rope_scaling=latent_scaling(self, scaling) if latent else scaling,
             window=window,
-            windowed=self.windowed(layers, window),
+            windowed=windowed,
             query_scale=latent_scale(scaling, head_dim)
             if latent
             else self.query_scale(layers, width, heads, head_dim),

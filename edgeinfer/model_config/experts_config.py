@@ -126,7 +126,7 @@ class ExpertsReader(MetadataReader):
         )
 
     def shared_length(self, layers: int, experts_per_token: int) -> int:
-        if self.architecture_spec.shared_expert == "none":
+        if self.architecture_spec.shared_expert in ("none", "dense"):
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
         shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)

@@ -1,6 +1,7 @@
 """Reads a GGUF file's tensors as weights for the backends; checks every name and shape."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -128,6 +129,30 @@ class LayerTensors:
     def matrix_or_none(self, name: str, rows: int, columns: int) -> Matrix | None:
         return self._tensors.matrix(f"{self._prefix}{name}.weight", (rows, columns))
 
+    def alternating(self, names: Sequence[str], rows: int, columns: int, run: int) -> Matrix:
+        found = [self.matrix(name, rows, columns) for name in names]
+        first, (total, width) = found[0], (len(found) * rows, found[0].raw.shape[1])
+        for other in found[1:]:
+            if other.format != first.format:
+                raise UnsupportedModelError(
+                    f"{other.name}: type {other.format}, wanted {first.format} as {first.name}; "
+                    "llama.cpp reads both: add --engine llama.cpp"
+                )
+        if self._tensors.shapes_only:
+            raw = np.broadcast_to(np.uint8(0), (total, width))
+        else:
+            runs = [each.raw.reshape(-1, run, width) for each in found]
+            raw = np.concatenate(runs, axis=1).reshape(total, width)
+        return replace(first, rows=total, raw=raw)
+
+    def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
+        found, columns = self.matrix(name, rows, len(factors)), len(factors)
+        if self._tensors.shapes_only:
+            raw = np.broadcast_to(np.uint8(0), (rows, 4 * columns))
+        else:
+            raw = np.ascontiguousarray(found.decoded() * factors, np.float32).view(np.uint8)
+        return Matrix(found.name, "F32", rows, columns, raw)
+
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         full = f"{self._prefix}{name}.weight"
         tensor = self._tensors.matrix(full, (count, rows, columns))
@@ -153,6 +178,21 @@ class LayerTensors:
         tensor = self.vector(name, length)
         if tensor is None:
             raise self._tensors.missing(f"{self._prefix}{name}")
+        return tensor
+
+    def model_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        found = self._tensors.matrix(f"{name}.weight", (rows, columns))
+        if found is None:
+            raise self._tensors.missing(f"{name}.weight")
+        return found
+
+    def nonzero(self, name: str, length: int) -> Vector:
+        tensor = self.required(name, length)
+        if self._tensors.shapes_only:
+            return np.ones_like(tensor)
+        if not tensor.all():
+            wrong = int(np.flatnonzero(tensor == 0)[0])
+            raise UnsupportedModelError(f"{self._prefix}{name}: element {wrong} is 0, wanted other numbers")
         return tensor
 
     def model_vector(self, name: str, length: int) -> Vector:
@@ -222,7 +262,19 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
         output_norm=output_norm,
         output_norm_bias=tensors.vector(f"{spec.norm_name}.bias", width),
         layers=tuple(layers),
+        per_layer_token_embd=_per_layer_embeddings(tensors, spec),
     )
+
+
+def _per_layer_embeddings(tensors: FileTensors, spec: DecoderSpec) -> Matrix | None:
+    """The per-layer embeddings; None: the model has none."""
+    if not spec.per_layer_width:
+        return None
+    name, columns = "per_layer_token_embd.weight", len(spec.layers) * spec.per_layer_width
+    found = tensors.matrix(name, (spec.vocabulary_size, columns))
+    if found is None:
+        raise tensors.missing(name)
+    return found
 
 
 def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = False) -> DecoderWeights:

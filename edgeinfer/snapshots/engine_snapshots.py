@@ -22,6 +22,8 @@ class EngineSnapshots:
         if longest is None:
             return held
         snapshot, length = longest
+        if not self._engine.reusable(length, snapshot):
+            return held
         try:
             self._engine.restore(snapshot, length)
         except (ValueError, OSError):

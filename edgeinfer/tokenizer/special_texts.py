@@ -71,14 +71,6 @@ END_OF_GENERATION = (
 ALWAYS_SHOWN = ("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>")
 """Marks inside a response (gpt-oss) that clients need: user-defined, not control tokens."""
 
-REASONING_TEXTS = frozenset(
-    {
-        *("<think>", "</think>", "<thinking>", "</thinking>", "<thought>", "</thought>"),
-        *("<reasoning>", "</reasoning>", "<seed:think>", "</seed:think>", "[THINK]", "[/THINK]"),
-        *("<|start|>", "<|channel|>", "<|message|>", "<|end|>"),
-    }
-)
-"""Marks of reasoning: shown even if a file defines them as control tokens."""
 HARMONY_ENDS = tuple({end, call} for end in ("<|return|>", "<|flush|>") for call in ("<|call|>", "<|calls|>"))
 """If a file has all tokens of one set, they end generation, and `<|end|>` only ends a part of it."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from edgeinfer.errors import UnsupportedModelError
-from edgeinfer.tokenizer import special_texts
+from edgeinfer.tokenizer import reasoning_marks, special_texts
 from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.encoders.byte_pair import BytePairEncoder
 from edgeinfer.tokenizer.encoders.longest_match import LongestMatchEncoder
@@ -52,8 +52,8 @@ _Encoder = (
 )
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
 _ROBERTA_PRE_TOKENIZERS = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
-_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *special_texts.REASONING_TEXTS))
-_REASONING_TEXTS = frozenset(mark.encode() for mark in special_texts.REASONING_TEXTS)
+_MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *reasoning_marks.TOKEN_TEXTS))
+_REASONING_TEXTS = frozenset(mark.encode() for mark in reasoning_marks.TOKEN_TEXTS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
 
 

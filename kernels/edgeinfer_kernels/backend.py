@@ -52,7 +52,7 @@ class Capabilities:
         another.
         """
         if not spec.is_recurrent:
-            return self
+            return replace(self, skips_layers=self.skips_layers and not spec.reads_other_layers)
         return replace(
             self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
         )

@@ -28,6 +28,7 @@ class ResidualBlock(Generic[S]):
     """x += residual_scale · post_norm(block(norm(x))).
 
     `norm_name`, `post_norm_name`: the GGUF names of the norms within the layer; "": there is none.
+    `post_norm_epsilon`: the ε of the norm after the block; 0: that of the norm before it.
     `shares_input`: the block reads the same norm(x) as the block before it and has no norm before it
     (parallel blocks): with a, b the two blocks, x += a(norm(x)) + b(norm(x)).
     """
@@ -38,6 +39,11 @@ class ResidualBlock(Generic[S]):
     post_norm_name: str = ""
     residual_scale: float = 1.0
     shares_input: bool = False
+    post_norm_epsilon: float = 0.0
+
+    @property
+    def post_norm_spec(self) -> NormSpec:
+        return replace(self.norm, epsilon=self.post_norm_epsilon) if self.post_norm_epsilon else self.norm
 
     def read(self, tensors: TensorReader) -> "ResidualWeights[Any]":
         """Read the weights of the block and of its norms."""
@@ -118,6 +124,8 @@ class DecoderSpec:
     logit_soft_cap: float = 0.0
     norm_name: str = "output_norm"
     """The GGUF name of the final norm; "": there is none."""
+    per_layer_width: int = 0
+    """Elements of each layer's input from the per-layer embeddings of a token; 0: there are none."""
 
     def of_layers(self, first: int, last: int) -> "DecoderSpec":
         """The same specification with only layers first..last."""
@@ -132,6 +140,12 @@ class DecoderSpec:
     def is_encoder(self) -> bool:
         """Whether the tokens of a text attend to all of it, so that there are no logits of a next token."""
         return any(each.block.kind == "encoder_attention" for layer in self.layers for each in layer.blocks)
+
+    @property
+    def reads_other_layers(self) -> bool:
+        """Whether layers read keys, values or inputs that other layers compute."""
+        shared = any(each.block.source_layer is not None for layer in self.layers for each in layer.blocks)
+        return shared or self.per_layer_width > 0
 
     @property
     def slots(self) -> int:
@@ -159,6 +173,15 @@ class DecoderSpec:
 
     def residual(self, index: BlockIndex) -> ResidualBlock[Any]:
         return self.layers[index.layer].blocks[index.position]
+
+    def state_source(self, index: BlockIndex) -> BlockIndex:
+        """The block whose state a block reads: itself, or that of another layer."""
+        block = self.residual(index).block
+        if block.source_layer is None:
+            return index
+        others = self.layers[block.source_layer].blocks
+        position = next(at for at, other in enumerate(others) if isinstance(other.block, type(block)))
+        return BlockIndex(block.source_layer, position)
 
     def specs(self, kind: type[Any]) -> list[Any]:
         """The specifications of all blocks of a kind, in order."""
@@ -208,6 +231,8 @@ class DecoderWeights:
     position_rows: Vector | None = None
     """(positions, hidden_size), added to the embeddings of an encoder's texts; later positions have the last
     row. None: nothing is added."""
+    per_layer_token_embd: Matrix | None = None
+    """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
 
     def residual(self, index: BlockIndex) -> ResidualWeights[Any]:
         return self.layers[index.layer].blocks[index.position]

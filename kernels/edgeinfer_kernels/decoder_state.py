@@ -28,6 +28,8 @@ class DecoderState:
     blocks: Mapping[BlockIndex, BlockState] = field(default_factory=dict)
     slots: StateSlots | None = None
     """The slots of recurrent states; None: no block here has one."""
+    sources: Mapping[BlockIndex, BlockIndex] = field(default_factory=dict)
+    """The blocks that read the state of another one."""
 
     @classmethod
     def allocate(
@@ -38,13 +40,16 @@ class DecoderState:
         indices: Sequence[BlockIndex] | None = None,
     ) -> "DecoderState":
         """The zeroed state for `context` tokens of these blocks; None: of all."""
-        states = {}
+        states, sources = {}, {}
         for index in spec.indices() if indices is None else indices:
+            source = spec.state_source(index)
+            if source != index:
+                sources[index] = source
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
                 states[index] = state
         is_recurrent = any(spec.residual(index).block.recurrent for index in states)
-        return cls(states, StateSlots(spec.slots) if is_recurrent else None)
+        return cls(states, StateSlots(spec.slots) if is_recurrent else None, sources)
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:
@@ -53,8 +58,8 @@ class DecoderState:
         return sum(block.state_nbytes(context, kind) for block in blocks)
 
     def get(self, index: BlockIndex) -> BlockState | None:
-        """The state of a block; None: it has none here."""
-        return self.blocks.get(index)
+        """The state that a block reads; None: it has none here."""
+        return self.blocks.get(self.sources.get(index, index))
 
     @property
     def nbytes(self) -> int:

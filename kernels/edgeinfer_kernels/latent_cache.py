@@ -130,7 +130,11 @@ class LatentCache:
             self.scales[:, b // LANES, :, b % LANES] = self.scales[:, a // LANES, :, a % LANES]
         self.rows[:, target : target + count] = self.rows[:, source : source + count]
 
-    def move(self, source: npt.NDArray[np.int64], first: int) -> None:
+    def before_move(self, first: int, end: int) -> tuple[int, "LatentCache"]:
+        """As `LayerCache.before_move`."""
+        return first, self
+
+    def move(self, source: npt.NDArray[np.int64], first: int, source_cache: "LatentCache") -> None:
         """Move the rows of positions `source` (ascending, none below its target) to first…"""
         target = np.arange(first, first + len(source))
         self.rows[:, target] = self.rows[:, source]

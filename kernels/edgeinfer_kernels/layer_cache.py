@@ -1,5 +1,6 @@
 """The KV cache of one layer in main memory, in the layout of the kernels, and its size in bytes."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, Protocol
@@ -65,13 +66,15 @@ class CacheState:
 
         Moved keys are dequantized, get RoPE and are quantized again. Values and scales are moved unchanged.
         """
-        remaining = np.setdiff1d(np.arange(positions[0], end), positions, assume_unique=True)
+        oldest, source_cache = self.cache.before_move(int(positions[0]), end)
+        remaining = np.setdiff1d(np.arange(oldest, end), positions, assume_unique=True)
+        to = oldest - int(np.searchsorted(positions, oldest))
         rope = replace(self.spec.rope, magnitude=1.0) if self.spec.rope else None
         table = rope.table(-len(positions), len(positions)) if rope else None
         for begin in range(0, len(remaining), POSITIONS_AT_ONCE):
             source = remaining[begin : begin + POSITIONS_AT_ONCE]
-            first = int(positions[0]) + begin
-            self.cache.move(source, first)
+            first = to + begin
+            self.cache.move(source, first, source_cache)
             if rope is None or table is None:
                 continue
             distance = source - np.arange(first, first + len(source))
@@ -175,6 +178,11 @@ class LayerCache:
         return cls(keys, values, np.zeros(shape, np.float16), np.zeros(shape, np.float16))
 
     @property
+    def ring(self) -> int:
+        """Number of positions after which the indices of the arrays start again; see `RingCache`."""
+        return self.positions
+
+    @property
     def positions(self) -> int:
         """Allocated positions."""
         return int(self.values.shape[1])
@@ -267,12 +275,31 @@ class LayerCache:
                 part[:, to // LANES, :, to % LANES] = part[:, at // LANES, :, at % LANES]
         self.values[:, target : target + count] = self.values[:, source : source + count].copy()
 
-    def move(self, source: npt.NDArray[np.int64], first: int) -> None:
-        """Move the keys and values of positions `source` (ascending, none below its target) to first…"""
-        target = np.arange(first, first + len(source))
-        self.values[:, target] = self.values[:, source]
-        for part in self.parts():
-            part[:, target // LANES, :, target % LANES] = part[:, source // LANES, :, source % LANES]
+    def before_move(self, first: int, end: int) -> tuple[int, "LayerCache"]:
+        """The oldest cached position from `first` on, and the cache from which positions up to `end` are
+        moved.
+        """
+        return first, self
+
+    def move(self, source: npt.NDArray[np.int64], first: int, source_cache: "LayerCache") -> None:
+        """Move the keys and values of positions `source` (ascending, none below its target) of another cache
+        of the same layer, or of this one, to first…
+        """
+        target = self.slots(np.arange(first, first + len(source)))
+        source = self.slots(source)
+        self.values[:, target] = source_cache.values[:, source]
+        for part, other in zip(self.parts(), source_cache.parts(), strict=True):
+            part[:, target // LANES, :, target % LANES] = other[:, source // LANES, :, source % LANES]
+
+    def runs(self, start: int, count: int) -> Iterator[tuple[int, slice]]:
+        """The parts of positions start… that are contiguous in the arrays: the first index of each, and which
+        of the `count` positions they are.
+        """
+        yield start, slice(0, count)
+
+    def slots(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The indices of positions in the arrays."""
+        return positions
 
     @property
     def nbytes(self) -> int:

@@ -160,6 +160,10 @@ def part_of_decoder(
     """
     if spec.specs(Rwkv7TimeMixSpec):
         raise ValueError("time mixings read values of the first layer: they can't be on different devices")
+    if spec.reads_other_layers:
+        raise ValueError(
+            "layers read keys, values or inputs of other layers: they can't be on different devices"
+        )
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
         LayerWeights(

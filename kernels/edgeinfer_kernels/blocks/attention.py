@@ -1,7 +1,7 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheState, CacheType, LayerCache, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
@@ -47,11 +48,16 @@ class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
     window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
-    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate. `temperature`:
+    sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
+    have as `attn_gate` instead. `temperature`:
     queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
     `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head. Queries
     and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
-    cached keys can still be moved to other positions.
+    cached keys can still be moved to other positions. `ring`: number of positions of the cache of a shorter
+    window, if the context is longer (`RingCache`); 0: all positions are cached.
+    `value_norm`: the values of heads are normalized, without weights. `values_from_keys`: in a file without
+    `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
+    queries, and reads the cache of that layer.
     """
 
     kind: ClassVar[str] = "attention"
@@ -71,6 +77,10 @@ class AttentionSpec:
     temperature: float = 0.0
     temperature_length: int = 1
     norm_after_rope: bool = False
+    ring: int = 0
+    value_norm: bool = False
+    values_from_keys: bool = False
+    source_layer: int | None = None
 
     def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The factors of the queries at these positions."""
@@ -96,7 +106,13 @@ class AttentionSpec:
             tensors.hidden_size,
         )
         rows = (self.heads * self.q_head, kv_rows, kv_rows)
-        q, k, v = _projections(tensors, rows)
+        if self.source_layer is not None:
+            return self._read_queries(tensors)
+        if self.gated and tensors.has_shape("attn_gate", q_rows, tensors.hidden_size):
+            q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
+            k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
+        else:
+            q, k, v = _projections(tensors, rows, self.values_from_keys)
         q_bias, k_bias, v_bias = _biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
@@ -120,28 +136,73 @@ class AttentionSpec:
             attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
         )
 
+    def _read_queries(self, tensors: TensorReader) -> "AttentionWeights":
+        """The weights of a block without keys and values, whose matrices have no rows. A file may have unused
+        ones.
+        """
+        q_rows, kv_rows, width = (
+            self.heads * self.head_dim,
+            self.kv_heads * self.head_dim,
+            tensors.hidden_size,
+        )
+        for name in ("attn_k", "attn_v"):
+            tensors.matrix_or_none(name, kv_rows, width)
+        tensors.vector("attn_k_norm.weight", self.head_dim)
+        q = tensors.matrix("attn_q", q_rows, width)
+        return AttentionWeights(
+            attn_q=q,
+            attn_k=q.take_rows(0, 0),
+            attn_v=q.take_rows(0, 0),
+            attn_output=tensors.matrix("attn_output", width, q_rows),
+            attn_q_norm=tensors.required("attn_q_norm.weight", self.head_dim),
+        )
+
     def sizes(self, weights: "AttentionWeights", norms: NormLengths) -> "AttentionSizes":
         w = weights
         biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
         stacked = _stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
         norm_weights = w.attn_q_norm, w.attn_k_norm, w.query_weights
         others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks)
-        q, k, v, output = map(MatrixSize.of, w.matrices())
+        q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
         return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
+
+    def has_ring(self, context: int) -> bool:
+        """Whether the cache for this context is a ring."""
+        return 0 < self.ring < context and not self.temperature
+
+    def cached_positions(self, context: int) -> int:
+        """Positions that the cache for this context holds."""
+        return self.ring if self.has_ring(context) else context
+
+    def device_positions(self, context: int) -> int:
+        """Positions of the cache for this context on a GPU."""
+        return self.ring if self.has_ring(context) else cache_positions(context)
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the KV cache in main memory."""
-        return LayerCache.nbytes_for(self, context, cache_type)
+        if self.source_layer is not None:
+            return 0
+        return LayerCache.nbytes_for(self, self.cached_positions(context), cache_type)
 
-    def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState":
-        return AttentionState(self, LayerCache.allocate(self, context, cache_type))
+    def allocate_state(self, context: int, cache_type: CacheType) -> "AttentionState | None":
+        if self.source_layer is not None:
+            return None
+        kind = RingCache if self.has_ring(context) else LayerCache
+        return AttentionState(self, kind.allocate(self, self.cached_positions(context), cache_type))
 
 
-def _projections(tensors: TensorReader, rows: Sequence[int]) -> list[Matrix]:
-    """Query, key and value: three tensors, or row ranges of one."""
+def _projections(tensors: TensorReader, rows: Sequence[int], values_from_keys: bool) -> list[Matrix]:
+    """Query, key and value: three tensors, or row ranges of one; or two tensors, if values can be projected
+    as keys.
+    """
     width = tensors.hidden_size
     fused = tensors.matrix_or_none("attn_qkv", sum(rows), width)
     if fused is None:
+        if values_from_keys and tensors.matrix_or_none("attn_v", rows[2], width) is None:
+            q, k = (
+                tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qk", rows, strict=False)
+            )
+            return [q, k, replace(k)]
         return [tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qkv", rows, strict=True)]
     ends = np.cumsum(rows).tolist()
     return [fused.take_rows(end - count, end) for end, count in zip(ends, rows, strict=True)]
@@ -174,8 +235,12 @@ class AttentionWeights:
     """Factors of a head's query after RoPE."""
     attn_sinks: Vector | None = None
 
+    def inputs(self) -> list[Matrix]:
+        """The matrices of queries, keys and values, if there are any."""
+        return [matrix for matrix in (self.attn_q, self.attn_k, self.attn_v) if matrix.rows]
+
     def matrices(self) -> list[Matrix]:
-        return [self.attn_q, self.attn_k, self.attn_v, self.attn_output]
+        return [*self.inputs(), self.attn_output]
 
     def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
@@ -215,8 +280,12 @@ class AttentionSizes(BlockSizes):
     output: MatrixSize
     vectors: tuple[int, ...] = ()
 
+    @property
+    def reads_other_layers(self) -> bool:  # type: ignore[override]
+        return self.spec.source_layer is not None
+
     def undivided(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v, self.output]
+        return [*self.inputs(), self.output]
 
     def undivided_device_bytes(self) -> int:
         """Without the RoPE table, which layers share."""
@@ -225,27 +294,34 @@ class AttentionSizes(BlockSizes):
                 f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU kernels need a "
                 f"multiple of {ROW_MULTIPLE}"
             )
-        stack = sum(map(matrix_bytes, row_runs((self.q, self.k, self.v))))
+        stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
     @property
     def qkv_rows(self) -> int:
         """Rows of q, k and v on a GPU, with padding."""
-        return sum(padded_rows(run.rows) for run in row_runs((self.q, self.k, self.v)))
+        return sum(padded_rows(run.rows) for run in self.stacked_inputs())
+
+    def state_name(self, context: int) -> str:
+        """As `BlockSizes.state_name`, with the number of positions of a ring."""
+        ring = f", {self.spec.ring} positions" if self.spec.has_ring(context) else ""
+        return self.state_label + ring
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         return self.spec.state_nbytes(context, cache_type)
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        rows = self.spec.kv_heads * cache_positions(context)
+        if self.reads_other_layers:
+            return 0
+        rows = self.spec.kv_heads * self.spec.device_positions(context)
         return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
 
     def rope_table(self) -> tuple[RopeSpec | None, int] | None:
         return self.spec.rope, self.spec.head_dim
 
     def state_share(self, depth: int, context: int) -> float:
-        return min(depth, self.spec.window or depth) / context
+        return min(depth, self.spec.window or depth) / self.spec.cached_positions(context)
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)
@@ -272,7 +348,7 @@ class AttentionSizes(BlockSizes):
         return one * attention_pieces(threads, spec.kv_heads)
 
     def inputs(self) -> list[MatrixSize]:
-        return [self.q, self.k, self.v]
+        return [self.q] if self.reads_other_layers else [self.q, self.k, self.v]
 
     def stacked_inputs(self) -> list[MatrixSize]:
         return row_runs(self.inputs())
@@ -314,8 +390,8 @@ class AttentionSizes(BlockSizes):
     @classmethod
     def streamed_state_bytes(cls, blocks: Sequence["AttentionSizes"], context: int) -> int:
         """The KV cache of the largest block, in float16."""
-        cached = max(block.spec.kv_heads * block.spec.head_dim for block in blocks)
-        return 2 * taken(cached * cache_positions(context), 2)
+        widths = ((block.spec.kv_heads * block.spec.head_dim, block.spec) for block in blocks)
+        return 2 * taken(max(width * spec.device_positions(context) for width, spec in widths), 2)
 
 
 def any_of(vectors: Sequence[Vector | None]) -> bool:

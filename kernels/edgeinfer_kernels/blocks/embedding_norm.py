@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     NormLengths,
@@ -29,6 +31,8 @@ class EmbeddingNormSpec(StatelessSpec):
 
     def read(self, tensors: TensorReader) -> "EmbeddingNormWeights":
         width, name = tensors.hidden_size, f"{self.name}.weight"
+        if not self.norm.has_weights:
+            return EmbeddingNormWeights(np.ones(width, np.float32))
         if self.in_layer:
             return EmbeddingNormWeights(
                 tensors.required(name, width), tensors.vector(f"{self.name}.bias", width)

@@ -61,6 +61,7 @@ class LatentAttentionSpec:
     kind: ClassVar[str] = "latent_attention"
     is_divisible: ClassVar[bool] = False
     kv_heads: ClassVar[int] = 1
+    source_layer: ClassVar[None] = None
     window: ClassVar[int] = 0
     soft_cap: ClassVar[float] = 0.0
 

@@ -4,20 +4,24 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+import numpy as np
+
 from edgeinfer_kernels.blocks.common.block import (
     ChunkRows,
     DivisibleSizes,
     NormLengths,
+    NormSpec,
     StatelessSpec,
     StepShape,
     TensorReader,
 )
+from edgeinfer_kernels.blocks.common.moe_weights import MoeWeights
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     matrix_bytes,
@@ -26,6 +30,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
+__all__ = ["MoeSizes", "MoeSpec", "MoeWeights"]
 Gating = Literal["softmax", "sigmoid", "softmax_of_selected"]
 EXPERT_PRODUCT_BYTES = 48 << 20
 """Bytes of float32 matmul results with several experts at a time; more if one expert alone needs more."""
@@ -51,6 +56,11 @@ class MoeSpec(StatelessSpec):
     `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
     latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
     no such projection. The router and the shared expert read h itself.
+
+    `dense_norm`: the shared expert is a dense feed-forward with other norms. With r = norm(x) without
+    weights, the experts read h = w₂ ⊙ r, the dense feed-forward w₁ ⊙ r, and the router s ⊙ r / √d. Both
+    results are normalized with weights before they are added. The weight of an expert may be multiplied by a
+    scale of the file.
     """
 
     kind: ClassVar[str] = "moe"
@@ -71,6 +81,7 @@ class MoeSpec(StatelessSpec):
     latent_size: int = 0
     groups: int = 1
     groups_per_token: int = 1
+    dense_norm: NormSpec | None = None
 
     @property
     def is_ranked(self) -> bool:
@@ -82,14 +93,20 @@ class MoeSpec(StatelessSpec):
             raise ValueError("saw softmax of the selected experts and ranks of experts")
         if self.latent_size and (self.shared_gate or self.pre_attention_router):
             raise ValueError("saw a latent projection of experts and a shared gate or a pre-attention router")
+        if self.dense_norm and (self.latent_size or self.pre_attention_router or self.shared_gate):
+            raise ValueError(
+                "saw a dense feed-forward with norms and a latent projection, gate or other router"
+            )
 
-    def read(self, tensors: TensorReader) -> "MoeWeights":
+    def read(self, tensors: TensorReader) -> MoeWeights:
         count, neurons, latent = self.experts, self.neurons, self.latent_size
         hidden_size, width = tensors.hidden_size, latent or tensors.hidden_size
         gate, up = tensors.expert_pairs("ffn_gate_up_exps", count, neurons, width) or (
             tensors.experts("ffn_gate_exps", count, neurons, width) if self.gated else None,
             tensors.experts("ffn_up_exps", count, neurons, width),
         )
+        if self.dense_norm is not None:
+            return self._read_with_dense(tensors, up, gate)
         return MoeWeights(
             ffn_gate_inp=tensors.matrix("ffn_gate_inp", count, hidden_size),
             ffn_up_exps=up,
@@ -108,15 +125,34 @@ class MoeSpec(StatelessSpec):
             ffn_latent_up=tensors.matrix("ffn_latent_up", hidden_size, latent) if latent else None,
         )
 
-    def _read_shared(self, tensors: TensorReader) -> FeedForwardWeights:
-        width, neurons = tensors.hidden_size, self.shared_neurons
-        return FeedForwardWeights(
-            ffn_up=tensors.matrix("ffn_up_shexp", neurons, width),
-            ffn_down=tensors.matrix("ffn_down_shexp", width, neurons),
-            ffn_gate=tensors.matrix("ffn_gate_shexp", neurons, width) if self.gated else None,
+    def _read_with_dense(self, tensors: TensorReader, up: Matrix, gate: Matrix | None) -> MoeWeights:
+        """The weights of experts and of a dense feed-forward. The router's columns and the input of the dense
+        feed-forward get factors for what the experts read.
+        """
+        width, count = tensors.hidden_size, self.experts
+        own = tensors.nonzero("pre_ffw_norm_2.weight", width)
+        scales = tensors.required("ffn_gate_inp.scale", width) / own / np.float32(np.sqrt(width))
+        return MoeWeights(
+            ffn_gate_inp=tensors.scaled_matrix("ffn_gate_inp", count, scales),
+            ffn_up_exps=up,
+            ffn_down_exps=tensors.experts("ffn_down_exps", count, width, self.neurons),
+            ffn_gate_exps=gate,
+            shared=self._read_shared(tensors, ""),
+            shared_gain=tensors.required("ffn_norm.weight", width) / own,
+            shared_norm=tensors.required("post_ffw_norm_1.weight", width),
+            expert_norm=tensors.required("post_ffw_norm_2.weight", width),
+            expert_scales=tensors.vector("ffn_down_exps.scale", count),
         )
 
-    def sizes(self, weights: "MoeWeights", norms: NormLengths) -> "MoeSizes":
+    def _read_shared(self, tensors: TensorReader, suffix: str = "_shexp") -> FeedForwardWeights:
+        width, neurons = tensors.hidden_size, self.shared_neurons
+        return FeedForwardWeights(
+            ffn_up=tensors.matrix(f"ffn_up{suffix}", neurons, width),
+            ffn_down=tensors.matrix(f"ffn_down{suffix}", width, neurons),
+            ffn_gate=tensors.matrix(f"ffn_gate{suffix}", neurons, width) if self.gated else None,
+        )
+
+    def sizes(self, weights: MoeWeights, norms: NormLengths) -> "MoeSizes":
         w, count = weights, self.experts
         up, down = MatrixSize.of(w.ffn_up_exps), MatrixSize.of(w.ffn_down_exps)
         gate = None if w.ffn_gate_exps is None else MatrixSize.of(w.ffn_gate_exps)
@@ -130,86 +166,6 @@ class MoeSpec(StatelessSpec):
             norms.vectors,
             tuple(map(MatrixSize.of, w.latents())),
         )
-
-
-@dataclass(frozen=True)
-class MoeWeights:
-    """The weights of an MoE block, by GGUF name; the biases of the experts are concatenated.
-
-    `shared` is a feed-forward that is applied to every token. Its result is multiplied by
-    sigmoid(ffn_gate_inp_shexp · h) if that vector exists. exp_probs_b (experts,): the bias of the selection.
-    ffn_latent_down, ffn_latent_up: the latent projection; each device with experts has it.
-    """
-
-    kind: ClassVar[str] = "moe"
-
-    ffn_gate_inp: Matrix
-    ffn_up_exps: Matrix
-    ffn_down_exps: Matrix
-    ffn_gate_exps: Matrix | None
-    ffn_gate_inp_bias: Vector | None = None
-    ffn_up_exps_bias: Vector | None = None
-    ffn_down_exps_bias: Vector | None = None
-    ffn_gate_exps_bias: Vector | None = None
-    shared: FeedForwardWeights | None = None
-    ffn_gate_inp_shexp: Vector | None = None
-    exp_probs_b: Vector | None = None
-    ffn_latent_down: Matrix | None = None
-    ffn_latent_up: Matrix | None = None
-
-    def expert(self, index: int) -> FeedForwardWeights:
-        """One expert as a feed-forward."""
-
-        def bias(stack: Matrix, biases: Vector | None) -> Vector | None:
-            return None if biases is None else biases[index * stack.rows : (index + 1) * stack.rows]
-
-        return FeedForwardWeights(
-            ffn_up=self.ffn_up_exps.expert(index),
-            ffn_down=self.ffn_down_exps.expert(index),
-            ffn_gate=None if self.ffn_gate_exps is None else self.ffn_gate_exps.expert(index),
-            ffn_gate_bias=bias(self.ffn_up_exps, self.ffn_gate_exps_bias),
-            ffn_up_bias=bias(self.ffn_up_exps, self.ffn_up_exps_bias),
-            ffn_down_bias=bias(self.ffn_down_exps, self.ffn_down_exps_bias),
-        )
-
-    def of_experts(self, numbers: Sequence[int]) -> "MoeWeights":
-        """The block with only these experts, in this order; the router still selects from all."""
-
-        def part(stack: Matrix, biases: Vector | None) -> Vector | None:
-            return None if biases is None else biases.reshape(-1, stack.rows)[list(numbers)].reshape(-1)
-
-        return replace(
-            self,
-            ffn_up_exps=self.ffn_up_exps.take_experts(numbers),
-            ffn_down_exps=self.ffn_down_exps.take_experts(numbers),
-            ffn_gate_exps=None if self.ffn_gate_exps is None else self.ffn_gate_exps.take_experts(numbers),
-            ffn_gate_exps_bias=part(self.ffn_up_exps, self.ffn_gate_exps_bias),
-            ffn_up_exps_bias=part(self.ffn_up_exps, self.ffn_up_exps_bias),
-            ffn_down_exps_bias=part(self.ffn_down_exps, self.ffn_down_exps_bias),
-        )
-
-    def granule_matrices(self) -> list[Matrix]:
-        return [*self.stacks(), *self.latents()]
-
-    def latents(self) -> list[Matrix]:
-        """The latent projection and the one back; none if there is none."""
-        return [each for each in (self.ffn_latent_down, self.ffn_latent_up) if each is not None]
-
-    def stacks(self) -> list[Matrix]:
-        """The stacked matrices of the experts: up, down, and gate if there is one."""
-        return [
-            self.ffn_up_exps,
-            self.ffn_down_exps,
-            *([] if self.ffn_gate_exps is None else [self.ffn_gate_exps]),
-        ]
-
-    def every_token(self) -> list[Matrix]:
-        """The matrices that each token is multiplied with: router, shared expert and latent projection."""
-        shared = [] if self.shared is None else self.shared.matrices()
-        return [self.ffn_gate_inp, *shared, *self.latents()]
-
-    def matrices(self) -> list[Matrix]:
-        return [*self.stacks(), *self.every_token()]
 
 
 @dataclass(frozen=True)
@@ -266,6 +222,10 @@ class MoeSizes(DivisibleSizes):
 
     def undivided_device_bytes(self) -> int:
         """The routers in planes and as floats, the slot of each expert, and the shared expert."""
+        if self.spec.dense_norm:
+            raise UnsupportedOnDeviceError(
+                f"{self.router.name}: no GPU kernels for experts besides a dense MLP"
+            )
         routers = sum(matrix_bytes(router) + taken(router.weights, 4) for router in self.routers())
         bias = taken(padded_rows(self.granules), 4) if self.router_biased else 0
         bias += taken(self.granules, 4) if self.spec.selection_bias else 0
@@ -315,6 +275,9 @@ class MoeSizes(DivisibleSizes):
             buffers |= {name: 4 * padded(width) for name in LATENT_BUFFERS}
             buffers |= {f"{name}.quantized": quantized_bytes(padded(width)) for name in LATENT_BUFFERS}
             buffers["expert.sum"] = 4 * padded(hidden_size)
+        if self.spec.dense_norm:
+            buffers["expert.sum"] = buffers["shared.normed"] = 4 * padded(hidden_size)
+            buffers["shared.normed.quantized"] = quantized_bytes(padded(hidden_size))
         return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 
     def inputs(self) -> list[MatrixSize]:

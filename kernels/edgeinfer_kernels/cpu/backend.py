@@ -14,7 +14,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
@@ -196,6 +196,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.spec.hidden_size]
         self._embedding.write(ids, x)
+        if self.spec.per_layer_width:
+            self.decoder.write_per_layer(ids)
         return x
 
     def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
@@ -231,6 +233,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._embedding.block:
             self._step_ids[:count] = ids
             self._embedding.set_ids(self._step_ids_address)
+            if self.spec.per_layer_width:
+                self.decoder.write_per_layer(ids)
         else:
             self.embed(ids)
         schedules.fill(count, start)
@@ -242,7 +246,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def _max_draft_prompt(self) -> int:
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
-        possible = self._head and self._embedding.block and not self.spec.logit_soft_cap
+        is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
+        possible = self._head and self._embedding.block and is_plain
         return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:

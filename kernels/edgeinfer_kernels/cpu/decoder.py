@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, matrices_by_neuron, predictor_matrices
@@ -78,8 +78,23 @@ class CpuDecoder:
         self.embedding = Embedding(
             weights.token_embd, self.arena, kernels, threads, scratch, spec.embedding_scale
         )
+        self.per_layer = self._per_layer_embeddings(weights, scratch)
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self._sparse = self._sparse_blocks(feed_forwards, sparse)
+
+    def _per_layer_embeddings(self, weights: DecoderWeights, scratch: Scratch) -> Embedding | None:
+        """The per-layer embeddings; None: the model has none."""
+        table = weights.per_layer_token_embd
+        if table is None:
+            return None
+        return Embedding(table, self.arena, self.kernels, self.threads, scratch)
+
+    def write_per_layer(self, ids: Sequence[int]) -> None:
+        """Write the rows of the per-layer embeddings of a step's tokens to their buffer."""
+        if self.per_layer is not None:
+            at, stride = self.workspace.rows("per_layer")
+            columns = len(self.spec.layers) * self.spec.per_layer_width
+            self.per_layer.write(ids, float_rows(at, len(ids), stride // 4)[:, :columns])
 
     def _repack(self, on_loaded: OnLoaded | None) -> dict[int, PackedMatrix]:
         """Repack every matrix into the kernel layout; keyed by id."""

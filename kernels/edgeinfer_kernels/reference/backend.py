@@ -15,6 +15,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
+from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
 
 
@@ -56,6 +57,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def embed(self, ids: Sequence[int]) -> Array:
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
+        per_layer = self.weights.per_layer_token_embd
+        if per_layer is not None:
+            self._shared[PER_LAYER_ROWS] = per_layer.decoded_rows(np.asarray(ids)).astype(self.dtype)
         scale = np.asarray(self.spec.embedding_scale, self.dtype)
         return np.asarray(rows.astype(self.dtype) * scale)
 
@@ -110,7 +114,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             shared=self._shared,
         )
         y = forward_of(residual.block.kind)(step, self._normed)
-        x += normalize(y, residual.norm, w.post_norm) * residual.residual_scale
+        x += normalize(y, residual.post_norm_spec, w.post_norm) * residual.residual_scale
 
     def final_norm(self, x: Array) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, x).astype(np.float32)

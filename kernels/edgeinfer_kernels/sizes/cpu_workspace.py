@@ -54,7 +54,8 @@ def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
     """Bytes of the scratch of one thread; the first thread's is also used by the embedding."""
     group = 0 if repack else file_rows_scratch(sizes.matrices())
     blocks = group_offset(sizes) + -(-group // PAGE) * PAGE
-    return max(blocks, -(-embedding_scratch(sizes.table) // PAGE) * PAGE)
+    tables = [sizes.table, *([] if sizes.per_layer is None else [sizes.per_layer])]
+    return max(blocks, *(-(-embedding_scratch(table) // PAGE) * PAGE for table in tables))
 
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:

@@ -26,10 +26,9 @@ class LayerSizes:
         """The name of the undivided blocks in plans."""
         return " and ".join(block.label for block in self.undivided)
 
-    @property
-    def state_label(self) -> str:
-        """The name of the state in plans."""
-        return " and ".join(block.state_label for block in self.blocks if block.state_label)
+    def state_name(self, context: int) -> str:
+        """The name of the state for this context in plans."""
+        return " and ".join(block.state_name(context) for block in self.blocks if block.state_label)
 
     @property
     def divisible(self) -> DivisibleSizes | None:
@@ -58,6 +57,8 @@ class ModelSizes:
     head: MatrixSize
     embedding: MatrixSize | None = None
     vectors: tuple[int, ...] = ()
+    per_layer: MatrixSize | None = None
+    """The per-layer embeddings, of which rows are read from the file."""
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: DecoderWeights) -> "ModelSizes":
@@ -78,6 +79,7 @@ class ModelSizes:
             MatrixSize.of(weights.output),
             None if tied else MatrixSize.of(weights.token_embd),
             vector_lengths(weights.output_norm, weights.output_norm_bias),
+            None if weights.per_layer_token_embd is None else MatrixSize.of(weights.per_layer_token_embd),
         )
 
     @property
@@ -115,9 +117,8 @@ class ModelSizes:
     @property
     def nbytes(self) -> int:
         """Bytes of all matrices in the file."""
-        return sum(matrix.nbytes for matrix in self.matrices()) + (
-            self.embedding.nbytes if self.embedding else 0
-        )
+        tables = (self.embedding, self.per_layer)
+        return sum(m.nbytes for m in (*self.matrices(), *tables) if m is not None)
 
     def rope_device_bytes(self, context: int) -> int:
         """GPU bytes of the float32 cosines and sines of all positions; layers with the same RoPE share a

@@ -50,9 +50,8 @@ def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -
         name = layer.undivided_label or "norm"
         items.append(_layer_item(index, name, device, device_index, attention))
     if cache.nbytes:
-        items.append(
-            _layer_item(index, layer.state_label, DEVICES[device_index], device_index, cache, read=0.0)
-        )
+        name = layer.state_name(problem.pricing.context)
+        items.append(_layer_item(index, name, DEVICES[device_index], device_index, cache, read=0.0))
     if block is None:
         return items
     if costs.always and (always := costs.always[device_index]):
@@ -168,6 +167,8 @@ def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedI
         items.append(PlannedItem("embedding", "gpu", problem.embedding_gpu_bytes, 0.0))
     elif embedding:
         items.append(PlannedItem("embedding", "disk", embedding.nbytes, 0.0))
+    if problem.sizes.per_layer:
+        items.append(PlannedItem("per-layer embeddings", "disk", problem.sizes.per_layer.nbytes, 0.0))
     if non_layer.draft is not None and problem.draft and (draft := problem.draft[non_layer.draft]):
         ms, bound = 1000 * draft.seconds, _bound_by(non_layer.draft, draft)
         items.append(PlannedItem(DRAFT, DEVICES[non_layer.draft], draft.nbytes, ms, bound, overlapped=True))

@@ -89,7 +89,7 @@ def test_a_file_is_written_once_and_again_if_it_is_damaged(
     path = random_file(
         "small", "q4_0", lambda done, total: received.append((done, total)), tmp_path / "cache"
     )
-    assert path.name == "small-Q4_0-random-2.gguf"
+    assert path.name == "small-Q4_0-random-3.gguf"
     assert received[-1][0] == received[-1][1]
     first = path.read_bytes()
     received.clear()

@@ -13,6 +13,8 @@ from edgeinfer.errors import ChatTemplateError
 
 FOLDER = Path(__file__).parents[1] / "data" / "templates"
 CONTENT: dict[str, Any] = json.loads((FOLDER / "goldens.json").read_text(encoding="utf-8"))
+RENDERED_ONLY_HERE = {("Kimi-K2-Instruct.jinja", "tool call"): "list.append"}
+"""Template and case -> what the original refuses and this sandbox allows."""
 TEMPLATES = sorted(path.name for path in FOLDER.glob("*.jinja"))
 
 
@@ -39,6 +41,9 @@ def test_a_template_renders_as_hugging_face_renders_it(template: str, case: str)
     chat_format = format_of(template)
     if isinstance(expected, str):
         assert chat_format.render(**settings, **variables) == expected
+        return
+    if (template, case) in RENDERED_ONLY_HERE:
+        assert "functions.get_weather:0" in chat_format.render(**settings, **variables)
         return
     with pytest.raises(ChatTemplateError) as caught:
         chat_format.render(**settings, **variables)

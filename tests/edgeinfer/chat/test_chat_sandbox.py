@@ -43,7 +43,7 @@ def failure(source: str) -> str:
         "{{ namespace.__init__.__globals__['os'] }}",
         "{{ self._TemplateReference__context.eval_ctx }}",
         "{{ dict.mro() }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
         "{{ messages[0].update({}) }}",
         "{% set ns = namespace(_x=1) %}",
         "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
@@ -54,6 +54,21 @@ def failure(source: str) -> str:
 )
 def test_python_objects_are_unreachable(source: str) -> None:
     assert failure(source).startswith("chat template, line 1: ")
+
+
+def test_a_list_can_grow_and_shrink_within_the_budget() -> None:
+    assert render("{% set a = [1] %}{% set _ = a.append(2) %}{{ a.pop(0) }}{{ a }}") == "1[2]"
+    growing = "{% set a = [] %}{% for _ in range(60) %}{% set b = [] %}{% set _ = b.append(a) %}"
+    growing += "{% set _ = b.append(a) %}{% set _ = a.append(b) %}{% endfor %}{{ a|length }}"
+    assert "characters" in failure(growing)
+    assert "characters" in failure("{% set a = [] %}{% set _ = a.append(a) %}{{ a }}")
+
+
+def test_a_method_in_a_loop_and_the_result_of_a_filter_are_accepted() -> None:
+    loop = "{% for x in ['a', 'b'] %}{{ x.replace('a', 'c') }}{{ ','.join([x]) }}{{ x.expandtabs() }}"
+    loop += "{% endfor %}"
+    assert render(loop) == "caabbb"
+    assert render("{{ [{'n': 1}]|map(attribute='n')|tojson }}") == "[1]"
 
 
 @pytest.mark.parametrize(

@@ -60,11 +60,51 @@ FORMS = {
     "Python instead of JSON": "<tool_call>{'name': 'get_weather', 'arguments': {'city': 'Zürich', 'days': 2}}"
     "</tool_call>",
     "Jamba": f'<tool_calls>[\n    {{"name": "get_weather", "arguments": {ARGUMENTS}}}\n]</tool_calls>',
+    "Nemotron Nano 2": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]</TOOLCALL>',
     "LFM 2, as JSON": f'<|tool_call_start|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]'
     "<|tool_call_end|>",
     "LFM 2": '<|tool_call_start|>[get_weather(city="Zürich", days=2)]<|tool_call_end|>',
     "arguments as a text": '<tool_call>{"name": "get_weather", "arguments": '
     '"{\\"city\\": \\"Zürich\\", \\"days\\": 2}"}</tool_call>',
+    "MiniMax M2": '<minimax:tool_call>\n<invoke name="get_weather">\n'
+    '<parameter name="city">Zürich</parameter>\n'
+    '<parameter name="days">2</parameter>\n</invoke>\n</minimax:tool_call>',
+    "DeepSeek V3.2": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_weather">\n'
+    '<｜DSML｜parameter name="city" '
+    'string="true">Zürich</｜DSML｜parameter>\n<｜DSML｜parameter name="days" string="false">2'
+    "</｜DSML｜parameter>\n"
+    "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+    "Muse Glimmer": "<|start|>assistant to=get_weather<|message|><atem:function_calls>\n"
+    '<atem:invoke name="get_weather">\n<atem:parameter name="city">Zürich</atem:parameter>\n'
+    '<atem:parameter name="days">2</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
+    "MiniCPM 5": '<function name="get_weather"><param name="city"><![CDATA[Zürich]]></param>'
+    '<param name="days">2</param></function>',
+    "Functionary 3.1": f"<function=get_weather>{ARGUMENTS}</function>",
+    "Gemma 4": '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>',
+    "Cohere": f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "get_weather",'
+    f' "parameters": {ARGUMENTS}}}'
+    "\n]<|END_ACTION|>",
+    "Kimi K3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" '
+    'type="string"<|sep|>Zürich<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2'
+    "<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
+    "MiniMax M3": ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="get_weather">]'
+    "<]minimax[>[<city>Zürich"
+    "]<]minimax[>[</city>]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n]"
+    "<]minimax[>[</tool_call>",
+    "Hunyuan 3": "<tool_calls:opensource>\n<tool_call:opensource>get_weather<tool_sep:opensource>\n"
+    "<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>Zürich</arg_value:opensource>\n"
+    "<arg_key:opensource>days</arg_key:opensource>\n<arg_value:opensource>2</arg_value:opensource>\n"
+    "</tool_call:opensource>\n</tool_calls:opensource>",
+    "Solar Open": "<|tool_calls|><|tool_call:begin|>abc<|tool_call:name|>get_weather<|tool_call:args|>"
+    f"{ARGUMENTS}<|tool_call:end|>",
+    "Llama 4": '<|python_start|>[get_weather(city="Zürich", days=2)]<|python_end|>',
+    "Mistral Small 3.2": f"[TOOL_CALLS]get_weather[CALL_ID]abcdefghi[ARGS]{ARGUMENTS}",
+    "Apertus": f'<|tools_prefix|>[{{"get_weather": {ARGUMENTS}}}]<|tools_suffix|>',
+    "GigaChat 3": "<|message_sep|>\n\nfunction call<|role_sep|>\n"
+    f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}<|message_sep|>',
+    "GigaChat 3.1": f'<|function_call|>{{"name": "get_weather", "arguments": {ARGUMENTS}}}<|message_sep|>',
+    "Phi 4 mini": f'<|tool_call|>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}]<|/tool_call|>',
     "the end cut off": f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}',
 }
 
@@ -87,6 +127,11 @@ def test_a_tool_call_is_parsed(vendor: str) -> None:
         f"<tool_call>\n{CODER}\n</tool_call>\n<tool_call>\n<function=get_time>\n</function>\n</tool_call>",
         f'<tool_calls>[{{"name": "get_weather", "arguments": {ARGUMENTS}}}, {{"name": "get_time", '
         '"arguments": {}}]</tool_calls>',
+        '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Zürich</parameter>\n'
+        '<parameter name="days">2</parameter>\n</invoke>\n<invoke name="get_time">\n</invoke>\n'
+        "</minimax:tool_call>",
+        '<|tool_call>call:get_weather{city:<|"|>Zürich<|"|>,days:2}<tool_call|>'
+        "<|tool_call>call:get_time{}<tool_call|>",
     ],
 )
 def test_several_tool_calls_keep_their_order(text: str) -> None:
@@ -119,6 +164,10 @@ def test_text_around_a_tool_call_is_kept() -> None:
         '<tool_calls>[{"name": "get_weather", "arguments": {"days": NaN}}]</tool_calls>',
         '<think>Not <tool_call>{"name": "get_time", "arguments": {}}</tool_call></think>\n\nNo.',
         'As JSON: {"name": "get_time", "parameters": {}}',
+        '<|tool_call>call:get_time{x:<|"|>a}<tool_call|>',
+        "<|tool_call>call:get_time{x:[1}<tool_call|>",
+        ']<]minimax[>[<invoke name="get_time">]<]minimax[>[<x>1]<]minimax[>[</y>]<]minimax[>[</invoke>',
+        '<invoke name="get_time"><parameter name="x">1</parameter>',
     ],
 )
 def test_text_without_a_tool_call_stays_text(text: str) -> None:
@@ -177,6 +226,54 @@ def test_marks_inside_a_value_belong_to_it() -> None:
     value = "<b>\n</parameter> x\n</function> y"
     text = f"<tool_call><function=get_weather><parameter=city>\n{value}\n</parameter></function></tool_call>"
     assert parse_tool_calls(text, TOOLS).calls == (ToolCall("get_weather", {"city": value}),)
+
+
+NESTED: dict[str, Any] = {"title": "a, b: {1}", "tags": ["x", "3"], "place": {"lat": 1.5, "here": True}}
+NESTED_TOOL: dict[str, Any] = {
+    "name": "add",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "title": {"type": "string"},
+            "tags": {"type": "array", "items": {"type": "string"}},
+            "place": {
+                "type": "object",
+                "properties": {"lat": {"type": "number"}, "here": {"type": "boolean"}},
+            },
+        },
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<|tool_call>call:add{place:{here:true,lat:1.5},tags:[<|"|>x<|"|>,<|"|>3<|"|>],title:'
+        '<|"|>a, b: {1}<|"|>}'
+        "<tool_call|>",
+        ']<]minimax[>[<invoke name="add">]<]minimax[>[<title>a, b: {1}]<]minimax[>[</title>]'
+        "<]minimax[>[<tags>"
+        "]<]minimax[>[<item>x]<]minimax[>[</item>]<]minimax[>[<item>3]<]minimax[>[</item>]<]minimax[>[</tags>"
+        "]<]minimax[>[<place>]<]minimax[>[<lat>1.5]<]minimax[>[</lat>]<]minimax[>[<here>true]"
+        "<]minimax[>[</here>"
+        "]<]minimax[>[</place>]<]minimax[>[</invoke>",
+        '<｜DSML｜invoke name="add"><｜DSML｜parameter name="title" string="true">a, b: {1}'
+        "</｜DSML｜parameter>"
+        '<｜DSML｜parameter name="tags" string="false">["x", "3"]</｜DSML｜parameter>'
+        '<｜DSML｜parameter name="place" string="false">{"lat": 1.5, "here": true}'
+        "</｜DSML｜parameter></｜DSML｜invoke>",
+    ],
+)
+def test_nested_arguments_are_read(text: str) -> None:
+    assert parse_tool_calls(text, [NESTED_TOOL]).calls == (ToolCall("add", NESTED),)
+
+
+def test_a_string_of_the_model_stays_one_without_a_schema() -> None:
+    text = (
+        '<｜DSML｜invoke name="get_time"><｜DSML｜parameter name="x" string="true">3'
+        "</｜DSML｜parameter></｜DSML｜invoke>"
+    )
+    assert parse_tool_calls(text, TOOLS).calls == (ToolCall("get_time", {"x": "3"}),)
 
 
 @pytest.mark.parametrize(

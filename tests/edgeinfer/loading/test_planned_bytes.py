@@ -37,6 +37,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     [
         *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
         "deepseek2",
+        "gemma4-per-layer",
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )
@@ -61,6 +62,17 @@ def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name
         assert all(array.nbytes < HUGE_PAGE for array in arrays)
         assert planned["keys and values"] == engine.cache.nbytes
         assert planned["rest"] == sum(array.nbytes - SPARE for array in arrays)
+
+
+def test_rings_have_the_planned_sizes(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("gemma4-per-layer"), threads=1, device="cpu", context=900) as model:
+        assert model.plan is not None
+        caches = {item.item: item.bytes for item in model.plan.items if "keys and values" in item.item}
+        assert isinstance(model.engine, NativeEngine)
+        assert sum(caches.values()) == model.engine.cache.nbytes
+    # Two layers of two heads of 16 in float16 with rings, one of one head of 32; 64 more positions for each.
+    rings = {f"layer {layer} keys and values, 800 positions": 4 * (800 + 64) * 32 for layer in (0, 1)}
+    assert caches == {**rings, "layer 2 keys and values": 4 * (912 + 64) * 32}
 
 
 def test_a_token_reads_the_experts_that_it_uses(zoo_file: ZooFile) -> None:
@@ -92,6 +104,17 @@ def test_every_layer_has_its_items(zoo_file: ZooFile) -> None:
     assert items["embedding"].device == "disk"
     planned = sum(item.bytes for item in items.values() if "keys and values" in item.item)
     assert planned == DecoderState.nbytes_for(specification, 100, "f16")
+
+
+def test_per_layer_embeddings_stay_in_the_file_and_shared_caches_are_counted_once(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("gemma4-per-layer"), threads=1, device="cpu") as model:
+        assert model.plan is not None
+        items = {item.item: item for item in model.plan.items}
+    # Six layers of 32 elements in float32.
+    table = items["per-layer embeddings"]
+    assert (table.device, table.bytes) == ("disk", 288 * 6 * 32 * 4)
+    caches = [name for name in items if "keys and values" in name]
+    assert caches == [f"layer {layer} keys and values" for layer in range(3)]
 
 
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])

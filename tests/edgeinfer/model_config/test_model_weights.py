@@ -29,6 +29,13 @@ class Altered(RandomModel):
         return {name: shape for name, shape in both.items() if shape is not None}
 
 
+class GateOfOtherType(RandomModel):
+    """A random model whose gates of attention take the next format."""
+
+    def is_gate(self, name: str) -> bool:
+        return False
+
+
 def weights_of(path: Path) -> DecoderWeights:
     with GGUFFile.open(path) as file:
         config = read_config(file)
@@ -108,6 +115,25 @@ def test_a_fused_bias_is_split_like_its_rows(tmp_path: Path) -> None:
     attention = weights_of(model.write(tmp_path / "model.gguf")).layers[0].block_of(AttentionWeights)
     biases = (attention.attn_q_bias, attention.attn_k_bias, attention.attn_v_bias)
     assert [None if bias is None else len(bias) for bias in biases] == [64, 32, 32]
+
+
+def test_a_separate_gate_is_read_after_the_query_of_each_head(tmp_path: Path) -> None:
+    model = ZOO["muse-glimmer"]
+    path = model.write(tmp_path / "model.gguf")
+    q = weights_of(path).layers[0].block_of(AttentionWeights).attn_q
+    with GGUFFile.open(path) as file:
+        query, gate = (file.decode(f"blk.0.attn_{part}.weight") for part in ("q", "gate"))
+    heads = q.decoded().reshape(model.heads, 2, model.head_dim, -1)
+    np.testing.assert_array_equal(heads[:, 0].reshape(query.shape), query)
+    np.testing.assert_array_equal(heads[:, 1].reshape(gate.shape), gate)
+
+
+def test_a_gate_of_another_type_is_refused(tmp_path: Path) -> None:
+    text = refusal(tmp_path, GateOfOtherType("muse-glimmer", gate_tensors=True, formats=("F32", "F16")))
+    assert text == (
+        "blk.0.attn_gate.weight: type F32, wanted F16 as blk.0.attn_q.weight; "
+        "llama.cpp reads both: add --engine llama.cpp"
+    )
 
 
 def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:

@@ -177,7 +177,9 @@ def launch_rwkv7() -> None:
     rwkv7.finish_heads_kernel[GRID](
         f, f, f, f, rwkv7.HeadVectors(f, f, f), 64e-5, NET=net, ROW=row, DEPENDENT=False, num_warps=1
     )
-    norm_in_place_kernel[GRID](f, args, WIDTH=2560, BLOCK=4096, NORM=2, DEPENDENT=False, num_warps=4)
+    sizes = {"WIDTH": 2560, "BLOCK": 4096, "DEPENDENT": False, "num_warps": 4}
+    norm_in_place_kernel[GRID](f, args, NORM=2, BIAS=True, **sizes)
+    norm_in_place_kernel[GRID](f, NormArgs(f, None, 1e-5), NORM=1, BIAS=False, **sizes)
     add_rows_kernel[GRID](f, f, 2560, BLOCK=256, DEPENDENT=False, num_warps=1)
 
 

@@ -12,7 +12,7 @@ def compiled(module: str, capability: int) -> list[tuple[int, int]]:
     """(bytes of shared memory, bytes of spilled registers) of each kernel that a module here compiles."""
     run = subprocess.run(
         [sys.executable, "-m", f"tests.kernels.cuda.{module}", str(capability)],
-        env={**os.environ, "TRITON_INTERPRET": "0"},
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
@@ -41,3 +41,17 @@ def test_latent_kernels_compile_for_gpus_and_fit_their_shared_memory(
     assert len(kernels) >= 30
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "shared_kib", "spilled_bytes"), [(75, 64, 0), (80, 163, 72), (120, 99, 32)]
+)
+def test_kernels_of_ring_caches_compile_for_gpus(
+    capability: int, shared_kib: int, spilled_bytes: int
+) -> None:
+    """They spill no more than with caches of all positions, whose bytes are given here."""
+    kernels = compiled("cache.compile_ring_kernels", capability)
+    assert len(kernels) == 12
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) <= spilled_bytes

@@ -29,6 +29,13 @@ pytestmark = pytest.mark.anyio
             "Hm.",
             "Hello.",
         ),
+        ("<|channel>thought\nHm.\n<channel|>Hello.", "Hm.", "Hello."),
+        ("Hm.<channel|>Hello.", "Hm.", "Hello."),
+        ("<|START_THINKING|>Hm.<|END_THINKING|><|START_RESPONSE|>Hello.<|END_RESPONSE|>", "Hm.", "Hello."),
+        ("Hm.<|close|>think<|sep|><|open|>response<|sep|>Hello.<|close|>response<|sep|>", "Hm.", "Hello."),
+        (" to=self<|message|>Hm.<|eom|><|start|>assistant<|message|>Hello.", "Hm.", "Hello."),
+        ("<|think|>Hm.<|end|><|begin|>assistant<|content|>Hello.", "Hm.", "Hello."),
+        ("<mm:think>Hm.</mm:think>Hello.", "Hm.", "Hello."),
         ("Write <think> and </think>.", "", "Write <think> and </think>."),
     ],
 )

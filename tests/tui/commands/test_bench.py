@@ -81,8 +81,8 @@ def test_a_shape_is_written_to_the_cache_and_measured(
     monkeypatch.setattr(random_files, "random_files_folder", lambda: tmp_path)
     outcome = edgeinfer("bench", "--shape", "small", "--type", "q8_0", *QUICK, "-t", "1", "--json")
     report = json.loads(outcome.out)
-    assert report["model"] == "small-Q8_0-random-2"
-    assert [path.name for path in tmp_path.rglob("*.gguf")] == ["small-Q8_0-random-2.gguf"]
+    assert report["model"] == "small-Q8_0-random-3"
+    assert [path.name for path in tmp_path.rglob("*.gguf")] == ["small-Q8_0-random-3.gguf"]
 
 
 @pytest.mark.parametrize(

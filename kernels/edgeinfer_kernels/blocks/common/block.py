@@ -42,6 +42,14 @@ class TensorReader(Protocol):
         """As `matrix`; None if the file has no such tensor."""
         ...
 
+    def alternating(self, names: Sequence[str], rows: int, columns: int, run: int) -> Matrix:
+        """The tensors `names`, each of (rows, columns), as one matrix: `run` rows of each in turn."""
+        ...
+
+    def scaled_matrix(self, name: str, rows: int, factors: Vector) -> Matrix:
+        """The tensor `name`.weight in float32 with a factor for each column."""
+        ...
+
     def experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
         """The tensor `name`.weight of (count, rows, columns)."""
         ...
@@ -64,12 +72,20 @@ class TensorReader(Protocol):
         """As `vector`, for a tensor that must exist."""
         ...
 
+    def nonzero(self, name: str, length: int) -> Vector:
+        """As `required`, for a tensor without zeros."""
+        ...
+
     def model_vector(self, name: str, length: int) -> Vector:
         """As `required`, for a tensor outside the layers."""
         ...
 
     def model_vector_or_none(self, name: str, length: int) -> Vector | None:
         """As `vector`, for a tensor outside the layers."""
+        ...
+
+    def model_matrix(self, name: str, rows: int, columns: int) -> Matrix:
+        """As `matrix`, for a tensor outside the layers."""
         ...
 
 
@@ -124,6 +140,11 @@ class BlockSpec(Protocol):
         """The sizes of a recurrent state; None: the state isn't recurrent. See `recurrent_state.py`."""
         ...
 
+    @property
+    def source_layer(self) -> int | None:
+        """The layer whose block of this kind has the state that the block reads; None: its own layer."""
+        ...
+
     def read(self, tensors: TensorReader) -> BlockWeights:
         """Read the block's weights."""
         ...
@@ -146,6 +167,7 @@ class StatelessSpec:
 
     head_shape: ClassVar[tuple[int, ...]] = ()
     recurrent: ClassVar[None] = None
+    source_layer: ClassVar[None] = None
 
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         return 0
@@ -216,6 +238,10 @@ class BlockSizes:
     def undivided_device_bytes(self) -> int:
         """Bytes on a GPU of the undivided part with its vectors. Raises `UnsupportedOnDeviceError`."""
         raise NotImplementedError
+
+    def state_name(self, context: int) -> str:
+        """The name of the state for this context in plans."""
+        return self.state_label
 
     def state_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the state in main memory."""

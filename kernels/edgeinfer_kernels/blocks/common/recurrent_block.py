@@ -18,6 +18,7 @@ class RecurrentSpec:
 
     head_shape: ClassVar[tuple[int, ...]] = ()
     is_divisible: ClassVar[bool] = False
+    source_layer: ClassVar[None] = None
 
     @property
     def recurrent(self) -> RecurrentShape:

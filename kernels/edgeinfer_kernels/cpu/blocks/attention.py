@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
@@ -25,17 +25,22 @@ def build(
 ) -> BuiltBlock:
     """The kernel of an attention block on its KV cache."""
     spec, w = residual.block, weights.block
+    queries_only = spec.source_layer is not None
     norm_width = w.attn_q.rows if spec.qk_norm == "row" else spec.head_dim
     kv_norm_width = w.attn_k.rows if spec.qk_norm == "row" else spec.head_dim
     block = builder.arena.fill(
         AttentionArgs,
         q_matrix=builder.matrix(w.attn_q, w.attn_q_bias),
-        k_matrix=builder.matrix(w.attn_k, w.attn_k_bias),
-        v_matrix=builder.matrix(w.attn_v, w.attn_v_bias),
+        k_matrix=0 if queries_only else builder.matrix(w.attn_k, w.attn_k_bias),
+        v_matrix=0 if queries_only else builder.matrix(w.attn_v, w.attn_v_bias),
         output_matrix=builder.matrix(w.attn_output, w.attn_output_bias),
         q_norm=builder.norm(spec.norm, norm_width, w.attn_q_norm) if spec.qk_norm != "none" else 0,
-        k_norm=builder.norm(spec.norm, kv_norm_width, w.attn_k_norm) if spec.qk_norm != "none" else 0,
-        normed=builder.input("normed", builder.width, [w.attn_q, w.attn_k, w.attn_v]),
+        k_norm=builder.norm(spec.norm, kv_norm_width, w.attn_k_norm) if w.attn_k_norm is not None else 0,
+        value_norm=builder.norm(spec.norm, spec.head_dim, np.ones(spec.head_dim, np.float32))
+        if spec.value_norm
+        else 0,
+        queries_only=int(queries_only),
+        normed=builder.input("normed", builder.width, w.inputs()),
         attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
         sinks=builder.arena.keep(w.attn_sinks),
         temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
@@ -82,6 +87,7 @@ def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
     keep = builder.arena.keep
     return {
         "context": cache.positions,
+        "ring": cache.ring,
         "cache_kind": CACHE_KINDS[cache.keys.dtype.name],
         "key_cache": keep(cache.keys),
         "value_cache": keep(cache.values),

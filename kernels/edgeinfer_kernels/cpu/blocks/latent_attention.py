@@ -5,7 +5,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     LatentAttentionState,
     LatentAttentionWeights,
 )
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_KINDS,
     LATENT_PIECES_PER_THREAD,
@@ -80,6 +80,7 @@ def _attention(
         pieces_per_thread=LATENT_PIECES_PER_THREAD,
         positions_per_piece=LATENT_POSITIONS_PER_PIECE,
         context=cache.positions,
+        ring=cache.positions,
         scale=spec.scale,
         rope_dim=spec.rope.dimensions if spec.rope else 0,
         rope_neox=int(spec.rope.neox) if spec.rope else 0,

@@ -2,7 +2,7 @@
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
@@ -26,7 +26,12 @@ def build(
     """The kernels of an MoE block. If another device selects the experts, it may have only some of them; it
     must have all if requests are counted.
     """
-    if weights.post_norm is not None:
+    with_dense = residual.block.dense_norm is not None
+    if with_dense and options.expert_weights:
+        raise ValueError(
+            f"{weights.block.ffn_gate_inp.name}: experts with a norm of their sum can't be split"
+        )
+    if weights.post_norm is not None and not with_dense:
         raise ValueError(f"{weights.block.ffn_gate_inp.name}: a norm after MoE blocks isn't supported")
     if options.expert_weights:
         return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
@@ -48,7 +53,7 @@ def _routed(
     scores, scores_stride = rows("expert.scores")
     ids, ids_stride = routing or RoutingRows(rows("expert.ids")[0], 8 * spec.experts_per_token)
     first_readers = [w.ffn_gate_inp, *_normed_readers(w)]
-    if w.shared is not None:
+    if w.shared is not None and w.shared_gain is None:
         first_readers += [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
     normed = builder.input("normed", builder.width, first_readers)
     return builder.arena.fill(
@@ -67,7 +72,7 @@ def _routed(
         normed=normed,
         **_own(builder, residual, weights, normed),
         **_pre_attention(builder, residual, w),
-        **_shared(builder, w),
+        **(_shared(builder, w, normed) | _dense(builder, residual, weights)),
     )
 
 
@@ -177,7 +182,27 @@ def _pre_attention(builder: BlockBuilder, residual: Residual, w: MoeWeights) -> 
     }
 
 
-def _shared(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
+def _dense(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, int]:
+    """The fields of a dense feed-forward besides experts."""
+    w, norm = weights.block, residual.block.dense_norm
+    if norm is None or w.shared is None:
+        return {}
+    sums, sums_stride = builder.workspace.rows("expert.sum")
+    readers = [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
+    return {
+        "shared_input": builder.input("shared.normed", builder.width, readers),
+        "shared_gain": builder.arena.keep(padded_vector(w.shared_gain)),
+        "shared_norm": builder.norm(norm, builder.width, w.shared_norm),
+        "expert_norm": builder.norm(norm, builder.width, w.expert_norm),
+        "post_norm": builder.norm(norm, builder.width, weights.post_norm),
+        "expert_scales": builder.arena.keep(padded_vector(w.expert_scales)),
+        "sums": sums,
+        "sums_stride": sums_stride,
+    }
+
+
+def _shared(builder: BlockBuilder, w: MoeWeights, normed: int) -> dict[str, int]:
+    """The fields of a shared expert that reads the rows `normed`."""
     if w.shared is None:
         return {}
     rows = builder.workspace.rows
@@ -189,6 +214,7 @@ def _shared(builder: BlockBuilder, w: MoeWeights) -> dict[str, int]:
         "shared_up_matrix": builder.matrix(shared.ffn_up),
         "shared_down_matrix": builder.matrix(shared.ffn_down),
         "shared_hidden": builder.input("hidden", shared.ffn_up.rows, [shared.ffn_down]),
+        "shared_input": normed,
         "shared_gate": gate,
         "shared_out": out,
         "shared_out_stride": out_stride,

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, gather_steps
 from edgeinfer_kernels.cpu.runtime.structure import Structure
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
@@ -104,7 +104,7 @@ class RowLayout:
     blocks: int
     block_bytes: int
     fields: npt.NDArray[np.int64]
-    """(offset, unit, count) of each field of a block."""
+    """(offset, unit, count) of each of a block's `gather_steps`."""
     scales: npt.NDArray[np.int64]
     """(offset, unit, count, exponent) of a block's `ScaleField`."""
 
@@ -118,7 +118,7 @@ class RowLayout:
             fields = np.array([(0, spec.block_bytes, columns)], np.int64)
             numbers = np.array([0, spec.block_bytes, columns, scales.exponent], np.int64)
             return cls(1, spec.row_bytes(columns), fields, numbers)
-        fields = np.array([(f.offset, f.unit, f.count) for f in FIELDS[name]], np.int64)
+        fields = np.array([(f.offset, f.unit, f.count) for f in gather_steps(name)], np.int64)
         numbers = np.array([scales.offset, scales.unit, scales.count, scales.exponent], np.int64)
         return cls(columns // spec.block_elements, spec.block_bytes, fields, numbers)
 

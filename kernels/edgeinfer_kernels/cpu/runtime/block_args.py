@@ -29,6 +29,8 @@ class AttentionArgs(Structure):
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
     for temperature_length positions each. query_weights: 0 or the float32 factors of a head after RoPE.
+    context: allocated positions of the cache; position p is at index p % ring. queries_only: whether keys and
+    values are those of another layer. value_norm: of values, 0: none.
     """
 
     heads: Int
@@ -36,6 +38,7 @@ class AttentionArgs(Structure):
     head_dim: Int
     padded_head: Int
     context: Int
+    ring: Int
     window: Int
     scale: Float
     soft_cap: Float
@@ -57,6 +60,8 @@ class AttentionArgs(Structure):
     output_matrix: Matrix
     q_norm: Norm
     k_norm: Norm
+    value_norm: Norm
+    queries_only: Int
     post_norm: Norm
     residual_scale: Float
     normed: Input
@@ -223,7 +228,9 @@ class ExpertsArgs(Structure):
     assignments_here: how many assignments the device has made in total, and of experts on this host.
     requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
     host. expert_input: `normed`, or the rows of the latent projection latent_down; latent_sum: the sums of
-    the experts' results, which latent_up multiplies to `sums`.
+    the experts' results, which latent_up multiplies to `sums`. shared_gain: 0, or the float32 factors of the
+    normed rows in shared_input, which the shared expert reads; then its result and the experts' sum, in
+    `sums`, have norms, and so has their sum. expert_scales: 0 or a float32 factor of each expert's weights.
     """
 
     norm: Norm
@@ -274,6 +281,12 @@ class ExpertsArgs(Structure):
     latent_sum: Input
     sums: Int
     sums_stride: Int
+    shared_input: Input
+    shared_gain: Int
+    shared_norm: Norm
+    expert_norm: Norm
+    post_norm: Norm
+    expert_scales: Int
     assignments_seen: Int
     assignments_here: Int
     requests: Int

@@ -245,6 +245,37 @@ class EmbeddingNormArgs(Structure):
 
 
 @structure()
+class LayerOutputArgs(Structure):
+    """The end of a layer. inputs: 0, or the per-layer inputs of the tokens, before `per_layer_inputs_block`
+    their per-layer embeddings; rows of these and of projected_inputs are inputs_stride apart. norm: a copy.
+    model_proj, projected_inputs and input_norm: only of the first layer.
+    """
+
+    norm: Norm
+    scale: Float
+    layer: Int
+    layers: Int
+    width: Int
+    activation: Int
+    inputs: Int
+    inputs_stride: Int
+    normed: Input
+    hidden: Input
+    inp_gate: Matrix
+    proj: Matrix
+    post_norm: Norm
+    projected: Int
+    projected_stride: Int
+    embedding_scale: Float
+    input_scale: Float
+    model_proj: Matrix
+    projected_inputs: Int
+    input_norm: Norm
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class Rwkv7ChannelMixArgs(Structure):
     """A channel mixing. lerp: float32 of each element."""
 

@@ -33,7 +33,7 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.sizes.cuda_matrices import attention_rows, head_dimensions
+from edgeinfer_kernels.sizes.cuda_matrices import SPARE_POSITIONS, attention_rows, head_dimensions
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ def take(
 
 def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
     """Allocate the KV cache."""
-    return DeviceCache.take(arena, spec.kv_heads, (spec.head_dim, spec.head_dim), positions, kind)
+    context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.head_dim)
+    is_ring, positions = spec.has_ring(context), spec.device_positions(context)
+    return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring)
 
 
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
@@ -161,7 +163,7 @@ def _attend(
         (spec.kv_heads, split.splits),
         space.qkv,
         space.qkv.shape[1],
-        CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, launches.model.positions),
+        CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, cache.positions),
         launches.workspace.state,
         RopeArgs(w.table, q_norm, k_norm, launches.or_nothing(w.query_weights), spec.norm.epsilon),
         spec.scale,
@@ -207,7 +209,7 @@ def _attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: boo
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature, temperature_length=spec.temperature_length,
-        has_query_weights=spec.norm_after_rope,
+        has_query_weights=spec.norm_after_rope, is_ring=cache.is_ring,
     )  # fmt: skip
 
 
@@ -229,9 +231,10 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
-    rope_append(heads, w.table, spec, chunk.words, queries, args)
+    rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
-    flash_attention(queries, args, chunk.words, spec, attn_out, _tile(prompt, spec, cache), w.sinks)
+    tile = _tile(prompt, spec, cache)
+    flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring)
     if spec.gated:
         apply_gates_kernel[(tokens, spec.heads)](
             attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,

@@ -31,7 +31,7 @@ PART = "embedding norm"
 
 @dataclass(frozen=True)
 class DeviceEmbeddingNorm:
-    """The weight and the bias of the norm on the device; it has no matrix."""
+    """The weight and the bias, if there is one, of the norm on the device; it has no matrix."""
 
     weight: Tensor | None
     bias: Tensor | None
@@ -68,7 +68,7 @@ def decode(
 ) -> "Source":
     """x = norm(x) of a decode step."""
     x, args = step.workspace.x, _norm_args(block.residual.block.norm, block.weights)
-    constants = _constants(block.residual.block.norm, x.shape[1])
+    constants = _constants(block.residual.block.norm, block.weights, x.shape[1])
     step.launches.launch(norm_in_place_kernel, (tokens,), x, args, warps=warps_for(x.shape[1]), **constants)
     return step.add(number, None, 0.0, tokens)
 
@@ -78,7 +78,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     norm, (tokens, width) = block.residual.block.norm, chunk.x.shape
     norm_in_place_kernel[(tokens,)](
         chunk.x, _norm_args(norm, block.weights),
-        **_constants(norm, width), DEPENDENT=False, num_warps=warps_for(width),
+        **_constants(norm, block.weights, width), DEPENDENT=False, num_warps=warps_for(width),
     )  # fmt: skip
     prompt.apply_next_norm(chunk, number)
 
@@ -87,5 +87,10 @@ def _norm_args(norm: NormSpec, w: DeviceEmbeddingNorm) -> NormArgs:
     return NormArgs(w.weight, w.bias, norm.epsilon)
 
 
-def _constants(norm: NormSpec, width: int) -> dict[str, int]:
-    return {"WIDTH": width, "BLOCK": next_power_of_two(width), "NORM": int(NORMS[norm.kind])}
+def _constants(norm: NormSpec, w: DeviceEmbeddingNorm, width: int) -> dict[str, int]:
+    return {
+        "WIDTH": width,
+        "BLOCK": next_power_of_two(width),
+        "NORM": int(NORMS[norm.kind]),
+        "BIAS": w.bias is not None,
+    }

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
+from edgeinfer_kernels.sizes.cuda_matrices import SPARE_POSITIONS
 
 Array = npt.NDArray[Any]
 
@@ -79,9 +80,9 @@ class HostCaches(HostRows):
     """
 
     def __init__(self, layers: Mapping[Any, AttentionSpec], positions: int, arena: Arena) -> None:
-        self._layers, self._positions = layers, positions
-        largest = max((spec.kv_heads * spec.head_dim for spec in layers.values()), default=0)
-        self._keys, self._values = (arena.take((largest * positions,), torch.float16) for _ in range(2))
+        self._layers, self._context = layers, positions - SPARE_POSITIONS
+        sizes = [torch.Size(self._shape(spec)).numel() for spec in layers.values()]
+        self._keys, self._values = (arena.take((max(sizes, default=0),), torch.float16) for _ in range(2))
         self._caches: dict[Any, LayerCache] = {}
         self._orders: dict[Any, Tensor] = {}
 
@@ -92,15 +93,21 @@ class HostCaches(HostRows):
             order = torch.from_numpy(head_order(spec.rope, spec.head_dim))
             self._orders[index] = order.to(self._keys.device)
 
+    def _shape(self, spec: AttentionSpec) -> tuple[int, int, int]:
+        return spec.kv_heads, spec.device_positions(self._context), spec.head_dim
+
     def _room(self, spec: AttentionSpec) -> DeviceCache:
-        shape = spec.kv_heads, self._positions, spec.head_dim
-        size = torch.Size(shape).numel()
-        nothing = self._keys[:0]
-        return DeviceCache(self._keys[:size].view(shape), nothing, self._values[:size].view(shape), nothing)
+        shape, is_ring = self._shape(spec), spec.has_ring(self._context)
+        size, nothing = torch.Size(shape).numel(), self._keys[:0]
+        keys, values = (memory[:size].view(shape) for memory in (self._keys, self._values))
+        return DeviceCache(keys, nothing, values, nothing, is_ring)
 
     def fetch(self, index: Any, start: int) -> DeviceCache:
-        """The keys and values of block `index` with the first `start` positions from the host."""
+        """The keys and values of block `index` with the first `start` positions from the host; of a ring
+        those that it holds, at the same rows.
+        """
         spec, host, order = self._layers[index], self._caches[index], self._orders[index]
+        start = min(start, host.ring)
         here = self._room(spec)
         for head in range(spec.kv_heads if start else 0):
             keys = self._rows(self._sent(host.keys[head], start, LANES))
@@ -120,7 +127,12 @@ class HostCaches(HostRows):
         """Copy positions start…start + tokens of `here` to the host's cache, after the device has computed
         them.
         """
-        spec, host, end = self._layers[index], self._caches[index], start + tokens
+        for row, part in self._caches[index].runs(start, tokens):
+            self._put_back(index, here, row, row + part.stop - part.start)
+
+    def _put_back(self, index: Any, here: DeviceCache, start: int, end: int) -> None:
+        """Copy the rows start…end."""
+        spec, host = self._layers[index], self._caches[index]
         first, last = start // LANES, -(-end // LANES)
         inverse = torch.argsort(self._orders[index])
         width = padded(spec.head_dim)

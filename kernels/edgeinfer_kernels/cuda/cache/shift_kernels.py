@@ -12,6 +12,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     Q4_0,
     hadamard,
     load_cache_tile,
+    ring_rows,
     store_cache_rows,
 )
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
@@ -22,11 +23,11 @@ TILE_ELEMENTS = 2048
 
 
 @triton.jit
-def _move_rows(base, source, target, mask, WIDTH: tl.constexpr):
-    """Copy rows (n,) int64 of WIDTH elements to others, bit by bit."""
+def _move_rows(origin, base, source, target, mask, WIDTH: tl.constexpr):
+    """Copy rows (n,) int64 of WIDTH elements of `origin` to those of `base`, bit by bit."""
     column = tl.arange(0, triton.next_power_of_2(WIDTH))
     inside = mask[:, None] & (column < WIDTH)[None, :]
-    moved = tl.load(base + source[:, None] * WIDTH + column[None, :], mask=inside)
+    moved = tl.load(origin + source[:, None] * WIDTH + column[None, :], mask=inside)
     tl.store(base + target[:, None] * WIDTH + column[None, :], moved, mask=inside)
 
 
@@ -52,52 +53,53 @@ def _rope_back(keys, rope, HEAD_DIM: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first", "last", "dropped"])
 def context_shift_kernel(
-    keys,
-    key_scales,
-    values,
-    value_scales,
+    origin,
+    cache,
     table,
     first,
     last,
     dropped,
-    positions,
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     ROWS: tl.constexpr,
     CACHE: tl.constexpr,
     ROPES: tl.constexpr,
+    IS_RING: tl.constexpr,
 ):
-    """Positions first… up to (not including) `last` receive the entries `dropped` positions later; keys get
-    RoPE of -`dropped` positions.
+    """Positions first… up to (not including) `last` of `cache` receive the entries `dropped` positions later
+    of `origin`, the same cache or a copy; keys get RoPE of -`dropped` positions.
 
-    Processes ROWS positions of one head. At most `dropped` positions are moved, so no position is both read
-    and written. Row p of `table` has the cosines and sines of position p. Reads and writes the moved keys and
-    values once.
+    Processes ROWS positions of one head. In one cache at most `dropped` positions are moved, so no position
+    is both read and written. Row p of `table` has the cosines and sines of position p. Reads and writes the
+    moved keys and values once.
     """
     head = tl.program_id(1)
     to = first + tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     inside = to < last
-    target = head.to(tl.int64) * positions + to
-    source = target + dropped
+    begin = first + tl.program_id(0) * ROWS
+    capacity = cache.capacity
+    source_row = ring_rows(to + dropped, begin + dropped, capacity, IS_RING)
+    target = head.to(tl.int64) * capacity + ring_rows(to, begin, capacity, IS_RING)
+    source = head.to(tl.int64) * capacity + source_row
     WIDTH: tl.constexpr = (HEAD_DIM + 7) // 8 if CACHE == Q4_0 else HEAD_DIM
     GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
     if ROPES:
         tile = load_cache_tile(
-            keys, key_scales, head, to + dropped, inside, positions, HEAD_DIM, DIMENSIONS, CACHE
+            origin.k, origin.k_scales, head, source_row, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
         ).to(tl.float32)
         if CACHE == Q4_0:
             tile = hadamard(tile, HEAD_DIM)
         tile = _rope_back(tile, table + dropped.to(tl.int64) * HEAD_DIM, HEAD_DIM)
-        store_cache_rows(keys, key_scales, target, inside, tile, HEAD_DIM, DIMENSIONS, CACHE)
+        store_cache_rows(cache.k, cache.k_scales, target, inside, tile, HEAD_DIM, DIMENSIONS, CACHE)
     else:
-        _move_rows(keys, source, target, inside, WIDTH)
+        _move_rows(origin.k, cache.k, source, target, inside, WIDTH)
         if CACHE != F16:
-            _move_rows(key_scales, source, target, inside, GROUPS)
+            _move_rows(origin.k_scales, cache.k_scales, source, target, inside, GROUPS)
     VALUE_WIDTH: tl.constexpr = (VALUE_DIM + 7) // 8 if CACHE == Q4_0 else VALUE_DIM
-    _move_rows(values, source, target, inside, VALUE_WIDTH)
+    _move_rows(origin.v, cache.v, source, target, inside, VALUE_WIDTH)
     if CACHE != F16:
-        _move_rows(value_scales, source, target, inside, (VALUE_DIM + 31) // 32)
+        _move_rows(origin.v_scales, cache.v_scales, source, target, inside, (VALUE_DIM + 31) // 32)
 
 
 class ShiftedHeads(NamedTuple):
@@ -116,14 +118,34 @@ def shift_context(
     At most `dropped` positions move at a time, so none is overwritten before it has moved. Keys are
     dequantized, get RoPE and are quantized again; values move unchanged. `table`: the RoPE table of the
     layer. No memory is allocated.
+
+    Of a ring all positions that it holds move at once, from a copy of one head: every row is both read and
+    written.
     """
+    if cache.is_ring:
+        for index in range(len(cache.keys)):
+            head = cache.head(index)
+            first = max(keep, end - dropped - cache.positions)
+            _move(head.copied(), head, table, heads, first, end - dropped, dropped)
+        return
+    for begin in range(keep, end - dropped, dropped):
+        _move(cache, cache, table, heads, begin, min(begin + dropped, end - dropped), dropped)
+
+
+def _move(
+    origin: DeviceCache,
+    cache: DeviceCache,
+    table: torch.Tensor,
+    heads: ShiftedHeads,
+    first: int,
+    last: int,
+    dropped: int,
+) -> None:
+    """As `context_shift_kernel`."""
     dimensions, longest = head_dimensions(heads.key_dim), head_dimensions(max(heads[:2]))
     rows = max(TILE_ELEMENTS // longest, 1)
-    for begin in range(keep, end - dropped, dropped):
-        last = min(begin + dropped, end - dropped)
-        context_shift_kernel[(-(-(last - begin) // rows), len(cache.keys))](
-            cache.keys, cache.key_scales, cache.values, cache.value_scales, table, begin, last, dropped,
-            cache.keys.shape[1],
-            HEAD_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, DIMENSIONS=dimensions, ROWS=rows,
-            CACHE=CACHES[cache.keys.dtype], ROPES=heads.has_rope, num_warps=4,
-        )  # fmt: skip
+    context_shift_kernel[(-(-(last - first) // rows), len(cache.keys))](
+        origin.args, cache.args, table, first, last, dropped,
+        HEAD_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, DIMENSIONS=dimensions, ROWS=rows,
+        CACHE=CACHES[cache.keys.dtype], ROPES=heads.has_rope, IS_RING=cache.is_ring, num_warps=4,
+    )  # fmt: skip

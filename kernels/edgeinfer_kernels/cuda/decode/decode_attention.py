@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile, ring_rows
 from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -79,11 +79,12 @@ def _attend_cached(
     for start in range(first, last, POSITIONS):
         at = start + offset
         inside = at < last
+        rows = ring_rows(at, start, cache.capacity, ATTENTION.is_ring)
         key_tile = load_cache_tile(
-            cache.k, cache.k_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.k, cache.k_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         value_tile = load_cache_tile(
-            cache.v, cache.v_scales, head, at, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.v, cache.v_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         visible = inside[None, :] & (row >= 0)[:, None]
         if WINDOW > 0:

@@ -120,7 +120,7 @@ class DecodeStep:
         block, target, norm = self.model.blocks[number], self._target(number), self._norm_after(number)
         residual, weight = block.residual, block.norms.post_norm
         if weight is not None or not norm.folds:
-            post = None if weight is None else NextNorm(residual.norm, weight, None)
+            post = None if weight is None else NextNorm(residual.post_norm_spec, weight, None)
             y = self.workspace.y
             self.launches.rows((matrix,), Source(read, target.sum_squares), y, bias, kernel, tokens)
             self.launches.add_norm(y, post, residual.residual_scale, norm, target.activations, tokens)

@@ -3,7 +3,13 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import F16, Q4_0, load_cache_tile, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    F16,
+    Q4_0,
+    load_cache_tile,
+    ring_rows,
+    store_cache_rows,
+)
 
 NEW = tl.constexpr(16)
 """Rows of the tile for the step's new tokens."""
@@ -79,6 +85,7 @@ def append_new(
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     CACHE: tl.constexpr = ATTENTION.cache
+    IS_RING: tl.constexpr = ATTENTION.is_ring
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
     written = new < TOKENS
@@ -101,12 +108,12 @@ def append_new(
     inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
     row = qkv + new * stride + ATTENTION.v_at + head * HEAD_DIM
     new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
-    to = head.to(tl.int64) * cache.capacity + cached + new
+    to = head.to(tl.int64) * cache.capacity + ring_rows(cached + new, cached, cache.capacity, IS_RING)
     store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
     store_cache_rows(cache.v, cache.v_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
-        at = cached + tl.arange(0, NEW)
+        at = ring_rows(cached + tl.arange(0, NEW), cached, cache.capacity, IS_RING)
         written = tl.arange(0, NEW) < TOKENS
         key_tile = load_cache_tile(
             cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
-from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, SIX_BIT_BYTES
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.blocks.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -322,7 +322,19 @@ def rows_of_groups(groups: Tensor, format_name: str) -> Tensor:
     """Convert (groups, bytes) uint8 of sixteen rows each in host layout to (rows, bytes) in file layout."""
     index = _slots_of_bytes(format_name, groups.device)
     blocks = groups.view(len(groups), -1, index.numel())
-    return blocks[:, :, index].transpose(1, 2).reshape(ROWS_PER_GROUP * len(groups), -1)
+    rows = blocks[:, :, index].transpose(1, 2)
+    if format_name == "Q6_K":
+        rows = torch.cat((_file_codes(rows[..., :SIX_BIT_BYTES]), rows[..., SIX_BIT_BYTES:]), dim=-1)
+    return rows.reshape(ROWS_PER_GROUP * len(groups), -1)
+
+
+def _file_codes(packed: Tensor) -> Tensor:
+    """The codes (…, SIX_BIT_BYTES) of Q6_K blocks as in the file, from those that `pack_six_bits` writes."""
+    first, second, third = packed.unflatten(-1, (2, 3, 32)).unbind(-2)
+    last = first >> 6 | second >> 6 << 2 | third >> 6 << 4
+    low = torch.stack((first & 15 | (third & 15) << 4, second & 15 | (last & 15) << 4), dim=-2)
+    high = first >> 4 & 3 | (second >> 4 & 3) << 2 | (third >> 4 & 3) << 4 | last >> 4 << 6
+    return torch.cat((low.flatten(-3), high.flatten(-2)), dim=-1)
 
 
 @cache

@@ -7,7 +7,13 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    CACHES,
+    Q4_0,
+    hadamard_f16,
+    load_cache_tile,
+    ring_rows,
+)
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
 from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -32,8 +38,9 @@ def _attend_tiles(
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
+        rows = ring_rows(seen, begin, cache.capacity, PROMPT.is_ring)
         k = load_cache_tile(
-            cache.k, cache.k_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         scores = tl.dot(q, tl.trans(k))
         if PROMPT.is_capped:
@@ -55,7 +62,7 @@ def _attend_tiles(
         decay = tl.exp2(best - level)
         total = total * decay + tl.sum(shares, axis=1)
         v = load_cache_tile(
-            cache.v, cache.v_scales, head, seen, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
+            cache.v, cache.v_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         attn_out = tl.dot(shares.to(tl.float16), v, attn_out * decay[:, None])
         best = now
@@ -181,11 +188,13 @@ def flash_attention(
     out: torch.Tensor,
     tile: AttentionTile,
     sinks: torch.Tensor | None = None,
+    is_ring: bool = False,
 ) -> None:
     """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 of a chunk,
     whose first position is in its `words`.
 
-    The cache (kv_heads, positions, head_dim) holds all positions up to the end of the chunk. With scales
+    The cache (kv_heads, positions, head_dim) holds all positions up to the end of the chunk, or as a ring the
+    last ones. With scales
     (kv_heads, positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions,
     ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
     score per head.
@@ -195,6 +204,7 @@ def flash_attention(
     prompt = PromptConfig(
         heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
+        is_ring=is_ring,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
         queries, cache, out, sinks, words, tokens, spec.scale, spec.window, spec.soft_cap,

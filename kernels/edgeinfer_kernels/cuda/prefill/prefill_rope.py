@@ -117,7 +117,8 @@ def rope_append_kernel(
     v_bias = bias + v_at if ROPE.has_bias else bias
     v = _value_heads(row + v_at, scale, v_bias, KV_HEADS, KV_HEADS_2, ROPE)
     kv_head = tl.arange(0, KV_HEADS_2)
-    rows = kv_head.to(tl.int64) * cache.capacity + position
+    row_at = position % cache.capacity if ROPE.is_ring else position
+    rows = kv_head.to(tl.int64) * cache.capacity + row_at
     rows_mask = kv_head < KV_HEADS
     store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
     store_cache_rows(cache.v, cache.v_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, CACHE)
@@ -144,6 +145,7 @@ def rope_append(
     words: torch.Tensor,
     queries: torch.Tensor,
     cache: CacheArgs,
+    is_ring: bool = False,
 ) -> None:
     """Queries (tokens, heads, head_dim) float16 from the projection; keys and values are written to the cache
     at the positions of the chunk, whose first is in its `words`.
@@ -159,6 +161,7 @@ def rope_append(
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
         temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
+        is_ring=is_ring,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

@@ -85,6 +85,18 @@ def hadamard_f16(x, HEAD_DIM: tl.constexpr):
 
 
 @triton.jit
+def ring_rows(positions, first, capacity, IS_RING: tl.constexpr):
+    """The cache rows of positions (n,) from `first` on, fewer than the cache has: if IS_RING, position p is
+    at row p % capacity.
+    """
+    rows = positions
+    if IS_RING:
+        rows = positions - first // capacity * capacity
+        rows = tl.where(rows < capacity, rows, rows - capacity)
+    return rows
+
+
+@triton.jit
 def load_cache_tile(
     base,
     scales,

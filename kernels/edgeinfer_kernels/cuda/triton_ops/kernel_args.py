@@ -26,8 +26,9 @@ class NormArgs(NamedTuple):
 
 
 class CacheArgs(NamedTuple):
-    """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head. Scales: None for
-    float16 in a prompt. (A field of a Triton tuple can't be called `values`.)
+    """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head: of a ring, the
+    length of the ring. Scales: None for float16 in a prompt. (A field of a Triton tuple can't be called
+    `values`.)
     """
 
     k: Any
@@ -133,7 +134,7 @@ class NormRowsConfig(NamedTuple):
 class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
     in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature: as
-    in `AttentionSpec`.
+    in `AttentionSpec`; is_ring: the cache is a ring.
     """
 
     kv_heads: int
@@ -151,6 +152,7 @@ class AttentionConfig(NamedTuple):
     temperature: float
     temperature_length: int
     has_query_weights: bool
+    is_ring: bool
 
 
 class SplitConfig(NamedTuple):
@@ -181,7 +183,7 @@ class LatentConfig(NamedTuple):
 
 
 class PromptConfig(NamedTuple):
-    """The attention of a prompt; rows, positions: those of a tile."""
+    """The attention of a prompt; rows, positions: those of a tile; is_ring: the cache is a ring."""
 
     heads: int
     group: int
@@ -193,11 +195,12 @@ class PromptConfig(NamedTuple):
     has_window: bool
     is_capped: bool
     has_sinks: bool
+    is_ring: bool
 
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm; temperature: as in `AttentionSpec`.
+    is_row_norm; temperature: as in `AttentionSpec`; is_ring: the cache is a ring.
     """
 
     heads: int
@@ -214,6 +217,7 @@ class RopeConfig(NamedTuple):
     temperature: float
     temperature_length: int
     has_query_weights: bool
+    is_ring: bool
 
 
 class DeltaNetConfig(NamedTuple):

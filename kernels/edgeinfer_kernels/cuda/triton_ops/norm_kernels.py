@@ -69,14 +69,15 @@ def add_rows_kernel(x, y, stride, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr):
 
 @triton.jit
 def norm_in_place_kernel(
-    x, norm, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, DEPENDENT: tl.constexpr
+    x, norm, WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """x = norm(x) with a bias; one program per token. Reads and writes WIDTH · 4 bytes."""
+    """x = norm(x); one program per token. Reads and writes WIDTH · 4 bytes."""
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < WIDTH
     at = x + tl.program_id(0).to(tl.int64) * WIDTH + offsets
     value = tl.load(at, mask=mask, other=0.0)
-    value = normed(value, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, True)
+    value = normed(value, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, BIAS)
     tl.store(at, value, mask=mask)

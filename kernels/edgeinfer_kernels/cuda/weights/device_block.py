@@ -1,6 +1,6 @@
 """A block in device memory: its weights, norms and state."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -35,17 +35,25 @@ class DeviceWeights(Protocol):
 @dataclass(frozen=True)
 class DeviceCache:
     """Keys and values of an attention block and their scales (none for float16), in the layout of
-    `cache_tiles.py`. Of latent attention: the latent vectors, and the keys' elements with RoPE.
+    `cache_tiles.py`. Of latent attention: the latent vectors, and the keys' elements with RoPE. is_ring:
+    position p is at row p % positions.
     """
 
     keys: Tensor
     key_scales: Tensor
     values: Tensor
     value_scales: Tensor
+    is_ring: bool = False
 
     @classmethod
     def take(
-        cls, arena: Arena, heads: int, widths: tuple[int, int], positions: int, kind: CacheType
+        cls,
+        arena: Arena,
+        heads: int,
+        widths: tuple[int, int],
+        positions: int,
+        kind: CacheType,
+        is_ring: bool = False,
     ) -> "DeviceCache":
         """Allocate keys and values of these widths."""
         tensors = []
@@ -53,22 +61,40 @@ class DeviceCache:
             shape = (heads, positions, -(-width // 8) if kind == "q4_0" else width)
             groups = (heads, positions, -(-width // 32)) if kind != "f16" else (0,)
             tensors += [arena.take(shape, CACHE_ELEMENTS[kind]), arena.take(groups, torch.float16)]
-        return cls(*tensors)
+        keys, key_scales, values, value_scales = tensors
+        return cls(keys, key_scales, values, value_scales, is_ring)
+
+    @property
+    def positions(self) -> int:
+        """Allocated positions."""
+        return int(self.keys.shape[1])
 
     @property
     def args(self) -> CacheArgs:
         """The arguments of prompt kernels; no scales for float16."""
-        positions = self.keys.shape[1]
         if self.keys.dtype == torch.float16:
-            return CacheArgs(self.keys, None, self.values, None, positions)
-        return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, positions)
+            return CacheArgs(self.keys, None, self.values, None, self.positions)
+        return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, self.positions)
+
+    def head(self, index: int) -> "DeviceCache":
+        """The cache of one head."""
+        return self._of(lambda tensor: tensor[index : index + 1] if tensor.dim() > 1 else tensor)
+
+    def copied(self) -> "DeviceCache":
+        """A copy in newly allocated memory."""
+        return self._of(Tensor.clone)
+
+    def _of(self, part: Callable[[Tensor], Tensor]) -> "DeviceCache":
+        """The cache of parts of the tensors."""
+        keys, values = part(self.keys), part(self.values)
+        return DeviceCache(keys, part(self.key_scales), values, part(self.value_scales), self.is_ring)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.views(self.keys.shape[1]))
+        return sum(tensor.nbytes for tensor in self.views(self.positions))
 
     def views(self, end: int, slots: Any = ()) -> list[Tensor]:
-        """Views of the first `end` positions."""
+        """Views of the first `end` positions; the whole ring if it is full."""
         tensors = (self.keys, self.key_scales, self.values, self.value_scales)
         return [tensor[:, :end] for tensor in tensors if tensor.dim() > 1]
 

@@ -35,9 +35,10 @@ def forward(step: BlockStep, h: Array) -> Array:
     q, gate = _queries(step.times(h, w.attn_q, w.attn_q_bias), spec)
     q = _heads(q, spec, w.attn_q_norm)
     k = _heads(step.times(h, w.attn_k, w.attn_k_bias), spec, w.attn_k_norm)
-    v = step.times(h, w.attn_v, w.attn_v_bias).reshape(k.shape)
+    v = _values(step.times(h, w.attn_v, w.attn_v_bias), spec)
     if step.batch is None:
-        cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
+        if spec.source_layer is None:
+            cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
         keys, values = (held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim))
         out = attend(_rope_queries(step, q, step.start), keys, values, step.start, spec, w.attn_sinks)
     else:
@@ -60,6 +61,12 @@ def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:
         rows = normalize(rows, spec.norm, norm)
     heads = rows.reshape(len(rows), -1, spec.head_dim)
     return normalize(heads, spec.norm, norm) if spec.qk_norm == "head" else heads
+
+
+def _values(rows: Array, spec: AttentionSpec) -> Array:
+    """Projected rows as (tokens, kv_heads, head_dim), normalized if the block does that."""
+    heads = rows.reshape(len(rows), -1, spec.head_dim)
+    return normalize(heads, spec.norm, np.ones(spec.head_dim, rows.dtype)) if spec.value_norm else heads
 
 
 def _rope_queries(step: BlockStep, q: Array, start: int) -> Array:
@@ -122,7 +129,7 @@ def _attend_batch(step: BlockStep, batch: BatchPositions, q: Array, k: Array, v:
     """Attention token by token, each over its sequence; all keys and values are written first."""
     spec, cache, sinks = step.spec, step.state.cache, step.weights.attn_sinks
     positions = [int(position) for position in batch.positions]
-    for token, position in enumerate(positions):
+    for token, position in enumerate(positions if spec.source_layer is None else ()):
         key = apply_rope(k[token : token + 1], spec.rope, position)
         copies = (batch.copies or [()] * len(k))[token]
         for slot in (int(batch.slots(token, position + 1)[-1]), *copies):

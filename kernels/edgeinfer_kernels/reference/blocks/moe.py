@@ -6,7 +6,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.blocks.moe import MIN_WEIGHT_SUM, MoeSpec
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.blocks.feed_forward import dense
-from edgeinfer_kernels.reference.step import Array, BlockStep, sigmoid
+from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid
 
 
 def forward(step: BlockStep, h: Array) -> Array:
@@ -15,6 +15,8 @@ def forward(step: BlockStep, h: Array) -> Array:
     router_input = step.layer_input if spec.pre_attention_router else h
     scores = step.times(router_input, w.ffn_gate_inp, w.ffn_gate_inp_bias)
     selected, weights = route(scores, spec, w.exp_probs_b)
+    if w.expert_scales is not None:
+        weights = weights * w.expert_scales[selected]
     if step.routing is not None:
         step.routing.ids[step.index.layer, : len(h), : spec.experts_per_token] = selected
     read = h if w.ffn_latent_down is None else step.times(h, w.ffn_latent_down)
@@ -26,7 +28,10 @@ def forward(step: BlockStep, h: Array) -> Array:
         )
     if w.ffn_latent_up is not None:
         y = step.times(y, w.ffn_latent_up)
-    if w.shared is not None:
+    if spec.dense_norm is not None:
+        shared = dense(step, h * w.shared_gain, spec.activation, w.shared)
+        y = normalize(y, spec.dense_norm, w.expert_norm) + normalize(shared, spec.dense_norm, w.shared_norm)
+    elif w.shared is not None:
         shared = dense(step, h, spec.activation, w.shared)
         if w.ffn_gate_inp_shexp is not None:
             shared = shared / (1 + np.exp(-h @ w.ffn_gate_inp_shexp))[:, None]

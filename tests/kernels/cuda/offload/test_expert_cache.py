@@ -22,7 +22,6 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.runtime.expert_cache_policy import ExpertCachePolicy, Swap
-from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, worst
 from tests.kernels.cuda.device_matrices import random_bits
@@ -210,17 +209,20 @@ def test_experts_are_uploaded_in_pieces(
 def test_host_layout_rows_are_converted_back_to_file_layout(kernels: Kernels, name: str) -> None:
     columns = 512
     raw = random_bits(name, 48, columns)
-    layout = interleave(Matrix("m", name, 48, columns, raw), kernels)
-    groups = torch.from_numpy(layout[: raw.size].reshape(3, -1).copy())
+    groups = groups_of(raw, name, columns, kernels)
     assert torch.equal(rows_of_groups(groups, name), torch.from_numpy(raw))
 
 
+def groups_of(raw: npt.NDArray[np.uint8], name: str, columns: int, kernels: Kernels) -> torch.Tensor:
+    """(rows, bytes) of a file as groups of sixteen rows in host layout."""
+    layout = interleave(Matrix("m", name, len(raw), columns, raw), kernels)
+    return torch.from_numpy(layout[: raw.size].reshape(len(raw) // 16, -1).copy())
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
-def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None:
+def test_captured_packing_equals_packing_at_load(device: str, kernels: Kernels, name: str) -> None:
     experts, rows, columns = 3, 64, 512
-    raw = np.random.default_rng(7).integers(
-        0, 256, (experts * rows, block_format(name).row_bytes(columns)), np.uint8
-    )
+    raw = random_bits(name, experts * rows, columns)
     stack, target_device = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
     sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
     loaded, target = (
@@ -234,20 +236,10 @@ def test_captured_packing_equals_packing_at_load(device: str, name: str) -> None
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):
-            groups = groups_of_rows(sources[expert], name)
+            groups = groups_of(sources[expert].numpy(), name, columns, kernels)
             packers[3].load_groups(groups[:3], target, slot * rows)
             packers[1].load_groups(groups[3:], target, slot * rows + 48)
     if stream:
         stream.synchronize()
     for actual, expected in zip(target.parts, loaded.parts, strict=True):
         assert torch.equal(actual, expected)
-
-
-def groups_of_rows(rows: torch.Tensor, name: str) -> torch.Tensor:
-    """(rows, bytes) of a file to (groups, bytes) as `rows_of_groups` takes them."""
-    group = 16 * rows.shape[1]
-    indices = torch.arange(group).view(1, group)
-    low, high = (rows_of_groups(part.to(torch.uint8), name) for part in (indices & 255, indices >> 8))
-    result = torch.empty((len(rows) // 16, group), dtype=torch.uint8)
-    result[:, (low.long() + 256 * high.long()).flatten()] = rows.view(-1, group)
-    return result

@@ -252,8 +252,9 @@ def attention_block(block, step_args, pool, thread):
     k = block.projected_k
     v = block.projected_v
     project(pool, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
-    project(pool, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
-    project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
+    if block.queries_only == 0:
+        project(pool, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
+        project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
     ahead = barrier_prefetching(pool, ahead, end)
     store_heads(pool, 4, thread, block, step_args, share, scratch)

@@ -194,22 +194,29 @@ def last_position(step_args):
 
 
 @device_function
-def slot_of(token_args, position):
+def in_ring(index, ring):
+    """index % ring; most caches are longer than any index."""
+    return index if index < ring else index % ring
+
+
+@device_function
+def slot_of(token_args, position, ring):
     """Cache slot of the key and value of a position."""
     if token_args.address == 0:
-        return position
+        return in_ring(position, ring)
     page = load_i64(token_args.pages + 8 * (position // POSITIONS_PER_PAGE))
-    return page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
+    return in_ring(page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE, ring)
 
 
 def make_store_all(store):
     @device_function
     def store_all(block, kv_head, token_args, position, row, spare):
         """Store a key or a value in its slot and in the slots of its copies."""
-        store(block, kv_head, slot_of(token_args, position), row, spare)
+        ring = block.ring
+        store(block, kv_head, slot_of(token_args, position, ring), row, spare)
         copy = token_args.copies if token_args.address != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:
-            store(block, kv_head, load_i64(copy), row, spare)
+            store(block, kv_head, in_ring(load_i64(copy), ring), row, spare)
             copy += 8
 
     return store_all

@@ -145,6 +145,8 @@ def rope_and_store(block, step_args, token, index, head):
         kv_head = index - heads - kv_heads
         row = block.projected_v + kv_offset
         take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head)
+        if block.value_norm.address != 0:
+            normalize(block.value_norm, head, head)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
         store_all_values(block, kv_head, token_args, position, head, spare)
@@ -172,7 +174,8 @@ def store_heads(pool, counter, thread, block, step_args, share, scratch):
     heads = block.heads
     kv_heads = block.kv_heads
     group = heads // kv_heads
-    every = share * (group + 2) if share > 0 else heads + 2 * kv_heads
+    others = 0 if block.queries_only != 0 else 2
+    every = share * (group + others) if share > 0 else heads + others * kv_heads
     own = 0
     while True:
         item = own if share > 0 else next_item(pool, counter)

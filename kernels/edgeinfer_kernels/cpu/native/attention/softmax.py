@@ -6,6 +6,7 @@ no sum across lanes is needed; values are in rows. The code for 8-bit caches is 
 """
 
 from edgeinfer_kernels.cpu.native.attention.attention_states import DECAY, STATE_BYTES, weigh_scores
+from edgeinfer_kernels.cpu.native.attention.cache_writing import in_ring
 from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import (
     add_pairs,
     load_pairs,
@@ -188,13 +189,24 @@ def weights_alone(weights, scales, padded, d, heads, spare):
 
 
 @device_function
-def first_of_neighbours(pages, count):
-    """The first of `count` pages if they are contiguous in the cache, else -1."""
-    first = load_i64(pages)
-    for i in range(1, count):
-        if load_i64(pages + 8 * i) != first + i:
-            return -1
-    return first
+def page_at(pages, index, ring):
+    """The cache page of a sequence's page `index`, in a cache that starts again after `ring` pages; `pages`:
+    see `gather`.
+    """
+    return in_ring(load_i64(pages + 8 * index) if pages != 0 else index, ring)
+
+
+@device_function
+def first_of_neighbours(pages, index, count, ring):
+    """The cache page of a sequence's page `index` if `count` pages from there on are contiguous in the cache,
+    else -1.
+    """
+    first = page_at(pages, index, ring)
+    if pages != 0:
+        for i in range(1, count):
+            if page_at(pages, index + i, ring) != first + i:
+                return -1
+    return first if first + count <= ring else -1
 
 
 @device_function
@@ -205,10 +217,10 @@ def copy_words(source, target, nbytes):
 
 
 @device_function
-def copy_pages(pages, count, source, target, nbytes):
+def copy_pages(pages, index, count, ring, source, target, nbytes):
     """Copy `count` pages of `nbytes` from anywhere in the cache to contiguous memory."""
     for i in range(count):
-        copy_words(source + nbytes * load_i64(pages + 8 * i), target + nbytes * i, nbytes)
+        copy_words(source + nbytes * page_at(pages, index + i, ring), target + nbytes * i, nbytes)
 
 
 def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
@@ -226,8 +238,8 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         """Add positions begin..end to the states of the query heads that share `kv_head`.
 
         Reads each key and value of the range once, for any number of heads that share them. `pages`: 0, or
-        the address of the page of each sixteen positions. A tile whose pages are not contiguous is copied to
-        `copied` first, so its sums are bit-identical.
+        the address of the page of each sixteen positions. A tile whose pages are not contiguous (also one at
+        the end of a ring) is copied to `copied` first, so its sums are bit-identical.
         """
         padded, value = block.padded_head, block.padded_value
         head_dim, width = block.head_dim, block.row_width
@@ -241,6 +253,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         key_scale_bytes = scale_page(padded) if scaled else 0
         scale_bytes = scale_page(width) if scaled else 0
         first_page = block.context // LANES * kv_head
+        ring = block.ring // LANES
         key_cache = block.key_cache + key_page * first_page
         value_cache = block.value_cache + value_page * first_page
         key_scale_cache = block.key_scales + key_scale_bytes * first_page
@@ -252,10 +265,9 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         for tile in range(begin // LANES * LANES, end, TILE):
             first = max(0, begin - tile)
             last = min(TILE, end - tile)
-            page = tile // LANES
+            index = tile // LANES
             count = (last + LANES - 1) // LANES
-            if pages != 0:
-                page = first_of_neighbours(pages + 8 * page, count)
+            page = first_of_neighbours(pages, index, count, ring)
             keys = key_cache + key_page * page
             values = value_cache + value_page * page
             key_scales = key_scale_cache + key_scale_bytes * page
@@ -264,11 +276,10 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 keys, values = copied, copied + keys_ahead
                 key_scales = values + values_ahead
                 value_scales = key_scales + scales_ahead
-                tile_pages = pages + 8 * (tile // LANES)
-                copy_pages(tile_pages, count, key_cache, keys, key_page)
-                copy_pages(tile_pages, count, value_cache, values, value_page)
-                copy_pages(tile_pages, count, key_scale_cache, key_scales, key_scale_bytes)
-                copy_pages(tile_pages, count, value_scale_cache, value_scales, scale_bytes)
+                copy_pages(pages, index, count, ring, key_cache, keys, key_page)
+                copy_pages(pages, index, count, ring, value_cache, values, value_page)
+                copy_pages(pages, index, count, ring, key_scale_cache, key_scales, key_scale_bytes)
+                copy_pages(pages, index, count, ring, value_scale_cache, value_scales, scale_bytes)
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
                 score_four(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)

@@ -18,12 +18,18 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
-from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations_from
-from edgeinfer_kernels.cpu.native.moe.expert_sums import add_expert_bias, combine, project_latent_back
+from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations, write_activations_from
+from edgeinfer_kernels.cpu.native.moe.expert_sums import (
+    add_expert_bias,
+    combine,
+    combine_normed,
+    project_latent_back,
+)
 from edgeinfer_kernels.cpu.native.moe.routing import select_experts, sort_by_expert
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
+    multiply,
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_i64
@@ -206,6 +212,24 @@ def assign_rows(pool, block, tokens, scratch):
 
 
 @device_function
+def scale_shared_input(pool, counter, block, tokens):
+    """Phase: the rows that the shared expert reads, if they are normed rows with factors."""
+    gain = block.shared_gain
+    if gain == 0:
+        return
+    normed, target = block.normed, block.shared_input
+    while True:
+        token, first, last = next_piece(pool, counter, target.columns)
+        if token >= tokens:
+            break
+        source = normed.floats + token * normed.float_stride
+        row = target.floats + token * target.float_stride
+        for i in range(first, last, 16):
+            store_floats(row + 4 * i, multiply(load_floats(source + 4 * i), load_floats(gain + 4 * i)))
+        write_activations(row, target, token, tokens, first, last)
+
+
+@device_function
 def project_shared(pool, thread, block, tokens, normed, scratch):
     """Counters 7 and 8: gate and up of the shared expert."""
     hidden = block.shared_hidden
@@ -253,6 +277,7 @@ def experts_block(block, step_args, pool, thread):
     barrier(pool)
     if block.pre_attention_router == 0:
         score(pool, 1, thread, block, step_args.tokens, normed, scratch)
+        scale_shared_input(pool, 14, block, step_args.tokens)
         project_latent(pool, thread, block, step_args, scratch)
         barrier(pool)
     select_experts(pool, 2, block, step_args, scratch)
@@ -283,7 +308,6 @@ def add_experts(pool, thread, block, step_args, scratch):
     x; starts with a barrier.
     """
     tokens = step_args.tokens
-    normed = block.normed
     hidden = block.hidden
     hidden_stride = hidden.float_stride
     gate = block.gate
@@ -299,7 +323,7 @@ def add_experts(pool, thread, block, step_args, scratch):
         project_experts(pool, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
     project_experts(pool, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
-        project_shared(pool, thread, block, tokens, normed, scratch)
+        project_shared(pool, thread, block, tokens, block.shared_input, scratch)
     barrier(pool)
     activate_experts(pool, 9, block, tokens)
     if shared:
@@ -312,4 +336,7 @@ def add_experts(pool, thread, block, step_args, scratch):
     barrier(pool)
     if block.latent_up.address != 0:
         project_latent_back(pool, thread, block, step_args, scratch)
-    combine(pool, 13, block, step_args)
+    if block.shared_gain != 0:
+        combine_normed(pool, 13, block, step_args)
+    else:
+        combine(pool, 13, block, step_args)

@@ -4,19 +4,19 @@ import math
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    convolve_lanes,
+    keep_rows,
+    load_matrix,
+    row_address,
+    store_matrix,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     normalize_and_quantize,
     project,
     project_back,
     quantize_input,
-)
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
-    convolve_lanes,
-    keep_rows,
-    load_matrix,
-    row_address,
-    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier,

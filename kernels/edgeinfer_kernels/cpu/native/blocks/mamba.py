@@ -1,5 +1,12 @@
 """The Mamba-1 block."""
 
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    convolve_lanes,
+    keep_rows,
+    load_matrix,
+    row_address,
+    store_matrix,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     next_piece,
@@ -8,13 +15,6 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     project,
     project_back,
     quantize_input,
-)
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
-    convolve_lanes,
-    keep_rows,
-    load_matrix,
-    row_address,
-    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations

@@ -2,6 +2,13 @@
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    convolve_lanes,
+    keep_rows,
+    load_matrix,
+    row_address,
+    store_matrix,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     COLUMNS_PER_PIECE,
     first_weights,
@@ -9,13 +16,6 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     project,
     project_back,
     quantize_input,
-)
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
-    convolve_lanes,
-    keep_rows,
-    load_matrix,
-    row_address,
-    store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations

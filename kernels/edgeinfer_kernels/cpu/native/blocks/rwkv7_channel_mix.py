@@ -2,16 +2,16 @@
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    keep_rows,
+    mix_piece,
+    normalize_rows,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     first_weights,
     next_piece,
     project,
-)
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
-    keep_rows,
-    mix_piece,
-    normalize_rows,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier_and_clear,

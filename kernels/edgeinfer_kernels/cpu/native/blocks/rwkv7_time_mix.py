@@ -4,20 +4,20 @@ import math
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.blocks.phases import (
-    first_weights,
-    next_piece,
-    project,
-    project_back,
-    quantize_input,
-)
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import (
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     keep_rows,
     load_matrix,
     mix_piece,
     normalize_rows,
     row_address,
     store_matrix,
+)
+from edgeinfer_kernels.cpu.native.blocks.phases import (
+    first_weights,
+    next_piece,
+    project,
+    project_back,
+    quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier,

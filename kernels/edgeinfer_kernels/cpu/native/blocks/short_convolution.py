@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import keep_rows, row_address, row_lanes
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     next_piece,
@@ -9,7 +10,6 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     project,
     project_back,
 )
-from edgeinfer_kernels.cpu.native.blocks.recurrent_rows import keep_rows, row_address, row_lanes
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function

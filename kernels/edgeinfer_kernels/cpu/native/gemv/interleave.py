@@ -3,7 +3,7 @@
 from llvmlite import ir
 from numba import types
 
-from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.fields import PACKED_CODES, ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     I8,
@@ -11,6 +11,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     I32,
     I64,
     address,
+    constant_lanes,
     join,
     load,
     operation,
@@ -82,6 +83,32 @@ def gather_units(source, row_bytes, target, unit, rows):
             store_i8(target + lane, load_u8(at))
 
 
+@operation(types.void, (address,))
+def pack_six_bits(builder, at):
+    """64 bytes at every 512th of Q6_K's codes in the file, of two halves of 128 columns: twice their low four
+    bits for each half, then their high two bits. Afterwards a half has three times 512 bytes: those of the
+    first, second and third quarter, and above each two bits of the fourth, the lowest in the first.
+    """
+    codes = ir.VectorType(I8, 64)
+    places = [builder.add(at, ir.Constant(I64, 512 * index)) for index in range(6)]
+    x0, y0, x1, y1, h0, h1 = (load(builder, place, codes) for place in places)
+
+    def bits(value, mask, shift):
+        kept = builder.and_(value, constant_lanes(I8, 64, mask))
+        move = builder.shl if shift >= 0 else builder.lshr
+        return move(kept, constant_lanes(I8, 64, abs(shift)))
+
+    packed = []
+    for x, y, high in ((x0, y0, h0), (x1, y1, h1)):
+        packed += [
+            (bits(x, 15, 0), bits(high, 3, 4), bits(y, 48, 2)),
+            (bits(y, 15, 0), bits(high, 12, 2), bits(y, 192, 0)),
+            (bits(x, 240, -4), bits(high, 48, 0), bits(high, 192, 0)),
+        ]
+    for place, (first, second, third) in zip(places, packed, strict=True):
+        store(builder, builder.or_(builder.or_(first, second), third), place)
+
+
 @device_function
 def gather_block(source, row_bytes, target, fields, field_count, rows):
     """One block of up to sixteen rows."""
@@ -89,6 +116,10 @@ def gather_block(source, row_bytes, target, fields, field_count, rows):
         offset, unit, count = fields[field].offset, fields[field].unit, fields[field].count
         at = source + offset
         to = target + ROWS_PER_GROUP * offset
+        if unit == PACKED_CODES:
+            for vector in range(count):
+                pack_six_bits(to + 64 * vector)
+            continue
         if rows == ROWS_PER_GROUP and unit == 4:
             gather_words(at, row_bytes, to, count)
             continue

@@ -12,18 +12,23 @@ import numpy as np
 from numba import types
 
 from edgeinfer_kernels.cpu.layout.fields import interleaved_offsets
+from edgeinfer_kernels.cpu.native.gemv.codes import (
+    fields,
+    fields_with_high_bits,
+    nibbles,
+    nibbles_with_fifth_bits,
+    six_bit_codes,
+)
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
     and_i32,
-    bits_of_bytes,
     bits_to_float,
     load_bytes,
     load_ints,
     load_unsigned_bytes,
     load_unsigned_shorts,
     maximum_i32,
-    or_bytes,
     or_i32,
     shift_bytes_left,
     shift_left,
@@ -46,78 +51,6 @@ from edgeinfer_quant_formats.formats import FORMATS
 
 look_up_iq4 = table_lookup(FORMATS["IQ4_NL"].levels)
 look_up_mxfp4 = table_lookup(tuple(level + 12 for level in FORMATS["MXFP4"].levels))
-
-
-@device_function
-def nibbles(quants):
-    """16 bytes per row: columns 0..15 in the low nibbles, 16..31 in the high nibbles."""
-    x0 = load_bytes(quants)
-    x1 = load_bytes(quants + 64)
-    x2 = load_bytes(quants + 128)
-    x3 = load_bytes(quants + 192)
-    return (
-        bits_of_bytes(x0, 0, 15),
-        bits_of_bytes(x1, 0, 15),
-        bits_of_bytes(x2, 0, 15),
-        bits_of_bytes(x3, 0, 15),
-        bits_of_bytes(x0, 4, 15),
-        bits_of_bytes(x1, 4, 15),
-        bits_of_bytes(x2, 4, 15),
-        bits_of_bytes(x3, 4, 15),
-    )
-
-
-@device_function
-def fields(quants, shift, mask):
-    """32 bytes per row, one per column: its bits at `shift`."""
-    return (
-        bits_of_bytes(load_bytes(quants), shift, mask),
-        bits_of_bytes(load_bytes(quants + 64), shift, mask),
-        bits_of_bytes(load_bytes(quants + 128), shift, mask),
-        bits_of_bytes(load_bytes(quants + 192), shift, mask),
-        bits_of_bytes(load_bytes(quants + 256), shift, mask),
-        bits_of_bytes(load_bytes(quants + 320), shift, mask),
-        bits_of_bytes(load_bytes(quants + 384), shift, mask),
-        bits_of_bytes(load_bytes(quants + 448), shift, mask),
-    )
-
-
-@device_function
-def fields_with_high_bits(quants, shift, mask, high, high_shift, high_mask, bit):
-    """As `fields`, with more bits of each column from `high`, stored at bit `bit`."""
-    w = fields(quants, shift, mask)
-    h = fields(high, high_shift, high_mask)
-    return (
-        or_bytes(w[0], shift_bytes_left(h[0], bit)),
-        or_bytes(w[1], shift_bytes_left(h[1], bit)),
-        or_bytes(w[2], shift_bytes_left(h[2], bit)),
-        or_bytes(w[3], shift_bytes_left(h[3], bit)),
-        or_bytes(w[4], shift_bytes_left(h[4], bit)),
-        or_bytes(w[5], shift_bytes_left(h[5], bit)),
-        or_bytes(w[6], shift_bytes_left(h[6], bit)),
-        or_bytes(w[7], shift_bytes_left(h[7], bit)),
-    )
-
-
-@device_function
-def fifth_bit(weights, high, index):
-    """Set bit 4 of four columns from bits 4·index… of the row's word `high`."""
-    return or_bytes(weights, shift_bytes_left(spread_four_bits(shift_right(high, 4 * index)), 4))
-
-
-@device_function
-def nibbles_with_fifth_bits(quants, high):
-    w = nibbles(quants)
-    return (
-        fifth_bit(w[0], high, 0),
-        fifth_bit(w[1], high, 1),
-        fifth_bit(w[2], high, 2),
-        fifth_bit(w[3], high, 3),
-        fifth_bit(w[4], high, 4),
-        fifth_bit(w[5], high, 5),
-        fifth_bit(w[6], high, 6),
-        fifth_bit(w[7], high, 7),
-    )
 
 
 Q4_0 = interleaved_offsets("Q4_0")
@@ -284,18 +217,15 @@ Q6_K = interleaved_offsets("Q6_K")
 
 @device_function
 def unpack_q6_k(block, index):
-    half = index // 4
-    quarter = index % 4
-    quants = block + Q6_K.ql + 1024 * half + 512 * (quarter % 2)
-    high = block + Q6_K.qh + 512 * half
-    w = fields_with_high_bits(quants, 4 * (quarter // 2), 15, high, 2 * quarter, 3, 4)
+    codes = block + Q6_K.ql + 1536 * (index // 4)
+    w = six_bit_codes(codes, codes + 512, codes + 1024, index % 4)
     scales = load_ints(block + Q6_K.scales + 64 * (index // 2))
-    first = 2 * (index % 2)
+    first_scale = 2 * (index % 2)
     d = load_f16(block + Q6_K.d)
     return (
         *w,
-        multiply(d, to_float(signed_byte(scales, first))),
-        multiply(d, to_float(signed_byte(scales, first + 1))),
+        multiply(d, to_float(signed_byte(scales, first_scale))),
+        multiply(d, to_float(signed_byte(scales, first_scale + 1))),
     )
 
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.blocks.phases import next_piece, project, quantize_input
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear
+from edgeinfer_kernels.cpu.native.blocks.phases import next_piece, normalize, project, quantize_input
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
@@ -76,6 +76,29 @@ def combine_columns(block, token, x, first, last):
         if shared:
             total = add(total, multiply(load_floats(shared_row + 4 * i), factor))
         store_floats(x + 4 * i, multiply_add(total, scale, load_floats(x + 4 * i)))
+
+
+@device_function
+def combine_normed(pool, counter, block, step_args):
+    """Phase: x += scale · norm(norm(the experts' sum) + norm(shared)), token by token."""
+    scale = splat_f32(block.residual_scale)
+    padded = block.norm.padded
+    while True:
+        token = next_item(pool, counter)
+        if token >= step_args.tokens:
+            break
+        row = block.sums + token * block.sums_stride
+        shared = block.shared_out + token * block.shared_out_stride
+        for i in range(0, padded, 16):
+            store_floats(row + 4 * i, weighted_sum(block, token, i))
+        normalize(block.expert_norm, row, row)
+        normalize(block.shared_norm, shared, shared)
+        for i in range(0, padded, 16):
+            store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(shared + 4 * i)))
+        normalize(block.post_norm, row, row)
+        x = step_args.x + token * step_args.x_stride
+        for i in range(0, padded, 16):
+            store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), scale, load_floats(x + 4 * i)))
 
 
 @device_function

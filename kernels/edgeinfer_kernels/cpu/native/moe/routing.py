@@ -103,6 +103,11 @@ def select_experts(pool, counter, block, step_args, scratch):
         else:
             take_best(scores, count, experts_per_token, ids, weights, scratch)
         expert_weights_from_scores(block, scores, weights)
+        scales = block.expert_scales
+        if scales != 0:
+            for slot in range(experts_per_token):
+                scale = load_f32(scales + 4 * load_i64(ids + 8 * slot))
+                store_f32(weights + 4 * slot, load_f32(weights + 4 * slot) * scale)
 
 
 @device_function

@@ -172,6 +172,12 @@ def shift_bytes_left(builder, x, count):
     return as_bytes(builder, builder.shl(as_words(builder, x), splat(builder, count, LANES)))
 
 
+@operation(bytes64, (bytes64, types.int32))
+def shift_bytes_right(builder, x, count):
+    """byte >> count, for bytes whose low `count` bits are 0."""
+    return as_bytes(builder, builder.lshr(as_words(builder, x), splat(builder, count, LANES)))
+
+
 @operation(bytes64, (bytes64, bytes64))
 def or_bytes(builder, x, y):
     return builder.or_(x, y)

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, split_fields
+from edgeinfer_kernels.cpu.native.gemv.codes import nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
-from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS, nibbles, nibbles_with_fifth_bits
+from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     bits_of_bytes,

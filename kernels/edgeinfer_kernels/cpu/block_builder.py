@@ -182,7 +182,7 @@ class BlockBuilder:
             norm = self.norm(residual.norm, self.width, w.norm, w.norm_bias)
         return {
             "norm": norm,
-            "post_norm": self.norm(residual.norm, self.width, w.post_norm),
+            "post_norm": self.norm(residual.post_norm_spec, self.width, w.post_norm),
             "residual_scale": residual.residual_scale,
         }
 

@@ -1,0 +1,1 @@
+"""What the compiled blocks of several kinds share."""
