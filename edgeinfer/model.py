@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,16 @@ import numpy.typing as npt
 from edgeinfer.chat import Chat, ChatEngine
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
-from edgeinfer.embedding import Pooling, TextVectors, check_pooling, checked_texts, pooled
+from edgeinfer.embedding import (
+    Pooling,
+    TextVectors,
+    check_pooling,
+    checked_texts,
+    normalized,
+    pooled,
+    text_rows,
+)
+from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError, shown
@@ -20,9 +29,11 @@ from edgeinfer.generation.prefill import context_overflow
 from edgeinfer.generation.request import Prompt, request_of
 from edgeinfer.generation.sequence_counts import SequenceCounts
 from edgeinfer.generation.token_stream import TokenStream
+from edgeinfer.model_config.pooling_head import PoolingHead
 from edgeinfer.options import ChatKeywords, GenerateKeywords, RunKeywords, RunOptions, SamplingParams
 from edgeinfer.options.run_options import run_options
 from edgeinfer.prompt_encoding import PromptEncoding
+from edgeinfer.ranking import RankedText, Ranker, Ranking, checked_query, ranked
 from edgeinfer.results import Generation
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
@@ -34,6 +45,9 @@ from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
     from edgeinfer.generation.async_stream import AsyncTokenStream
+
+
+Result = TypeVar("Result")
 
 
 class Model:
@@ -56,6 +70,8 @@ class Model:
         on_close: Callable[[], None] | None = None,
         drafter: Drafter | None = None,
         pooling: Pooling = "mean",
+        pooling_head: PoolingHead | None = None,
+        ranker: Ranker | None = None,
         snapshots: SnapshotStore | None = None,
         spare_core: bool = False,
         batch_invariant: bool = False,
@@ -75,7 +91,11 @@ class Model:
         self.warnings = tuple(warnings)
         self._on_close = on_close
         self.speculator = Speculator(engine, drafter) if drafter else None
-        self._pooling = pooling
+        self.pooling = pooling
+        self.pooling_head = pooling_head or PoolingHead()
+        self._ranker = ranker
+        self.is_encoder = isinstance(engine, EncoderEngine)
+        """Whether it has embeddings only, and no completions."""
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
         self._batch_invariant = batch_invariant
@@ -126,6 +146,7 @@ class Model:
         return completions[0] if n is None else completions
 
     def _several(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> list[Generation]:
+        self.refuse_encoder()
         if run.context_overflow != "stop":
             raise SettingError(
                 f"context_overflow: saw {run.context_overflow!r}, wanted 'stop' for several completions"
@@ -154,6 +175,7 @@ class Model:
         return self._stream(prompt, *run_options({**self.sampling, **options}))
 
     def _stream(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> TokenStream:
+        self.refuse_encoder()
         ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
         return self._stream_ids(ids, run, sampling)
 
@@ -205,12 +227,18 @@ class Model:
     def _grammar_vocabulary(self) -> GrammarVocabulary:
         return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size, self._spare_core)
 
+    def refuse_encoder(self) -> None:
+        """Raises `SettingError`: the model completes no text."""
+        if self.is_encoder:
+            raise SettingError(f"{self.name} is an encoder, which completes no text: use embed")
+
     def _refuse_closed(self) -> None:
         if self._closed:
             raise EdgeInferError(f"{self.name} has been closed; load it again")
 
     def chat(self, system: str | None = None, **options: Unpack[ChatKeywords]) -> Chat:
         """Start a chat; `options` are defaults for all its responses, as for `stream`."""
+        self.refuse_encoder()
         engine = ChatEngine(self._encoding.of_chat, self._stream_ids, self.context)
         defaults: Any = self.sampling
         return Chat(engine, system, **{**defaults, **options})
@@ -223,6 +251,7 @@ class Model:
             ContextOverflowError: more ids than the context holds.
             EdgeInferError: the model has been closed.
         """
+        self.refuse_encoder()
         taken = self._encoding.of_ids(ids, "ids")
         if not taken:
             raise SettingError("ids: saw none, wanted at least one token id")
@@ -250,18 +279,56 @@ class Model:
         self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
     ) -> TextVectors:
         """As `embed`, with the number of tokens processed."""
-        selected = self._pooling if pooling is None else check_pooling(pooling)
+        selected = self.pooling if pooling is None else check_pooling(pooling)
         if not isinstance(normalize, bool):
             raise SettingError(f"normalize: saw {shown(normalize)}, wanted True or False")
-        ids = [self._encoding.of_text(text) for text in checked_texts(texts)]
-        vectors = [pooled(self._rows(each), selected, normalize) for each in ids]
-        return TextVectors(np.stack(vectors) if vectors else np.zeros((0, 0), np.float32), sum(map(len, ids)))
-
-    def _rows(self, ids: list[int]) -> npt.NDArray[np.float32]:
-        """Hidden states (len(ids), hidden_size) before the output head, computed from an empty context."""
-        if not ids:
+        ids = [self._encoding.of_whole_text(text) for text in checked_texts(texts)]
+        if not all(ids):
             raise SettingError("embed: saw an empty text, wanted one with at least one token")
-        return self._run_from_empty_cache(ids, self.engine.rows)
+        if not ids:
+            return TextVectors(np.zeros((0, 0), np.float32), 0)
+        of_texts = self._pooled(ids, lambda rows: pooled(rows, selected))
+        vectors = self.pooling_head.embedding(np.stack(of_texts))
+        return TextVectors(normalized(vectors) if normalize else vectors, sum(map(len, ids)))
+
+    def rank(self, query: str, texts: Sequence[str]) -> list[RankedText]:
+        """The texts with their scores for the query, most relevant first; for rerankers.
+
+        The scores are those of the model: of a classifier its logit, of Qwen3-Reranker a probability.
+
+        Raises:
+            SettingError: the model is no reranker, or a value is no text.
+            ContextOverflowError: query and text have more tokens than the context holds.
+            EdgeInferError: the model has been closed, or its engine gives no vectors.
+        """
+        return self.ranking(query, texts).texts
+
+    def ranking(self, query: str, texts: Sequence[str]) -> Ranking:
+        """As `rank`, with the number of tokens processed."""
+        ranker = self._ranker
+        if ranker is None:
+            raise SettingError(
+                f"rank: {self.name} is no reranker: its file has no classifier; take one such as "
+                "bge-reranker-v2-m3"
+            )
+        given = checked_texts(texts, "rank")
+        ids = [ranker.ids(checked_query(query), text) for text in given]
+        if ranker.answers is None:
+            scores = self._pooled(ids, ranker.classified)
+        else:
+            scores = [ranker.answered(self._run_from_empty_cache(each, self.engine.append)) for each in ids]
+        return Ranking(ranked(given, scores), sum(map(len, ids)))
+
+    def _pooled(
+        self, ids: list[list[int]], pool: Callable[[npt.NDArray[np.float32]], Result]
+    ) -> list[Result]:
+        """`pool` of the hidden states (tokens, hidden_size) of each text before the output head."""
+        with self._lock:
+            self._refuse_closed()
+            longest = max(map(len, ids), default=0)
+            if longest > self.context:
+                raise context_overflow(self.engine, longest)
+            return [pool(rows) for rows in text_rows(self.engine, ids)]
 
     def _run_from_empty_cache(
         self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]

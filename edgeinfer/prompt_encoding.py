@@ -86,6 +86,10 @@ class PromptEncoding:
             return [bos, *ids]
         return ids
 
+    def of_whole_text(self, text: str) -> list[int]:
+        """Ids of a text to embed: with BOS and EOS if the file specifies them."""
+        return self._tokenizer.encode(text, bos=True) or self.of_text(text)
+
     def of_messages(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
         """Ids of messages through the template; BOS is added only if the template didn't write it.
 

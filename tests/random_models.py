@@ -27,6 +27,8 @@ SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
 """Offsets of a block's float16 scales, and values with which a row of weights has about unit length."""
 
 
+UNQUANTIZED = ("ffn_gate_inp", "conv.weight", "conv1d", "lerp", "token_types", "position_embd")
+"""Parts of names of matrices that stay F32."""
 WITHOUT_NORM_BIASES = ("command-r", "cohere2", "olmo")
 
 
@@ -166,12 +168,10 @@ class RandomModel:
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
         for layer in range(self.layers):
-            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self._layer_tensors(layer).items()}
+            shapes |= {f"blk.{layer}.{name}": shape for name, shape in self.layer_tensors(layer).items()}
         if self.draft_head:
             last = f"blk.{self.layers}"
-            shapes |= {
-                f"{last}.{name}": shape for name, shape in self._layer_tensors(self.layers - 1).items()
-            }
+            shapes |= {f"{last}.{name}": shape for name, shape in self.layer_tensors(self.layers - 1).items()}
             shapes |= {f"{last}.nextn.{name}.weight": (self.width,) for name in ("enorm", "hnorm")}
             shapes[f"{last}.nextn.shared_head_norm.weight"] = (self.width,)
             shapes[f"{last}.nextn.eh_proj.weight"] = (self.width, 2 * self.width)
@@ -207,7 +207,7 @@ class RandomModel:
             shapes |= {f"{name}_exps.bias": (count, rows[name]) for name in rows}
         return shapes
 
-    def _layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
+    def layer_tensors(self, layer: int) -> dict[str, tuple[int, ...]]:
         spec = ARCHITECTURES[self.architecture]
         q, kv, width, hidden = (
             self.heads * self.head_dim,
@@ -307,7 +307,7 @@ class _Cycle:
 
     def next_for(self, name: str, shape: tuple[int, ...]) -> str:
         is_vector = len(shape) == 1 or name.endswith(("bias", "ssm_a", "ssm_d", "ssm_norm.weight"))
-        if is_vector or "ffn_gate_inp" in name or "conv.weight" in name or "conv1d" in name or "lerp" in name:
+        if is_vector or any(part in name for part in UNQUANTIZED):
             return "F32"
         self._count += 1
         expected = self._formats[self._count % len(self._formats)]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
@@ -25,7 +26,7 @@ from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_text import mebibytes
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, Repacking
+from edgeinfer_offload.planner.plan_types import Repacking
 
 if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
@@ -65,19 +66,21 @@ class EngineBuilder:
 
     def _on_cpu(self) -> LoadedEngine:
         source, plan = self.source, self.plan
-        kernels, progress = self._kernels(head=True), LoadProgress(source, plan.file_weight_bytes)
+        has_head, batch = not source.specification.is_encoder, plan.options.batch
+        kernels, progress = self._kernels(head=has_head), LoadProgress(source, plan.file_weight_bytes)
+        threads = plan.machine.processor.threads
         backend = CpuBackend(
             source.specification,
             source.weights,
             DecoderState.allocate(source.specification, source.context, source.options.kv),
             kernels,
-            CpuOptions(CPU_BATCH, plan.machine.processor.threads, self._left_in_file(), self._sparse_layers),
-            routing=Routing.allocate(source.specification, CPU_BATCH),
+            CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
+            routing=Routing.allocate(source.specification, batch),
             on_loaded=progress,
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
-        loaded = self._loaded(backend, CPU_BATCH, self._cpu_warnings(kernels))
+        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels))
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
@@ -161,7 +164,7 @@ class EngineBuilder:
     def _left_in_file(self) -> Sequence[Any]:
         source = self.source
         if not source.options.repack:
-            return list(source.weights.matrices())
+            return source.weights.matrices(head=not source.specification.is_encoder)
         return left_in_file(self.plan, source.specification, source.weights)
 
     def _cpu_warnings(self, kernels: Kernels) -> list[str]:
@@ -186,7 +189,8 @@ class EngineBuilder:
     def _loaded(self, backend: Backend[Any], batch: int, warnings: Sequence[str] = ()) -> LoadedEngine:
         source, plan = self.source, self.plan
         reads_file = any(device.kind == "cpu" for device in plan.devices)
-        engine = NativeEngine(
+        engine_class = EncoderEngine if source.specification.is_encoder else NativeEngine
+        engine = engine_class(
             source.specification,
             backend,
             source.context,

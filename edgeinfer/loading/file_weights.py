@@ -25,7 +25,7 @@ def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -
     result: list[Matrix] = []
     for index in blocks_in_file(plan, spec):
         result += weights.residual(index).block.granule_matrices()
-    return [*result, weights.output] if plan.head == "disk" else result
+    return [*result, weights.output] if plan.head == "disk" and not spec.is_encoder else result
 
 
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:

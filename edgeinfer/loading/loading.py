@@ -21,9 +21,11 @@ from edgeinfer.loading.engine_loading import load_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model import Model
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.pooling_head import read_pooling_head
 from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
+from edgeinfer.ranking import ranker_of
 from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.snapshots.store import SnapshotStore, file_fingerprint, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
@@ -88,7 +90,10 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
     source = ModelSource(model_file.name, file, config, options)
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
-    draft, draft_warnings = open_draft(options.draft, model_file.draft_path, file)
+    head = read_pooling_head(file, config)
+    is_encoder = config.architecture_spec.encoder is not None
+    drafts_from = None if is_encoder else options.draft
+    draft, draft_warnings = open_draft(drafts_from, model_file.draft_path, file)
     warnings = [*tokenizer.warnings, *_context_warnings(config, source.context), *draft_warnings]
     loaded = None
     try:
@@ -112,12 +117,14 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
         on_close=file.close,
         drafter=drafting.drafter,
-        snapshots=_snapshots(source) if source.options.snapshots else None,
+        snapshots=_snapshots(source) if source.options.snapshots and not is_encoder else None,
         spare_core=_has_spare_core(loaded),
         batch_invariant=loaded.thread_pool is not None,
         template_options=source.options.template_options.over(model_file.template_options),
         sampling=model_file.sampling,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
+        pooling_head=head,
+        ranker=ranker_of(file.metadata, tokenizer, config, head),
     )
     _begin_drafting(model, loaded, source)
     return model
@@ -149,6 +156,8 @@ def _drafting(
     draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
     """The drafter for the engine."""
+    if source.specification.is_encoder:
+        return LoadedDrafter(None)
     if loaded.gpu is not None and not source.options.drafts_on_gpu:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)

@@ -32,8 +32,12 @@ class ModelSource:
 
     @property
     def context(self) -> int:
-        """Context in tokens: as requested, else the trained context, 4096 at most."""
-        return self.options.context or min(self.config.trained_context, DEFAULT_CONTEXT)
+        """Context in tokens: as requested, else the trained context, 4096 at most; an encoder's isn't longer
+        than the trained one.
+        """
+        trained = self.config.trained_context
+        requested = self.options.context or min(trained, DEFAULT_CONTEXT)
+        return requested if self.config.architecture_spec.encoder is None else min(requested, trained)
 
     @cached_property
     def specification(self) -> DecoderSpec:
@@ -77,7 +81,8 @@ class LoadProgress:
     def __init__(self, source: ModelSource, left: int = 0) -> None:
         self._file = source.file
         self._progress = source.options.progress
-        self._total = sum(matrix.nbytes for matrix in source.weights.matrices()) - left
+        matrices = source.weights.matrices(head=not source.specification.is_encoder)
+        self._total = sum(matrix.nbytes for matrix in matrices) - left
         self._done = 0
         self.released = False
 

@@ -9,6 +9,21 @@ from edgeinfer_kernels.blocks.moe import Gating
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """The properties of an encoder, in which the tokens of a text attend to all of it."""
+
+    learned_positions: bool = False
+    """Embeddings get a learned row of their position, `position_embd`."""
+    token_types: bool = False
+    """Embeddings get the first row of `token_types`."""
+    alibi: bool = False
+    normed_sums: bool = True
+    """A norm follows each residual sum: `attn_output_norm` and `layer_output_norm`."""
+    first_norm: bool = True
+    """The first layer has a norm before attention, if the others do."""
+
+
+@dataclass(frozen=True)
 class Architecture:
     """The common properties of all models of one GGUF architecture. The defaults are Llama's."""
 
@@ -108,8 +123,10 @@ class Architecture:
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate, see `AttentionSpec`."""
     output_norm: str = "output_norm"
-    """The tensor name of the final norm."""
+    """The tensor name of the final norm; "": there is none."""
     latent_attention: bool = False
     """Attention is latent attention (MLA)."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
+    encoder: Encoder | None = None
+    """None: a decoder."""

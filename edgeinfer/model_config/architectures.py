@@ -4,7 +4,7 @@
 
 from typing import Any
 
-from edgeinfer.model_config.architecture import Architecture
+from edgeinfer.model_config.architecture import Architecture, Encoder
 from edgeinfer.model_config.recurrent_blocks import (
     gated_delta_net,
     kimi_delta_attention,
@@ -42,11 +42,24 @@ _BIASED_EXPERTS: dict[str, Any] = {
     "shared_expert": "plain",
 }
 
+_BERT: dict[str, Any] = {
+    "norm": "layer",
+    "pre_norm": False,
+    "embedding_norm": "weights",
+    "output_norm": "",
+}
 
 ARCHITECTURES: dict[str, Architecture] = {
     "arcee": Architecture(activation="relu_squared", gated=False),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
+    "bert": Architecture(
+        **_BERT,
+        activation="gelu",
+        gated=False,
+        rope="never",
+        encoder=Encoder(learned_positions=True, token_types=True),
+    ),
     "cohere2": Architecture(
         norm="layer",
         parallel_feed_forward=True,
@@ -110,6 +123,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         query_scale_by_heads_at=62,
     ),
+    "gemma-embedding": Architecture(
+        rope_neox=True,
+        activation="gelu",
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        window_pattern=6,
+        window_rope_base=10000.0,
+        window_rope_unscaled=True,
+        encoder=Encoder(normed_sums=False),
+    ),
     "gemma4": Architecture(
         rope_neox=True,
         activation="gelu",
@@ -156,6 +180,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "jamba": Architecture(
         experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
     ),
+    "jina-bert-v2": Architecture(
+        **_BERT,
+        activation="gelu",
+        rope="never",
+        qk_norm="row",
+        qk_norm_optional=True,
+        encoder=Encoder(token_types=True, alibi=True),
+    ),
     "kimi-linear": Architecture(
         experts="always",
         gating=None,
@@ -188,6 +220,17 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
+    "modern-bert": Architecture(
+        rope_neox=True,
+        norm="layer",
+        activation="gelu",
+        embedding_norm="weights",
+        window_pattern=3,
+        global_layer_first=True,
+        window_rope_base=10000.0,
+        window_rope_unscaled=True,
+        encoder=Encoder(normed_sums=False, first_norm=False),
+    ),
     "muse-glimmer": Architecture(
         embedding_norm="plain",
         post_norm=True,
@@ -209,6 +252,16 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias="sigmoid",
         expert_length_by_share=True,
         shared_expert="plain",
+    ),
+    "nomic-bert": Architecture(**_BERT, rope_neox=True, encoder=Encoder(token_types=True)),
+    "nomic-bert-moe": Architecture(
+        **_BERT,
+        rope_neox=True,
+        activation="gelu",
+        gated=False,
+        experts="by_router",
+        expert_weights_normalized=False,
+        encoder=Encoder(token_types=True),
     ),
     "olmo": Architecture(norm="layer", norm_weights=False),
     "olmo2": Architecture(

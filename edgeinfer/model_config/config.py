@@ -2,8 +2,9 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
-from edgeinfer.model_config.architecture import Architecture
+from edgeinfer.model_config.architecture import Architecture, Encoder
 from edgeinfer.model_config.experts_config import ExpertsConfig
 from edgeinfer.model_config.latent_attention import (
     LatentConfig,
@@ -13,6 +14,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
+from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
@@ -136,6 +138,8 @@ class ModelConfig:
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         blocks = [mixer, last]
+        if spec.encoder is not None:
+            blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
         if spec.parallel_feed_forward:  # The divisible block is the first.
             first = replace(last, norm_name=mixer.norm_name)
             blocks = [first, replace(mixer, norm_name="", shares_input=True)]
@@ -149,6 +153,18 @@ class ModelConfig:
             output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
             blocks.append(ResidualBlock(output, self.norm))
         return LayerSpec(tuple(blocks))
+
+    def _encoder_blocks(
+        self, encoder: Encoder, index: int, mixer: ResidualBlock[Any], last: ResidualBlock[Any]
+    ) -> list[ResidualBlock[Any]]:
+        """The blocks of an encoder's layer, with the norms of its sums."""
+        if not encoder.normed_sums:
+            return [mixer if index or encoder.first_norm else replace(mixer, norm_name=""), last]
+        norms = [
+            ResidualBlock(EmbeddingNormSpec(self.norm, name, in_layer=True), self.norm)
+            for name in ("attn_output_norm", "layer_output_norm")
+        ]
+        return [mixer, norms[0], last, norms[1]]
 
     def _feed_forward_norm(self, index: int) -> str:
         """The name of the norm before a layer's feed-forward, or before its experts besides a dense one."""
@@ -169,7 +185,24 @@ class ModelConfig:
         if self.latent is not None:
             rope, heads = self._rope(index, factors), self.shapes[index].heads
             return self.latent.specification(heads, self.query_scale, self.norm, rope)
+        if self.architecture_spec.encoder is not None:
+            return self._encoder_attention(self.architecture_spec.encoder, index, factors)
         return self._attention(index, factors)
+
+    def _encoder_attention(
+        self, encoder: Encoder, index: int, factors: Factors | None
+    ) -> EncoderAttentionSpec:
+        return EncoderAttentionSpec(
+            heads=self.shapes[index].heads,
+            kv_heads=self.shapes[index].kv_heads,
+            head_dim=self.head_dim,
+            scale=self.query_scale,
+            norm=self.norm,
+            rope=self._rope(index, factors),
+            qk_norm=self.architecture_spec.qk_norm,
+            window=self.window if self.windowed[index] else 0,
+            alibi=encoder.alibi,
+        )
 
     def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
         window = self.window if self.windowed[index] else 0

@@ -9,6 +9,8 @@ import numpy as np
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
+from edgeinfer.model_config.encoders import position_rows, with_file_activation
+from edgeinfer.model_config.pooling_head import DENSE_TENSORS, HEAD_TENSORS
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerWeights
 from edgeinfer_kernels.matrix import Matrix, Vector
@@ -52,7 +54,7 @@ class FileTensors:
         self.file = file
         self.needed_by = needed_by
         self.shapes_only = shapes_only
-        self.taken = set(ROPE_TENSORS)
+        self.taken = {*ROPE_TENSORS, *HEAD_TENSORS, *DENSE_TENSORS}
 
     def info(self, name: str) -> TensorInfo | None:
         """The entry of a tensor in the file's index, which counts as read."""
@@ -199,6 +201,9 @@ class LayerTensors:
             raise self._tensors.missing(name)
         return found
 
+    def model_vector_or_none(self, name: str, length: int) -> Vector | None:
+        return self._tensors.vector(name, length)
+
 
 def embedding_rows(file: GGUFFile) -> int:
     """The vocabulary size, from the embedding's shape.
@@ -225,6 +230,7 @@ def read_config(file: GGUFFile) -> ModelConfig:
     found = [match for match in map(routers.fullmatch, file.tensors) if match]
     routed_layers = frozenset(int(match[1]) for match in found)
     config = config_from_metadata(file.metadata, embedding_rows(file), routed_layers)
+    config = with_file_activation(config, file.metadata)
     spec = config.architecture_spec
     if spec.qk_norm_optional and "blk.0.attn_q_norm.weight" not in file.tensors:
         return replace(config, architecture_spec=replace(spec, qk_norm="none"))
@@ -243,7 +249,7 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
     has_weights = spec.norm.has_weights
     output_norm = tensors.vector(norm_name, width) if has_weights else np.ones(width, np.float32)
     for name, tensor in (("token_embd.weight", embedding), (norm_name, output_norm)):
-        if tensor is None:
+        if tensor is None and name != ".weight":
             raise tensors.missing(name)
     assert embedding is not None
     layers = []
@@ -279,6 +285,7 @@ def read_weights(file: GGUFFile, config: ModelConfig, *, shapes_only: bool = Fal
     """
     tensors = FileTensors(file, f"architecture {config.architecture}", shapes_only=shapes_only)
     weights = read_decoder(tensors, config.specification())
+    weights = replace(weights, position_rows=position_rows(tensors, config))
     for head in range(config.draft_heads):
         tensors.leave_layer(len(config.shapes) + head)
     tensors.check_all_used()

@@ -12,7 +12,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import PlanOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
 GIB = 1 << 30
@@ -44,6 +44,8 @@ class PlanRequest:
     draft_required: bool = False
     warnings: tuple[str, ...] = ()
     """Warnings for the user of a model that is split."""
+    batch: int = CPU_BATCH
+    """Maximum tokens of a step on the CPU."""
 
     @property
     def required_draft(self) -> ModelSizes | None:
@@ -119,6 +121,7 @@ def _options(request: PlanRequest) -> PlanOptions:
         repack=request.repack,
         routing=request.routing,
         draft=request.required_draft,
+        batch=request.batch,
     )
 
 

@@ -15,10 +15,11 @@ from edgeinfer.options.load_options import is_device
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
-from edgeinfer.planning.sparse_selection import select_sparse_layers
+from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks.encoder_attention import CPU_ONLY
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
@@ -60,7 +61,8 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
     model_file = find_model(model)
     with open_model(model_file.path, model_file.name) as file:
         request, warnings = _request(model_file, file, load_options)
-    machine, more = _machine(device, load_options, request.sizes)
+    is_on_cpu = request.device == "cpu" and is_device(device)
+    machine, more = _machine("cpu" if is_on_cpu else device, load_options, request.sizes)
     try:
         planned = plan_devices(request, machine)
     except UnsupportedFormatError as error:
@@ -80,8 +82,18 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     except UnsupportedModelError:
         return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
     source = ModelSource(model_file.name, file, config, options)
+    if source.specification.is_encoder:
+        return _encoder_request(source)
     sparse = select_sparse_layers(source)
     return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
+
+
+def _encoder_request(source: ModelSource) -> tuple[PlanRequest, list[str]]:
+    """The request of an encoder, which is on the CPU. Raises `GpuUnavailableError`: a GPU is requested."""
+    if source.options.device.startswith("cuda"):
+        raise GpuUnavailableError(f"{source.name}: {CPU_ONLY}; leave --device out")
+    warnings = [f"planned for the CPU: {CPU_ONLY}"] if source.options.device == "auto" else []
+    return request_for(source, SparseSelection(), None), warnings
 
 
 def _unsupported_request(

@@ -2,12 +2,14 @@
 
 from pathlib import Path
 
+from edgeinfer.engine.encoder_engine import encoder_batch
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.concentration import expert_probs
+from edgeinfer_offload.planner.plan_types import CPU_BATCH
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
 
 
@@ -20,7 +22,7 @@ def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes 
         sizes=source.sizes,
         context=source.context,
         trained_context=source.config.trained_context,
-        device=options.device.partition(":")[0],
+        device="cpu" if source.specification.is_encoder else options.device.partition(":")[0],
         vram=options.vram,
         ram=options.ram,
         kv=options.kv,
@@ -31,6 +33,7 @@ def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes 
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",
         warnings=warnings,
+        batch=encoder_batch(source.context) if source.specification.is_encoder else CPU_BATCH,
     )
 
 

@@ -77,6 +77,7 @@ def profile(
     _check(tokens, rank)
     model_file = find_model(model)
     with load(model, device="cpu", sparse="off", draft=None, **loading) as loaded:
+        loaded.refuse_encoder()
         windows = _windows(loaded, texts, tokens)
         made, samples = _counted(loaded, windows, predictor, report)
         made = replace(made, model_hash=model_hash(model_file.path))

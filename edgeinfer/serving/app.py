@@ -4,7 +4,7 @@ import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError, shortened, shown
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.model import Model
+from edgeinfer.ranking import RankedText
 from edgeinfer.serving import replies
 from edgeinfer.serving.access import LOCAL_HOSTS, Access
 from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_disconnected
@@ -29,10 +30,12 @@ from edgeinfer.serving.replies import failure
 from edgeinfer.serving.requests import (
     CompletionRequest,
     EmbeddingRequest,
+    RerankRequest,
     body_of,
     chat_request,
     embedding_request,
     prompts_of,
+    rerank_request,
     text_request,
 )
 from edgeinfer.serving.response_formats import ChatResponses, ResponseFormat, TextResponses
@@ -40,6 +43,9 @@ from edgeinfer.serving.response_formats import ChatResponses, ResponseFormat, Te
 CLIENT_LEFT = 499
 """HTTP status that is logged when a client disconnects."""
 MAX_WARNINGS = 20
+TEXTS_PER_STEP = 16
+"""Texts of a request that an encoder processes before a disconnected client is detected."""
+RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
 Parsed = TypeVar("Parsed")
 
 
@@ -79,6 +85,7 @@ class _Server:
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
             Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
             Route("/v1/embeddings", self._guarded(self._embed), methods=["POST"]),
+            *(Route(path, self._guarded(self._rerank), methods=["POST"]) for path in RERANK_PATHS),
         ]
         return Starlette(
             routes=routes,
@@ -257,14 +264,43 @@ class _Server:
             self._queue.leave()
 
     async def _embedded(self, parsed: EmbeddingRequest) -> Response:
-        """The embeddings; a disconnected client is detected between two texts."""
+        """The embeddings; a disconnected client is detected between two steps."""
         async with self._queue.slot():
             rows = [
-                await self._workers.run(partial(self._model.text_vectors, [text])) for text in parsed.texts
+                await self._workers.run(partial(self._model.text_vectors, texts))
+                for _, texts in self._steps(parsed.texts)
             ]
         vectors = np.concatenate([each.vectors for each in rows])
         tokens = sum(each.tokens for each in rows)
         reply = replies.embeddings(self._model.name, vectors, tokens, parsed.as_base64)
+        return JSONResponse({**reply, **_warnings(parsed.warnings)})
+
+    def _steps(self, texts: Sequence[str]) -> list[tuple[int, Sequence[str]]]:
+        """The texts of each step, with the index of the first."""
+        count = TEXTS_PER_STEP if self._model.is_encoder else 1
+        return [(first, texts[first : first + count]) for first in range(0, len(texts), count)]
+
+    async def _rerank(self, request: Request) -> Response:
+        self._queue.admit()
+        try:
+            parsed = await self._parsed(request, rerank_request)
+            self._check_model(parsed.model)
+            ranking = await unless_disconnected(request, self._ranked(parsed))
+            return ranking or Response(status_code=CLIENT_LEFT)
+        finally:
+            self._queue.leave()
+
+    async def _ranked(self, parsed: RerankRequest) -> Response:
+        """The texts by relevance; a disconnected client is detected between two steps."""
+        scored: list[RankedText] = []
+        tokens = 0
+        async with self._queue.slot():
+            for first, texts in self._steps(parsed.texts):
+                ranking = await self._workers.run(partial(self._model.ranking, parsed.query, texts))
+                scored += [replace(each, index=first + each.index) for each in ranking.texts]
+                tokens += ranking.tokens
+        scored.sort(key=lambda each: (-each.score, each.index))
+        reply = replies.ranking(self._model.name, scored[: parsed.count], tokens, parsed.with_texts)
         return JSONResponse({**reply, **_warnings(parsed.warnings)})
 
 

@@ -20,6 +20,7 @@ CHAT = frozenset(
 ) | {"tool_choice", "reasoning_effort", "chat_template_kwargs"}
 TEXT = frozenset((*_COMPLETION, "prompt", "echo", "response_format"))
 EMBEDDING = frozenset(("model", "input", "encoding_format"))
+RERANK = frozenset(("model", "query", "documents", "top_n", "return_documents"))
 
 _REFUSED = {
     **dict.fromkeys(("reasoning_effort", "chat_template_kwargs"), "prompts here have no chat template"),
@@ -49,6 +50,8 @@ _ELSEWHERE = {
     "max_output_tokens": "max_tokens",
     "repetition_penalty": "repeat_penalty",
     "input": "messages or prompt",
+    "texts": "documents",
+    "top_k": "top_n",
     "json_schema": "response_format",
     "format": "response_format",
     "guided_json": "response_format",

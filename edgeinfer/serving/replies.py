@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse
 
 from edgeinfer.chat_templates.tool_calls import ParsedReply
 from edgeinfer.engine.protocols import TextTokenizer
+from edgeinfer.ranking import RankedText
 from edgeinfer.results import Generation, Token
 
 FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
@@ -119,6 +120,24 @@ def embeddings(model: str, vectors: npt.NDArray[np.float32], tokens: int, as_bas
         "object": "list",
         "model": model,
         "data": data,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def ranking(model: str, texts: Sequence[RankedText], tokens: int, with_texts: bool) -> dict[str, Any]:
+    """The response of /v1/rerank."""
+    results = [
+        {
+            "index": each.index,
+            "relevance_score": each.score,
+            **({"document": {"text": each.text}} if with_texts else {}),
+        }
+        for each in texts
+    ]
+    return {
+        "object": "list",
+        "model": model,
+        "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
 

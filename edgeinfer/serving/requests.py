@@ -60,6 +60,18 @@ class EmbeddingRequest:
     warnings: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class RerankRequest:
+    """Texts to rank for a query. `count`: the number of results; `with_texts`: results contain the texts."""
+
+    model: str
+    query: str
+    texts: tuple[str, ...]
+    count: int
+    with_texts: bool
+    warnings: tuple[str, ...] = ()
+
+
 def body_of(raw: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
     try:
@@ -145,6 +157,22 @@ def embedding_request(body: Mapping[str, Any]) -> EmbeddingRequest:
             f"encoding_format: saw {shown(encoding)}, wanted float or base64", param="encoding_format"
         )
     return EmbeddingRequest(checked_text(body, "model"), tuple(texts), encoding == "base64", tuple(warnings))
+
+
+def rerank_request(body: Mapping[str, Any]) -> RerankRequest:
+    """POST /v1/rerank: the fields of Jina and Cohere."""
+    warnings = check_fields(body, fields.RERANK)
+    query = checked_text(body, "query")
+    if not query:
+        raise RequestError("query: wanted a text", param="query")
+    given = checked_list(body.get("documents"), "documents", MAX_TEXTS, "texts")
+    texts = [each.get("text") if isinstance(each, Mapping) else each for each in given]
+    plain = tuple(text for text in texts if isinstance(text, str))
+    if not plain or len(plain) != len(texts):
+        raise RequestError("documents: wanted a list of texts", param="documents")
+    count = checked_count(body, "top_n", len(plain), 1, 1 << 31)
+    with_texts = checked_bool(body, "return_documents")
+    return RerankRequest(checked_text(body, "model"), query, plain, count, with_texts, tuple(warnings))
 
 
 def _common(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,6 +51,7 @@ _Encoder = (
     | PlamoEncoder
 )
 _SPECIAL_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED})
+_ROBERTA_PRE_TOKENIZERS = ("jina-v1-en", "jina-v2-code", "roberta-bpe")
 _MARKS = frozenset((*special_texts.ALWAYS_SHOWN, *reasoning_marks.TOKEN_TEXTS))
 _REASONING_TEXTS = frozenset(mark.encode() for mark in reasoning_marks.TOKEN_TEXTS)
 _HIDDEN_TYPES = frozenset({TokenType.CONTROL, TokenType.UNKNOWN})
@@ -86,6 +87,7 @@ class Tokenizer:
         self.add_bos = add_bos
         self.add_eos = flag(metadata, "add_eos_token", False) if add_eos is None else add_eos
         self._closing_id = vocabulary.special.sep if isinstance(encoder, WordPieceEncoder) else self.eos_id
+        self._pair_ids = _pair_ids(vocabulary, encoder, metadata)
         self._prefix = " " if add_space_prefix else ""
         # These two add the space on their own, after normalization.
         self._strips_space = add_space_prefix or isinstance(encoder, WordPieceEncoder)
@@ -209,6 +211,14 @@ class Tokenizer:
             ids.append(self._closing_id)
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the tokens of two texts as rerankers read them: with the tokens that the file specifies at
+        the beginning, between the texts, and at the end.
+        """
+        begin = [self.bos_id] if self.add_bos and self.bos_id is not None else []
+        end = [self._closing_id] if self.add_eos and self._closing_id is not None else []
+        return [*begin, *self.encode(first), *end, *self._pair_ids, *self.encode(second), *end]
+
     def decode(self, ids: Iterable[int], special: bool = False) -> str:
         """Return the text of `ids`, the inverse of `encode`; `special` shows control tokens by their names.
 
@@ -310,3 +320,14 @@ def _without_surrogates(text: str) -> str:
     if text.isascii():
         return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def _pair_ids(vocabulary: Vocabulary, encoder: _Encoder, metadata: Mapping[str, Any]) -> list[int]:
+    """Return the tokens between two texts, after the one that ends the first; BERT has only that one, and
+    RoBERTa one more.
+    """
+    separator = vocabulary.special.eos if vocabulary.special.sep is None else vocabulary.special.sep
+    if separator is None or vocabulary.texts[separator] == "[SEP]" or isinstance(encoder, WordPieceEncoder):
+        return []
+    is_roberta = isinstance(encoder, UnigramEncoder) or name(metadata, "pre") in _ROBERTA_PRE_TOKENIZERS
+    return [separator] if flag(metadata, "add_sep_token", is_roberta) else []

@@ -205,6 +205,10 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def forward_texts(self, x: X, lengths: Sequence[int]) -> None:
+        """As `forward`, of an encoder: the tokens of texts of these lengths, one text after another."""
+        _refuse(self)
+
     def copy_positions(self, source: int, target: int, count: int) -> None:
         """Copy the state of `count` positions; the ranges must not overlap. For batches."""
         _refuse(self)

@@ -123,7 +123,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_soft_cap: float = 0.0
     norm_name: str = "output_norm"
-    """The GGUF name of the final norm."""
+    """The GGUF name of the final norm; "": there is none."""
     per_layer_width: int = 0
     """Elements of each layer's input from the per-layer embeddings of a token; 0: there are none."""
 
@@ -135,6 +135,11 @@ class DecoderSpec:
     def is_recurrent(self) -> bool:
         """Whether a block has a recurrent state."""
         return bool(self._recurrent_shapes)
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the tokens of a text attend to all of it, so that there are no logits of a next token."""
+        return any(each.block.kind == "encoder_attention" for layer in self.layers for each in layer.blocks)
 
     @property
     def reads_other_layers(self) -> bool:
@@ -223,6 +228,9 @@ class DecoderWeights:
     output_norm: Vector | None
     output_norm_bias: Vector | None
     layers: tuple[LayerWeights, ...]
+    position_rows: Vector | None = None
+    """(positions, hidden_size), added to the embeddings of an encoder's texts; later positions have the last
+    row. None: nothing is added."""
     per_layer_token_embd: Matrix | None = None
     """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
-from edgeinfer.embedding import pooled, pooling_of
+from edgeinfer.embedding import normalized, pooled, pooling_of
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer_quant_formats import GGUFFile, decode
 from tests.edgeinfer.conftest import ZooFile
@@ -28,11 +28,11 @@ def test_hidden_states_times_the_head_are_the_logits(zoo_file: ZooFile, name: st
 
 def test_vectors_are_normalized_means_by_default() -> None:
     rows = np.array([[3.0, 0.0], [0.0, 4.0], [3.0, 8.0]], np.float32)
-    np.testing.assert_allclose(pooled(rows, "mean", False), [2, 4])
-    np.testing.assert_allclose(pooled(rows, "cls", False), [3, 0])
-    np.testing.assert_allclose(pooled(rows, "last", False), [3, 8])
-    np.testing.assert_allclose(pooled(rows, "mean", True), np.array([2, 4]) / np.sqrt(20), rtol=1e-6)
-    assert not pooled(np.zeros((2, 3), np.float32), "mean", True).any()
+    np.testing.assert_allclose(pooled(rows, "mean"), [2, 4])
+    np.testing.assert_allclose(pooled(rows, "cls"), [3, 0])
+    np.testing.assert_allclose(pooled(rows, "last"), [3, 8])
+    np.testing.assert_allclose(normalized(pooled(rows, "mean")), np.array([2, 4]) / np.sqrt(20), rtol=1e-6)
+    assert not normalized(pooled(np.zeros((2, 3), np.float32), "mean")).any()
 
 
 def test_a_text_has_the_same_vector_in_any_batch() -> None:

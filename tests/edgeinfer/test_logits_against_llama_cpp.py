@@ -101,7 +101,8 @@ def golden_name(name: str, variant: str) -> str:
 
 def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.float32]]) -> None:
     assert set(goldens) == {golden_name(*file) for file in FILES}
-    assert {ZOO[name].architecture for name in ZOO} == set(ARCHITECTURES)
+    decoders = {name for name, spec in ARCHITECTURES.items() if spec.encoder is None}
+    assert {ZOO[name].architecture for name in ZOO} == decoders
 
 
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:

@@ -81,7 +81,7 @@ def build_all(*, slow: bool) -> None:
         names = [name for name in FORMATS if name in FIELDS and not (slow or is_default(isa, name))]
         excluded = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
         if not slow and isa == PORTABLE:
-            excluded |= set(units_of(BLOCK_KINDS)) - {"experts", "latent_attention"}
+            excluded |= set(units_of(BLOCK_KINDS)) - {"encoder_attention", "experts", "latent_attention"}
         objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in excluded)))
 
 

@@ -1,4 +1,4 @@
-"""The norm of the embedding: specification, weights and sizes of one block."""
+"""A norm of the hidden states, of the embedding or after a sum: specification, weights and sizes."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -18,21 +18,27 @@ from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
 @dataclass(frozen=True)
 class EmbeddingNormSpec(StatelessSpec):
-    """x ← norm(x), as the sum of x and norm(x) - x: the first block of the first layer, without a norm before
-    it.
+    """x ← norm(x), as the sum of x and norm(x) - x: the first block of the first layer, or in an encoder also
+    after another block. `name`: the tensor, of the whole model or, if `in_layer`, of the layer.
     """
 
     kind: ClassVar[str] = "embedding_norm"
     is_divisible: ClassVar[bool] = False
 
     norm: NormSpec
+    name: str = "token_embd_norm"
+    in_layer: bool = False
 
     def read(self, tensors: TensorReader) -> "EmbeddingNormWeights":
-        width = tensors.hidden_size
+        width, name = tensors.hidden_size, f"{self.name}.weight"
         if not self.norm.has_weights:
             return EmbeddingNormWeights(np.ones(width, np.float32))
-        names = "token_embd_norm.weight", "token_embd_norm.bias"
-        return EmbeddingNormWeights(*(tensors.model_vector(name, width) for name in names))
+        if self.in_layer:
+            return EmbeddingNormWeights(
+                tensors.required(name, width), tensors.vector(f"{self.name}.bias", width)
+            )
+        bias = tensors.model_vector_or_none(f"{self.name}.bias", width)
+        return EmbeddingNormWeights(tensors.model_vector(name, width), bias)
 
     def sizes(self, weights: "EmbeddingNormWeights", norms: NormLengths) -> "EmbeddingNormSizes":
         return EmbeddingNormSizes(vector_lengths(weights.weight, weights.bias))

@@ -1,7 +1,7 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
 from collections.abc import Sequence
-from ctypes import addressof
+from ctypes import addressof, memmove
 from dataclasses import dataclass, field
 from itertools import chain
 from sys import getrefcount
@@ -11,9 +11,10 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
@@ -38,7 +39,7 @@ from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.reference.backend import final_norm
+from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 
 MAX_KEPT = 3
 """Maximum number of retained arrays: the current one, and earlier ones whose last row may still be in use."""
@@ -213,6 +214,13 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
         self.pool.run(*self._layers_run)
+
+    def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
+        bounds = text_bounds(np.asarray(lengths, np.int64))
+        at, _ = self._workspace.rows(TEXT_BOUNDS)
+        memmove(at, address(bounds), bounds.nbytes)
+        add_position_rows(self.weights, x, bounds)
+        self.forward(x, 0)
 
     def _fill_slots(self, tokens: int, start: int) -> None:
         """Set the slots of recurrent states for a step."""

@@ -11,7 +11,7 @@ import numpy as np
 from edgeinfer_kernels.backend import Activations, ExpertCounts
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cpu.blocks.builder import BlockOptions, Counts, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes

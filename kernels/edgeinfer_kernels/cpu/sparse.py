@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
+from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.recurrent_state import RecurrentStep
@@ -21,6 +22,13 @@ from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_c
 def final_norm(spec: DecoderSpec, weights: DecoderWeights, x: Array) -> Array:
     """The norm before the head."""
     return normalize(x, spec.norm, weights.output_norm, weights.output_norm_bias)
+
+
+def add_position_rows(weights: DecoderWeights, x: Array, bounds: npt.NDArray[np.int64]) -> None:
+    """Add the learned rows of their positions to the embeddings x of texts with these `text_bounds`."""
+    if weights.position_rows is not None:
+        positions = np.arange(len(x)) - bounds[:, 0]
+        x += weights.position_rows[np.minimum(positions, len(weights.position_rows) - 1)]
 
 
 class ReferenceBackend(MainMemoryBackend[Array]):
@@ -66,6 +74,12 @@ class ReferenceBackend(MainMemoryBackend[Array]):
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):
             self._layer(layer, x, 0, positions)
+
+    def forward_texts(self, x: Array, lengths: Sequence[int]) -> None:
+        bounds = text_bounds(np.asarray(lengths, np.int64))
+        self._shared[TEXT_BOUNDS] = bounds.astype(np.float64)
+        add_position_rows(self.weights, x, bounds)
+        self.forward(x, 0)
 
     def _layer(self, layer: int, x: Array, start: int, batch: BatchPositions | None) -> None:
         layer_input = x.copy()

@@ -55,8 +55,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API.
 
-    /v1/chat/completions, /v1/completions, /v1/embeddings and /v1/models;
-    one completion at a time, other requests wait. A completion is cancelled
+    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank and
+    /v1/models; one completion at a time, other requests wait. A completion is cancelled
     if its client disconnects.
 
     [bold]Example[/]

@@ -80,6 +80,10 @@ class TensorReader(Protocol):
         """As `required`, for a tensor outside the layers."""
         ...
 
+    def model_vector_or_none(self, name: str, length: int) -> Vector | None:
+        """As `vector`, for a tensor outside the layers."""
+        ...
+
     def model_matrix(self, name: str, rows: int, columns: int) -> Matrix:
         """As `matrix`, for a tensor outside the layers."""
         ...

@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockState
-from edgeinfer_kernels.cpu.blocks.builder import NO_OPTIONS, BlockBuilder, BlockOptions, BuiltBlock
+from edgeinfer_kernels.cpu.block_builder import NO_OPTIONS, BlockBuilder, BlockOptions, BuiltBlock
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs

@@ -1,7 +1,7 @@
 """The structure that the kernel of the embedding's norm reads."""
 
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.recurrent_args import EmbeddingNormArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 

@@ -1,7 +1,7 @@
 """The structure that the dense feed-forward kernel reads."""
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

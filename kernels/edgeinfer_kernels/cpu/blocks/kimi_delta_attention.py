@@ -4,7 +4,7 @@ from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
 )
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.blocks.gated_delta_net import delta_rule, projection_back
 from edgeinfer_kernels.cpu.runtime.recurrent_args import KimiDeltaAttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

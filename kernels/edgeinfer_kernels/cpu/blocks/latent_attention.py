@@ -5,7 +5,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     LatentAttentionState,
     LatentAttentionWeights,
 )
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_KINDS,
     LATENT_PIECES_PER_THREAD,

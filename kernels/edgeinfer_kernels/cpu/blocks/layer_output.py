@@ -4,7 +4,7 @@ import math
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.recurrent_args import LayerOutputArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

@@ -2,7 +2,7 @@
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
 from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs

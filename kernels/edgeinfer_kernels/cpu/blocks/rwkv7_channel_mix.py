@@ -1,7 +1,7 @@
 """The structure that the kernel of a channel mixing reads."""
 
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec, Rwkv7ChannelMixWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Rwkv7ChannelMixArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

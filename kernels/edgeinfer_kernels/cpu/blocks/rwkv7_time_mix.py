@@ -1,7 +1,7 @@
 """The structure that the kernel of a time mixing reads."""
 
 from edgeinfer_kernels.blocks.rwkv7_time_mix import MIXED, Rwkv7TimeMixSpec, Rwkv7TimeMixWeights
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Rwkv7TimeMixArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

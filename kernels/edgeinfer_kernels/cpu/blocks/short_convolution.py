@@ -4,7 +4,7 @@ from edgeinfer_kernels.blocks.short_convolution import (
     ShortConvolutionSpec,
     ShortConvolutionWeights,
 )
-from edgeinfer_kernels.cpu.blocks.builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows
 from edgeinfer_kernels.cpu.runtime.recurrent_args import ShortConvolutionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights

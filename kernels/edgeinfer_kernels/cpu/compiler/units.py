@@ -11,7 +11,7 @@ from typing import Any
 from numba import types
 
 from edgeinfer_kernels.cpu.native.amx.amx_gemm import make_tile_rows
-from edgeinfer_kernels.cpu.native.attention import attention
+from edgeinfer_kernels.cpu.native.attention import attention, encoder_attention
 from edgeinfer_kernels.cpu.native.blocks import draft_loop, feed_forward, thread_pool
 from edgeinfer_kernels.cpu.native.gemv import embedding, file_rows, interleave, read_memory
 from edgeinfer_kernels.cpu.native.gemv.decode_row import make_decode_row
@@ -44,6 +44,7 @@ PARTS = {
         embedding,
         draft_loop,
     ),
+    "encoder_attention": (encoder_attention,),
     "sparse": (sparse_feed_forward,),
 }
 DECODE_ARGUMENTS = 6

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import sizeof
 
-from edgeinfer_kernels.cpu.blocks.builder import PackedMatrix
+from edgeinfer_kernels.cpu.block_builder import PackedMatrix
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, expert_bytes, interleave, kernel_format

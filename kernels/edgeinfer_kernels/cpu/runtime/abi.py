@@ -90,6 +90,15 @@ def attention_scratch(group: int, padded_head: int) -> int:
     return ROWS_SCRATCH + SCORES_PER_THREAD + attention_states(group, padded_head) + tile
 
 
+ENCODER_QUERIES, ENCODER_KEYS = 4, 256
+"""Queries of an encoder whose scores are held at a time, and the keys of a tile of them."""
+
+
+def encoder_scratch(padded_head: int) -> int:
+    """Bytes of a thread's scratch: that of the GEMV kernels, the scores of a tile, and the running sums."""
+    return ROWS_SCRATCH + ENCODER_QUERIES * (CACHE_LINE + 4 * (ENCODER_KEYS + padded_head))
+
+
 def attention_pieces(threads: int, kv_heads: int, pieces_per_thread: int = PIECES_PER_THREAD) -> int:
     """Maximum number of KV splits of a step's attention; see `pieces_of` in `native/attention.py`."""
     return STEP_TOKENS * (pieces_per_thread * threads + kv_heads)

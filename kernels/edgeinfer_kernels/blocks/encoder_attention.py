@@ -1,0 +1,159 @@
+"""Attention of an encoder, in which a text's tokens attend to all of it: specification, weights and sizes."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights, any_of
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    NormLengths,
+    NormSpec,
+    StatelessSpec,
+    TensorReader,
+)
+from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.cpu.runtime.abi import encoder_scratch, quantized_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
+
+MAX_ALIBI_BIAS = 8.0
+CPU_ONLY = "an encoder runs on the CPU so far"
+
+
+@dataclass(frozen=True)
+class EncoderAttentionSpec(StatelessSpec):
+    """Attention of one layer within each of the texts of a step; there is no cache. `norm`: of queries and
+    keys, whole rows or heads. `window`: a token attends to the tokens at most window // 2 positions away; 0:
+    no limit. `alibi`: slope · |distance| is subtracted from a score.
+    """
+
+    kind: ClassVar[str] = "encoder_attention"
+    is_divisible: ClassVar[bool] = False
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    scale: float
+    norm: NormSpec
+    rope: RopeSpec | None
+    qk_norm: Literal["none", "head", "row"] = "none"
+    window: int = 0
+    alibi: bool = False
+
+    def slopes(self) -> npt.NDArray[np.float32]:
+        """(heads,): the slopes of ALiBi; 0 without. Source: Press et al. 2022."""
+        if not self.alibi:
+            return np.zeros(self.heads, np.float32)
+        whole = 1 << (self.heads.bit_length() - 1)
+        index = np.arange(self.heads)
+        first = 2.0 ** (-MAX_ALIBI_BIAS / whole * (index + 1))
+        between = 2.0 ** (-MAX_ALIBI_BIAS / 2 / whole * (2 * (index - whole) + 1))
+        return np.where(index < whole, first, between).astype(np.float32)
+
+    def read(self, tensors: TensorReader) -> "EncoderAttentionWeights":
+        spec = AttentionSpec(
+            self.heads, self.kv_heads, self.head_dim, self.scale, self.norm, self.rope, self.qk_norm
+        )
+        attention = spec.read(tensors)
+        bias: list[Vector | None] = [None, None]
+        if self.qk_norm == "row":
+            rows = attention.attn_q.rows, attention.attn_k.rows
+            names = "attn_q_norm.bias", "attn_k_norm.bias"
+            bias = [tensors.vector(name, count) for name, count in zip(names, rows, strict=True)]
+        return EncoderAttentionWeights(attention, *bias)
+
+    def sizes(self, weights: "EncoderAttentionWeights", norms: NormLengths) -> "EncoderAttentionSizes":
+        w = weights.attention
+        biases = w.attn_q_bias, w.attn_k_bias, w.attn_v_bias, w.attn_output_bias
+        others = w.attn_q_norm, w.attn_k_norm, weights.q_norm_bias, weights.k_norm_bias
+        vectors = (*norms.vectors, *vector_lengths(*biases, *others))
+        q, k, v, output = map(MatrixSize.of, w.matrices())
+        return EncoderAttentionSizes(self, q, k, v, output, vectors, any_of(biases[:3]))
+
+
+@dataclass(frozen=True)
+class EncoderAttentionWeights:
+    """The weights of attention, and the biases of the norms of queries and keys."""
+
+    kind: ClassVar[str] = "encoder_attention"
+
+    attention: AttentionWeights
+    q_norm_bias: Vector | None = None
+    k_norm_bias: Vector | None = None
+
+    def matrices(self) -> list[Matrix]:
+        return self.attention.matrices()
+
+    def granule_matrices(self) -> list[Matrix]:
+        return self.matrices()
+
+
+@dataclass(frozen=True)
+class EncoderAttentionSizes(BlockSizes):
+    """The sizes of an encoder's attention. `vectors`: lengths of norms and biases."""
+
+    label: ClassVar[str] = "attention"
+
+    spec: EncoderAttentionSpec
+    q: MatrixSize
+    k: MatrixSize
+    v: MatrixSize
+    output: MatrixSize
+    vectors: tuple[int, ...] = ()
+    biased: bool = False
+
+    def undivided(self) -> list[MatrixSize]:
+        return [self.q, self.k, self.v, self.output]
+
+    def undivided_device_bytes(self) -> int:
+        raise UnsupportedOnDeviceError(CPU_ONLY)
+
+    def state_operations(self, tokens: int, start: int) -> float:
+        seen = min(tokens, self.spec.window or tokens)
+        return 4 * tokens * seen * self.spec.heads * self.spec.head_dim
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        columns, head = self.spec.heads * self.spec.head_dim, padded(self.spec.head_dim)
+        return {
+            "attn_out": 4 * padded(columns),
+            "attn_out.quantized": quantized_bytes(padded(columns)),
+            "projected_q": 4 * padded(self.q.rows),
+            "projected_k": 4 * padded(self.k.rows),
+            "projected_v": 4 * padded(self.v.rows),
+            "encoder_queries": 4 * self.spec.heads * head,
+            "encoder_keys": 4 * self.spec.kv_heads * head,
+            "encoder_values": 4 * self.spec.kv_heads * head,
+            TEXT_BOUNDS: 16,
+        }
+
+    def cpu_scratch(self) -> int:
+        return encoder_scratch(padded(self.spec.head_dim))
+
+    def inputs(self) -> list[MatrixSize]:
+        return [self.q, self.k, self.v]
+
+    def outputs(self) -> list[MatrixSize]:
+        return [self.output]
+
+    def rope_table(self) -> tuple[RopeSpec | None, int] | None:
+        return self.spec.rope, self.spec.head_dim
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors)
+
+
+TEXT_BOUNDS = "text_bounds"
+"""The buffer with the first row of a token's text and the row after its last one, int64."""
+
+
+def text_bounds(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """(tokens, 2) int64: for each token of texts of these lengths, one after another, the first row of its
+    text, and the row after the last one.
+    """
+    ends = np.cumsum(lengths)
+    return np.repeat(np.stack([ends - lengths, ends], axis=1), lengths, axis=0)
