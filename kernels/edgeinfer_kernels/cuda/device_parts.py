@@ -77,7 +77,7 @@ class DeviceParts:
 
         Raises `UnsupportedOnDeviceError`: a matrix without a kernel.
         """
-        _check_capability(specification, capability)
+        check_capability(specification, capability)
         stages = options.stages
         model = DeviceModel(specification, weights, arena, context, kv=options.kv, stages=stages)
         workspace = Workspace(model, arena)
@@ -90,11 +90,13 @@ class DeviceParts:
         return cls(model, workspace, prefill, sampling, sent)
 
 
-def _check_capability(spec: DecoderSpec, capability: int) -> None:
+def check_capability(spec: DecoderSpec, capability: int) -> None:
     """Raise `UnsupportedOnDeviceError` if a block kind needs a newer GPU; 0: the kernels are interpreted."""
-    for kind in dict.fromkeys(spec.residual(index).block.kind for index in spec.indices()):
-        module = device_module(kind)
-        oldest = module.OLDEST_CAPABILITY if hasattr(module, "OLDEST_CAPABILITY") else 0
+    for index in spec.indices():
+        block = spec.residual(index).block
+        module = device_module(block.kind)
+        oldest = module.oldest_capability(block) if hasattr(module, "oldest_capability") else 0
+        oldest = module.OLDEST_CAPABILITY if hasattr(module, "OLDEST_CAPABILITY") else oldest
         if 0 < capability < oldest:
             raise UnsupportedOnDeviceError(
                 f"{module.PART} needs compute capability {oldest / 10:.1f}, the GPU has {capability / 10:.1f}"

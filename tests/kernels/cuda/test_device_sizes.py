@@ -6,10 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.moe import MoeSizes
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, check_capability, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
@@ -145,3 +148,13 @@ def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> No
         with pytest.raises(UnsupportedOnDeviceError) as other:
             count_parts(decoder.specification, decoder.weights, CONTEXT, torch.device("cpu"))
     assert str(one.value) == str(other.value)
+
+
+def test_heads_of_more_than_256_elements_need_a_newer_gpu() -> None:
+    spec = AttentionSpec(8, 2, 512, 1.0, NormSpec("rms", 1e-6), None)
+    layer = LayerSpec((ResidualBlock(spec, spec.norm, "attn_norm"),))
+    decoder = DecoderSpec(1024, 64, (layer,), spec.norm)
+    check_capability(decoder, 80)
+    message = "attention needs compute capability 8.0, the GPU has 7.5"
+    with pytest.raises(UnsupportedOnDeviceError, match=message):
+        check_capability(decoder, 75)

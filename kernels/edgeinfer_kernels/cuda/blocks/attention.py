@@ -109,6 +109,13 @@ def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheTyp
     return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring)
 
 
+def oldest_capability(spec: AttentionSpec) -> int:
+    """Ten times the compute capability that the heads need: tiles of longer ones exceed 64 KiB of shared
+    memory.
+    """
+    return 80 if spec.head_dim > 256 else 0
+
+
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up."""
     spec: AttentionSpec = block.residual.block
