@@ -1,8 +1,9 @@
 """Converts rows in the CPU kernel layout, interleaved by sixteen, to float16 on the device, for any format.
 
 The layout is that of `cpu/layout/fields.py`: unit u of a block's field at byte `offset`, `unit` bytes wide,
-is at 16 · (block · block bytes + offset + u · unit) + r · unit for row r of the group. A program processes
-words of codes, which hold 4 to 16 weights of a row each: four adjacent ones, or a multiple.
+is at 16 · (block · block bytes + offset + u · unit) + r · unit for row r of the group; the codes of Q6_K are
+packed again. A program processes words of codes, which hold 4 to 16 weights of a row each: four adjacent
+ones, or a multiple.
 """
 
 from functools import cache
@@ -156,16 +157,24 @@ def _k_minimum(out, block, row, i, k, inside, LAYOUT: tl.constexpr, FIFTH: tl.co
 
 @triton.jit
 def _q6_k(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
-    """Of each half of 128 weights: 64 bytes of low nibbles, 32 of two upper bits; int8 scales for 16."""
+    """Of each half of 128 weights the bytes of three quarters, in whose top two bits is the fourth, lowest
+    bits first (`pack_six_bits`); int8 scales for 16.
+    """
     side, second, at = i >> 4, (i >> 3) & 1, i & 7
-    word = _word(block, row, LAYOUT.codes, i)
-    upper = _word(block, row, LAYOUT.upper, 8 * side + at)
+    at_word = 24 * side + at
+    first = (_word(block, row, LAYOUT.codes, at_word) >> (8 * k)) & 255
+    middle = (_word(block, row, LAYOUT.codes, at_word + 8) >> (8 * k)) & 255
+    third = (_word(block, row, LAYOUT.codes, at_word + 16) >> (8 * k)) & 255
+    fourth = (first >> 6) | ((middle >> 6) << 2) | ((third >> 6) << 4)
     d = _f16(block, row, LAYOUT.d)
     for half in tl.static_range(2):
         quarter = second + 2 * half
-        low, high = (word >> (8 * k + 4 * half)) & 15, (upper >> (8 * k + 2 * quarter)) & 3
+        if half == 0:
+            code = tl.where(second == 0, first, middle) & 63
+        else:
+            code = tl.where(second == 0, third & 63, fourth)
         scale = (_byte(block, row, LAYOUT.scales, 8 * side + 2 * quarter + (at >> 2)) << 24) >> 24
-        value = d * scale.to(tl.float32) * ((low | (high << 4)) - 32).to(tl.float32)
+        value = d * scale.to(tl.float32) * (code - 32).to(tl.float32)
         _store(out, 128 * side + 32 * quarter + 4 * at + k, value, inside)
 
 
