@@ -2,10 +2,13 @@
 
 python benchmarks/cpu_speed.py --tests decode --shapes tinyllama-1.1b --types Q4_0,Q4_K_M --widths
 python benchmarks/cpu_speed.py --tests prompts --prompts 512,32
+python benchmarks/cpu_speed.py --tests embeddings --texts 256 --types Q8_0
 """
 
 from collections.abc import Sequence
+from itertools import product
 
+from edgeinfer.benchmarking.embedding_runs import embeddings_table
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import markdown, shown_milliseconds
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
@@ -73,9 +76,10 @@ def decode_sections(suite: Suite, depths: Sequence[int], widths: bool) -> list[t
 def main() -> None:
     """Run the tests given on the command line."""
     parser = suites.parser(__doc__ or "")
-    parser.add_argument("--tests", default="decode,prompts", help="(%(default)s)")
+    parser.add_argument("--tests", default="decode,prompts", help="also: embeddings (%(default)s)")
     parser.add_argument("--prompts", default="512,32", help="lengths with commas (%(default)s)")
     parser.add_argument("--depths", default="0", help="tokens in the cache, with commas (%(default)s)")
+    parser.add_argument("--texts", type=int, default=256, help="texts to embed (%(default)s)")
     parser.add_argument("--widths", action="store_true", help="t(n)/t(1) as well")
     options = parser.parse_args()
     suite = suites.suite("Decoding and prompts on the CPU", options)
@@ -87,6 +91,11 @@ def main() -> None:
         prompts = (16,) if suite.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
         workloads = [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
         sections.append(("pp, tokens/s", suite.speeds(workloads)))
+    if suite.smoke or "embeddings" in suites.words(options.tests):
+        kinds = ("Q8_0",) if suite.smoke else suite.types
+        for threads, kind in product(suite.threads, kinds):
+            table = embeddings_table(threads, suite.rounds, options.texts, kind, suite.smoke)
+            sections.append((f"Embeddings of texts, {kind}, {threads} threads", table))
     suite.publish(sections)
 
 

@@ -3,13 +3,11 @@
 from collections.abc import Sequence
 
 from edgeinfer.tokenizer.encoders.merging import merge
+from edgeinfer.tokenizer.encoders.word_cache import WordCache
 from edgeinfer.tokenizer.pre_tokenizers import PreTokenizer
 from edgeinfer.tokenizer.splitting import NOT_WHITESPACE, Splitter
 from edgeinfer.tokenizer.unicode_classes import LowercaseTable
 from edgeinfer.tokenizer.vocabulary import Vocabulary
-
-_CACHED_WORDS = 100_000
-_CACHED_LENGTH = 32
 
 _PRINTABLE = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _HIDDEN = tuple(byte for byte in range(256) if byte not in _PRINTABLE)
@@ -31,7 +29,7 @@ class BytePairEncoder:
         # The first of two equal merges has priority, so the list is read from its end.
         self._ranks = dict(zip(reversed(merges), range(len(merges) - 1, -1, -1), strict=True))
         self._lowercase = LowercaseTable()
-        self._cache: dict[str, list[int]] = {}
+        self._ids_of = WordCache(self._word_ids)
         self._byte_ids = vocabulary.byte_ids()
 
     def encode(self, text: str) -> list[int]:
@@ -41,20 +39,17 @@ class BytePairEncoder:
         if self._pre_tokenizer.escape_spaces:
             text = text.replace(" ", "▁")
         ids: list[int] = []
-        cached = self._cache.get
-        start = 0
+        ids_of, start = self._ids_of, 0
         for end in self._splitter.cuts(text):
-            word = text[start:end]
+            ids += ids_of[text[start:end]]
             start = end
-            ids_of_word = cached(word)
-            ids += self._word_ids(word) if ids_of_word is None else ids_of_word
         return ids
 
     def _ids_without_whitespace(self, text: str) -> list[int]:
         if self._pre_tokenizer.lowercase:
             text = text.translate(self._lowercase)
         words = NOT_WHITESPACE.findall(text)
-        return [token for word in words for token in self._cache.get(word) or self._word_ids(word)]
+        return [token for word in words for token in self._ids_of[word]]
 
     def token_bytes(self, text: str) -> bytes:
         """Return the bytes of a normal token with this text."""
@@ -65,12 +60,7 @@ class BytePairEncoder:
         return text.encode("utf-8", "surrogateescape")
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = self._merged_ids(to_byte_alphabet(word) if self._pre_tokenizer.byte_level else word)
-        if len(word) <= _CACHED_LENGTH:
-            if len(self._cache) >= _CACHED_WORDS:
-                self._cache.clear()
-            self._cache[word] = ids
-        return ids
+        return self._merged_ids(to_byte_alphabet(word) if self._pre_tokenizer.byte_level else word)
 
     def _merged_ids(self, spelled: str) -> list[int]:
         whole = self._pre_tokenizer.ignore_merges or (

@@ -2,10 +2,8 @@
 
 from edgeinfer.tokenizer.encoders.merging import merge
 from edgeinfer.tokenizer.encoders.piece_table import SPACE, word_boundary
+from edgeinfer.tokenizer.encoders.word_cache import WordCache
 from edgeinfer.tokenizer.vocabulary import Vocabulary
-
-_CACHED_PIECES = 100_000
-_CACHED_LENGTH = 32
 
 
 class SentencePieceEncoder:
@@ -20,15 +18,14 @@ class SentencePieceEncoder:
         self._priorities = dict(zip(vocabulary.texts, (-vocabulary.scores).tolist(), strict=True))
         self._byte_ids = vocabulary.byte_ids()
         self._boundary = word_boundary(vocabulary.texts)
-        self._cache: dict[str, list[int]] = {}
+        self._ids_of = WordCache(self._piece_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
         ids: list[int] = []
-        cached = self._cache.get
+        ids_of = self._ids_of
         for piece in self._boundary.split(text.replace(" ", SPACE)):
-            ids_of_piece = cached(piece)
-            ids += self._piece_ids(piece) if ids_of_piece is None else ids_of_piece
+            ids += ids_of[piece]
         return ids
 
     def token_bytes(self, text: str) -> bytes:
@@ -40,10 +37,6 @@ class SentencePieceEncoder:
         for symbol in merge(piece, self._priorities, ""):
             token_id = self._vocabulary.ids.get(symbol)
             ids += self._fallback_ids(symbol) if token_id is None else [token_id]
-        if len(piece) <= _CACHED_LENGTH:
-            if len(self._cache) >= _CACHED_PIECES:
-                self._cache.clear()
-            self._cache[piece] = ids
         return ids
 
     def _fallback_ids(self, symbol: str) -> list[int]:

@@ -14,11 +14,10 @@ from edgeinfer.tokenizer.encoders.piece_table import (
     plain_tokens,
     word_boundary,
 )
+from edgeinfer.tokenizer.encoders.word_cache import WordCache
 from edgeinfer.tokenizer.vocabulary import TokenType, Vocabulary, flag
 
 _UNKNOWN_PENALTY = np.float32(10)
-_CACHED_PIECES = 100_000
-_CACHED_LENGTH = 32
 _UNKNOWN = -1
 
 
@@ -51,14 +50,13 @@ class UnigramEncoder:
         self.begins_with_space = self._adds_space or self._merges_spaces
         """Whether a space is added before each text."""
         self._boundary = word_boundary(vocabulary.texts)
-        self._cache: dict[str, list[int]] = {}
+        self._ids_of = WordCache(self._best_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
         ids: list[int] = []
         for word in self._boundary.split(self._normalized(text)):
-            ids_of_word = self._cache.get(word)
-            for token in self._word_ids(word) if ids_of_word is None else ids_of_word:
+            for token in self._ids_of[word]:
                 if token != _UNKNOWN:
                     ids.append(token)
                 elif self._unknown is not None and ids[-1:] != [self._unknown]:
@@ -78,14 +76,6 @@ class UnigramEncoder:
         if self._adds_space and words:
             text = f"{text[: len(text) - len(words)]} {words}"
         return text.replace(" ", SPACE)
-
-    def _word_ids(self, word: str) -> list[int]:
-        ids = self._best_ids(word)
-        if len(word) <= _CACHED_LENGTH:
-            if len(self._cache) >= _CACHED_PIECES:
-                self._cache.clear()
-            self._cache[word] = ids
-        return ids
 
     def _best_ids(self, word: str) -> list[int]:
         """Return the tokens with the highest sum of scores; `_UNKNOWN` for a character without a piece."""

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgeinfer.tokenizer.encoders.piece_table import SPACE, PieceTable, plain_tokens
+from edgeinfer.tokenizer.encoders.word_cache import WordCache
 from edgeinfer.tokenizer.unicode_classes import (
     MARK,
     PUNCTUATION,
@@ -16,8 +17,6 @@ from edgeinfer.tokenizer.unicode_classes import (
 )
 from edgeinfer.tokenizer.vocabulary import Vocabulary, flag
 
-_CACHED_WORDS = 100_000
-_CACHED_LENGTH = 32
 _ASCII_SYMBOLS = frozenset("$+<=>^`|~")
 _ASCII_PUNCTUATION = frozenset("!\"#%&'()*,-./:;?@[\\]_{}")
 _CHINESE = (
@@ -46,14 +45,13 @@ class WordPieceEncoder:
         self._normalized = _Normalization(lowercase, strips_accents)
         self._pieces = PieceTable(plain_tokens(vocabulary))
         self._unknown = vocabulary.special.unk
-        self._cache: dict[str, list[int]] = {}
+        self._ids_of = WordCache(self._word_ids)
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, which contains no special tokens."""
         ids: list[int] = []
         for word in filter(None, text.translate(self._normalized).split(" ")):
-            ids_of_word = self._cache.get(word)
-            ids += self._word_ids(word) if ids_of_word is None else ids_of_word
+            ids += self._ids_of[word]
         return ids
 
     def token_bytes(self, text: str) -> bytes:
@@ -61,12 +59,7 @@ class WordPieceEncoder:
         return text.replace(SPACE, " ").encode("utf-8", "surrogateescape")
 
     def _word_ids(self, word: str) -> list[int]:
-        ids = self._greedy_ids(SPACE + word)
-        if len(word) <= _CACHED_LENGTH:
-            if len(self._cache) >= _CACHED_WORDS:
-                self._cache.clear()
-            self._cache[word] = ids
-        return ids
+        return self._greedy_ids(SPACE + word)
 
     def _greedy_ids(self, spelled: str) -> list[int]:
         ids: list[int] = []

@@ -1,9 +1,5 @@
-"""Embeddings of many texts on the CPU against llama.cpp, alternating: a random BERT base.
+"""Embeddings of many texts on the CPU against llama.cpp, alternating: a random BERT base."""
 
-python benchmarks/embeddings.py --texts 256 --threads 2
-"""
-
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,13 +11,11 @@ from string import ascii_lowercase
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
+from edgeinfer.llama_cpp.library import llama_cpp_library
 from edgeinfer.loading.loading import load
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import GGUFWriter
-from harness import suites
 
 Vectors = npt.NDArray[np.float32]
 SHORTEST, LONGEST = 20, 500
@@ -89,10 +83,8 @@ def random_texts(words: list[str], count: int, longest: int) -> tuple[list[str],
 
 def llama_cpp_embedder(path: Path, threads: int) -> Callable[[list[str]], Vectors]:
     """llama.cpp's embeddings of texts."""
-    import llama_cpp
-
     batch = LLAMA_CPP_BATCH
-    model = llama_cpp.Llama(
+    model = llama_cpp_library("the comparison").Llama(
         str(path), embedding=True, n_ctx=batch, n_batch=batch, n_ubatch=batch, n_threads=threads,
         n_threads_batch=threads, n_gpu_layers=0, pooling_type=1, verbose=False,
     )  # fmt: skip
@@ -129,25 +121,12 @@ def measure(path: Path, texts: list[str], tokens: int, threads: int, rounds: int
     return rows
 
 
-def main() -> None:
-    """Run the benchmark with the options of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=256, help="(%(default)s)")
-    parser.add_argument("--type", default="Q8_0", help="quantization type of the weights (%(default)s)")
-    parser.add_argument("--threads", type=int, default=usable_cpus(), help="(%(default)s)")
-    parser.add_argument("--rounds", type=int, default=6, help="(%(default)s)")
-    parser.add_argument("--smoke", action="store_true", help="a small model, to check that the program runs")
-    options = parser.parse_args()
-    sizes = (2, 128, 1000) if options.smoke else (12, 768, 30_522)
-    count, longest, rounds = (4, 40, 1) if options.smoke else (options.texts, LONGEST, options.rounds)
+def embeddings_table(threads: int, rounds: int, texts: int, kind: str, smoke: bool) -> str:
+    """Many texts with a random BERT, of the size of BERT base unless `smoke`."""
+    sizes = (2, 128, 1000) if smoke else (12, 768, 30_522)
+    count, longest = (4, 40) if smoke else (texts, LONGEST)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bert.gguf"
-        words = write_bert(path, *sizes, options.type)
-        texts, tokens = random_texts(words, count, longest)
-        rows = measure(path, texts, tokens, options.threads, rounds)
-    sections = [("Embeddings", markdown(HEAD, rows, left=(0,)))]
-    suites.write_report("Embeddings of many texts", this_machine(command_line()).lines(), sections, None)
-
-
-if __name__ == "__main__":
-    suites.main(main)
+        words = write_bert(path, *sizes, kind)
+        given, tokens = random_texts(words, count, longest)
+        return markdown(HEAD, measure(path, given, tokens, threads, rounds), left=(0,))
