@@ -94,7 +94,7 @@ def main() -> None:
     if suite.smoke or "embeddings" in suites.words(options.tests):
         kinds = ("Q8_0",) if suite.smoke else suite.types
         for threads, kind in product(suite.threads, kinds):
-            table = embeddings_table(threads, suite.rounds, options.texts, kind, suite.smoke)
+            table = embeddings_table(threads, suite.rounds, options.texts, kind, suite.smoke, suite.alone)
             sections.append((f"Embeddings of texts, {kind}, {threads} threads", table))
     suite.publish(sections)
 

@@ -92,7 +92,7 @@ def ranker_of(
     if head.ranks:
         return Ranker(tokenizer, head, template)
     named = " ".join(str(metadata.get(f"general.{key}", "")) for key in ("name", "basename")).lower()
-    if config.architecture_spec.encoder is not None or "rerank" not in named:
+    if config.is_encoder or "rerank" not in named:
         return None
     yes, no = (tokenizer.encode(answer) for answer in ("yes", "no"))
     if len(yes) != 1 or len(no) != 1:

@@ -1,12 +1,10 @@
 """The random models of the tests: one or more for every architecture."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from tests.moe_zoo import MOE_ZOO
-from tests.random_gemma import gemma4_layers
+from tests.random_gemma import gemma4_parts
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
@@ -24,12 +22,6 @@ def _sections(*pairs: int) -> npt.NDArray[np.int32]:
 
 def _long_factors(count: int, end: float) -> npt.NDArray[np.float32]:
     return np.linspace(1.0, end, count, dtype=np.float32)
-
-
-def _gemma4(pattern: str, **layers: Any) -> dict[str, Any]:
-    """The layers of a Gemma 4 model, and its RoPE factors, which only layers without a window read."""
-    factors = {"rope_freqs.weight": _long_factors(16, 1e30)}
-    return {"hybrid": gemma4_layers(pattern, **layers), "rope_tensors": factors}
 
 
 ZOO: dict[str, RandomModel] = {
@@ -108,9 +100,9 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.factor": 8.0,
         },
     ),
-    "gemma4": RandomModel("gemma4", layers=5, tied=True, head_dim=32, **_gemma4("wwgwg")),
+    "gemma4": RandomModel("gemma4", layers=5, tied=True, head_dim=32, **gemma4_parts("wwgwg")),
     "gemma4-per-layer": RandomModel(
-        "gemma4", layers=6, tied=True, head_dim=32, **_gemma4("wwgwwg", shared_kv=3, per_layer=True)
+        "gemma4", layers=6, tied=True, head_dim=32, **gemma4_parts("wwgwwg", shared_kv=3, per_layer=True)
     ),
     "gemma4-moe": RandomModel(
         "gemma4",
@@ -121,7 +113,7 @@ ZOO: dict[str, RandomModel] = {
         experts_per_token=3,
         expert_length=32,
         fused_experts=True,
-        **_gemma4("wgw", routed=True),
+        **gemma4_parts("wgw", routed=True),
     ),
     "qwen35": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16)),
     "qwen35-draft-head": RandomModel("qwen35", layers=4, hybrid=delta_net(2, 4, 16), draft_head=True),

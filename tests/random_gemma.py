@@ -8,6 +8,12 @@ import numpy as np
 from tests.random_hybrids import Hybrid, Model, Shapes
 
 
+def gemma4_parts(pattern: str, **layers: Any) -> dict[str, Any]:
+    """The layers of a Gemma 4 model, and its RoPE factors, which only layers without a window read."""
+    factors = {"rope_freqs.weight": np.linspace(1.0, 1e30, 16, dtype=np.float32)}
+    return {"hybrid": gemma4_layers(pattern, **layers), "rope_tensors": factors}
+
+
 def gemma4_layers(
     pattern: str, shared_kv: int = 0, per_layer: bool = False, routed: bool = False, scaled: bool = True
 ) -> Hybrid:

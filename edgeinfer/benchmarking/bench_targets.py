@@ -89,7 +89,7 @@ def _cache_share(engine: NativeEngine, depth: float) -> float:
     context, read, held = engine.context, 0.0, 0.0
     for block in engine.specification.specs(AttentionSpec):
         width = block.kv_heads * block.head_dim
-        read += width * min(depth, block.window or depth)
+        read += width * block.read_positions(depth)
         if block.source_layer is None:
             held += width * LayerCache.positions_for(block.cached_positions(context))
     return read / held if held else depth / LayerCache.positions_for(context)

@@ -1,9 +1,9 @@
 """Embeddings of many texts on the CPU against llama.cpp, alternating: a random BERT base."""
 
+import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
@@ -92,26 +92,28 @@ def llama_cpp_embedder(path: Path, threads: int) -> Callable[[list[str]], Vector
 
 
 def seconds_of(embed: Callable[[list[str]], Vectors], texts: list[str]) -> float:
+    """Seconds of one call."""
     begin = time.perf_counter()
     embed(texts)
     return time.perf_counter() - begin
 
 
-def measure(path: Path, texts: list[str], tokens: int, threads: int, rounds: int) -> list[list[str]]:
+def measure(
+    path: Path, texts: list[str], tokens: int, threads: int, rounds: int, alone: bool
+) -> list[list[str]]:
     """A row of the table for each engine."""
-    has_llama_cpp = find_spec("llama_cpp") is not None
-    seconds: dict[str, list[float]] = {"edgeinfer": []}
     with load(path, context=CONTEXT, threads=threads, device="cpu") as model:
         engines: dict[str, Callable[[list[str]], Vectors]] = {"edgeinfer": model.embed}
-        if has_llama_cpp:
+        if not alone:
             engines["llama.cpp"] = llama_cpp_embedder(path, threads)
         few = texts[:4]
         vectors = [embed(few) for embed in engines.values()]
         closest = min(float((vectors[0] * other).sum(axis=1).min()) for other in vectors)
-        print(f"cosine of the first texts: at least {closest:.5f}", flush=True)
+        print(f"cosine of the first texts: at least {closest:.5f}", file=sys.stderr, flush=True)
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
         for _ in range(rounds):
             for name, embed in engines.items():
-                seconds.setdefault(name, []).append(seconds_of(embed, texts))
+                seconds[name].append(seconds_of(embed, texts))
     timings = {name: Timings(tuple(each), tokens) for name, each in seconds.items()}
     rows = []
     for name, each in timings.items():
@@ -121,7 +123,7 @@ def measure(path: Path, texts: list[str], tokens: int, threads: int, rounds: int
     return rows
 
 
-def embeddings_table(threads: int, rounds: int, texts: int, kind: str, smoke: bool) -> str:
+def embeddings_table(threads: int, rounds: int, texts: int, kind: str, smoke: bool, alone: bool) -> str:
     """Many texts with a random BERT, of the size of BERT base unless `smoke`."""
     sizes = (2, 128, 1000) if smoke else (12, 768, 30_522)
     count, longest = (4, 40) if smoke else (texts, LONGEST)
@@ -129,4 +131,4 @@ def embeddings_table(threads: int, rounds: int, texts: int, kind: str, smoke: bo
         path = Path(folder) / "bert.gguf"
         words = write_bert(path, *sizes, kind)
         given, tokens = random_texts(words, count, longest)
-        return markdown(HEAD, measure(path, given, tokens, threads, rounds), left=(0,))
+        return markdown(HEAD, measure(path, given, tokens, threads, rounds, alone), left=(0,))

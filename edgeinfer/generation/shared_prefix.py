@@ -47,8 +47,8 @@ def cached_sequences(engine: Engine) -> Sequences:
     """Sequences after the engine's cache content: paged if its backend supports it and all its caches hold
     all positions, else alternating.
     """
-    is_paged = isinstance(engine, NativeEngine) and engine.cache.rings is None
-    if isinstance(engine, NativeEngine) and is_paged and engine.capabilities.max_batch_tokens:
+    is_paged = engine.capabilities.max_batch_tokens > 0
+    if is_paged and isinstance(engine, NativeEngine) and engine.cache.rings is None:
         return PagedSequences(engine)
     return AlternatingSequences(engine)
 

@@ -45,7 +45,7 @@ class DraftFile:
                 tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]
                 check_vocabularies(model_file.name, *tokenizers)
             config = read_config(file)
-            if config.architecture_spec.encoder is not None:
+            if config.is_encoder:
                 raise SettingError(f"draft: {model_file.name} is an encoder, which completes no text")
             return cls(model_file.name, file, config, file_sizes(file, config), required)
         except BaseException as error:

@@ -11,7 +11,6 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.blocks.encoder_attention import CPU_ONLY
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -37,8 +36,7 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     device, sparse = source.options.device, select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     if source.specification.is_encoder:
-        if device.startswith("cuda"):
-            raise GpuUnavailableError(f"{source.name}: {CPU_ONLY}; leave --device out")
+        source.refuse_gpu_for_encoder()
         return loading.on_cpu()
     try:
         gpu = None if device == "cpu" else usable_gpu(device)

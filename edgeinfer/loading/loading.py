@@ -91,8 +91,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
     tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
     head = read_pooling_head(file, config)
-    is_encoder = config.architecture_spec.encoder is not None
-    drafts_from = None if is_encoder else options.draft
+    drafts_from = None if config.is_encoder else options.draft
     draft, draft_warnings = open_draft(drafts_from, model_file.draft_path, file)
     warnings = [*tokenizer.warnings, *_context_warnings(config, source.context), *draft_warnings]
     loaded = None
@@ -117,7 +116,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
         on_close=file.close,
         drafter=drafting.drafter,
-        snapshots=_snapshots(source) if source.options.snapshots and not is_encoder else None,
+        snapshots=_snapshots(source) if source.options.snapshots and not config.is_encoder else None,
         spare_core=_has_spare_core(loaded),
         batch_invariant=loaded.thread_pool is not None,
         template_options=source.options.template_options.over(model_file.template_options),

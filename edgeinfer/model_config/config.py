@@ -80,6 +80,11 @@ class ModelConfig:
     draft_heads: int = 0
     """Number of draft heads (MTP), whose tensors follow those of the last layer."""
 
+    @property
+    def is_encoder(self) -> bool:
+        """Whether the tokens of a text attend to all of it, so that there are no logits of a next token."""
+        return self.architecture_spec.encoder is not None
+
     def experts_of(self, layer: int) -> ExpertsConfig | None:
         """The layer's experts; None: its feed-forward is dense."""
         if self.routed_layers is not None and layer not in self.routed_layers:

@@ -1,5 +1,6 @@
 """The head of a file after pooling: dense layers of embeddings, and the classifier of a reranker."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.matrix import Vector
+from edgeinfer_kernels.reference.blocks.feed_forward import activate
 from edgeinfer_kernels.reference.step import normalize
 from edgeinfer_quant_formats import GGUFFile
 
@@ -58,7 +60,7 @@ class PoolingHead:
         x = pooled
         if self.hidden is not None:
             x = x @ self.hidden.T + (0 if self.hidden_bias is None else self.hidden_bias)
-            x = _gelu(x) if self.activation == "gelu" else np.tanh(x)
+            x = activate(x, "gelu") if self.activation == "gelu" else np.tanh(x)
             x = x if self.norm is None else normalize(x, self.norm, self.hidden_norm)
         if self.classifier is not None:
             x = x @ self.classifier.T + (0 if self.classifier_bias is None else self.classifier_bias)
@@ -68,41 +70,36 @@ class PoolingHead:
         return np.asarray(x, np.float32)
 
 
-def _gelu(x: Array) -> Array:
-    return np.asarray(x / (1 + np.exp(-1.5957691216 * (x + 0.044715 * x**3))), np.float32)
-
-
 def read_pooling_head(file: GGUFFile, config: ModelConfig) -> PoolingHead:
     """The matrices of a file after pooling. Raises `UnsupportedModelError`: misshapen tensors."""
     found = {name: _decoded(file, name) for name in (*HEAD_TENSORS, *DENSE_TENSORS)}
-    hidden, classifier = found["cls.weight"], found["cls.output.weight"]
-    inputs = config.width
-    for name in (*DENSE_TENSORS, "cls.weight", "cls.output.weight"):
-        matrix = found[name]
-        if name == "cls.weight":
-            inputs = config.width
-        if matrix is None:
-            continue
-        if matrix.ndim != 2 or matrix.shape[1] != inputs:
-            raise UnsupportedModelError(f"{name}: shape {matrix.shape}, wanted (…, {inputs})")
-        inputs = len(matrix)
+    for names in (DENSE_TENSORS, ("cls.weight", "cls.output.weight")):
+        _check_chain({name: matrix for name in names if (matrix := found[name]) is not None}, config.width)
     labels = file.metadata.get(f"{config.architecture}.classifier.output_labels", ())
     pooling = file.metadata.get(f"{config.architecture}.classifier.pooling_type")
-    is_modern, is_encoder = config.architecture == "modern-bert", config.architecture_spec.encoder is not None
+    is_modern = config.architecture == "modern-bert"
     pools_mean = pooling == 1 or (pooling is None and is_modern)
     return PoolingHead(
         dense=tuple(matrix for name in DENSE_TENSORS if (matrix := found[name]) is not None),
-        hidden=hidden,
+        hidden=found["cls.weight"],
         hidden_bias=found["cls.bias"],
         hidden_norm=found["cls.norm.weight"],
-        classifier=classifier,
+        classifier=found["cls.output.weight"],
         classifier_bias=found["cls.output.bias"],
         labels=tuple(str(label) for label in labels),
-        pooling="last" if not is_encoder else "mean" if pools_mean else "cls",
+        pooling="last" if not config.is_encoder else "mean" if pools_mean else "cls",
         norm=config.norm if found["cls.norm.weight"] is not None else None,
         activation="gelu" if is_modern else "tanh",
         is_softmax=config.architecture in SOFTMAX_ARCHITECTURES,
     )
+
+
+def _check_chain(matrices: Mapping[str, Array], inputs: int) -> None:
+    """Raises `UnsupportedModelError`: a matrix doesn't read the outputs of the one before it."""
+    for name, matrix in matrices.items():
+        if matrix.ndim != 2 or matrix.shape[1] != inputs:
+            raise UnsupportedModelError(f"{name}: shape {matrix.shape}, wanted (…, {inputs})")
+        inputs = len(matrix)
 
 
 def _decoded(file: GGUFFile, name: str) -> Array | None:

@@ -90,8 +90,7 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
 
 def _encoder_request(source: ModelSource) -> tuple[PlanRequest, list[str]]:
     """The request of an encoder, which is on the CPU. Raises `GpuUnavailableError`: a GPU is requested."""
-    if source.options.device.startswith("cuda"):
-        raise GpuUnavailableError(f"{source.name}: {CPU_ONLY}; leave --device out")
+    source.refuse_gpu_for_encoder()
     warnings = [f"planned for the CPU: {CPU_ONLY}"] if source.options.device == "auto" else []
     return request_for(source, SparseSelection(), None), warnings
 

@@ -47,6 +47,7 @@ TEXTS_PER_STEP = 16
 """Texts of a request that an encoder processes before a disconnected client is detected."""
 RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
 Parsed = TypeVar("Parsed")
+TextsRequest = TypeVar("TextsRequest", EmbeddingRequest, RerankRequest)
 
 
 @dataclass(frozen=True)
@@ -254,12 +255,24 @@ class _Server:
         yield replies.event("[DONE]")
 
     async def _embed(self, request: Request) -> Response:
+        return await self._of_texts(request, embedding_request, self._embedded)
+
+    async def _rerank(self, request: Request) -> Response:
+        return await self._of_texts(request, rerank_request, self._ranked)
+
+    async def _of_texts(
+        self,
+        request: Request,
+        parse: Callable[[dict[str, Any]], TextsRequest],
+        work: Callable[[TextsRequest], Awaitable[Response]],
+    ) -> Response:
+        """The response of `work` on the texts of a request."""
         self._queue.admit()
         try:
-            parsed = await self._parsed(request, embedding_request)
+            parsed = await self._parsed(request, parse)
             self._check_model(parsed.model)
-            vectors = await unless_disconnected(request, self._embedded(parsed))
-            return vectors or Response(status_code=CLIENT_LEFT)
+            response = await unless_disconnected(request, work(parsed))
+            return response or Response(status_code=CLIENT_LEFT)
         finally:
             self._queue.leave()
 
@@ -279,16 +292,6 @@ class _Server:
         """The texts of each step, with the index of the first."""
         count = TEXTS_PER_STEP if self._model.is_encoder else 1
         return [(first, texts[first : first + count]) for first in range(0, len(texts), count)]
-
-    async def _rerank(self, request: Request) -> Response:
-        self._queue.admit()
-        try:
-            parsed = await self._parsed(request, rerank_request)
-            self._check_model(parsed.model)
-            ranking = await unless_disconnected(request, self._ranked(parsed))
-            return ranking or Response(status_code=CLIENT_LEFT)
-        finally:
-            self._queue.leave()
 
     async def _ranked(self, parsed: RerankRequest) -> Response:
         """The texts by relevance; a disconnected client is detected between two steps."""

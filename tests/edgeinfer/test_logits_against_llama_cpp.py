@@ -24,6 +24,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.distances import distance, median_distance
 from tests.edgeinfer.make_logit_goldens import (
     CONTEXT,
     GOLDENS,
@@ -67,15 +68,6 @@ def logits_of(path: Path, backend_name: str) -> Logits:
             return engine.append_all(IDS)[STORED_POSITIONS]
         finally:
             engine.close()
-
-
-def distance(actual: Logits, expected: Logits) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-
-
-def median_distance(actual: Logits, expected: Logits) -> float:
-    """Of the positions; an expert that changes at a near-tie costs a position or two."""
-    return float(np.median([distance(row, other) for row, other in zip(actual, expected, strict=True)]))
 
 
 def decided(logits: Logits, margin: float) -> Iterator[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -15,6 +15,7 @@ from edgeinfer_kernels.blocks.common.block import (
     StepShape,
     TensorReader,
 )
+from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cpu.runtime.abi import (
@@ -112,8 +113,8 @@ class AttentionSpec:
             q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
             k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
         else:
-            q, k, v = _projections(tensors, rows, self.values_from_keys)
-        q_bias, k_bias, v_bias = _biases(tensors, rows)
+            q, k, v = read_projections(tensors, rows, self.values_from_keys)
+        q_bias, k_bias, v_bias = read_biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
             by_row = self.qk_norm == "row"
@@ -174,6 +175,10 @@ class AttentionSpec:
         """Positions that the cache for this context holds."""
         return self.ring if self.has_ring(context) else context
 
+    def read_positions(self, depth: float) -> float:
+        """Number of cached positions that a token at this depth reads."""
+        return min(depth, self.window or depth)
+
     def device_positions(self, context: int) -> int:
         """Positions of the cache for this context on a GPU."""
         return self.ring if self.has_ring(context) else cache_positions(context)
@@ -189,30 +194,6 @@ class AttentionSpec:
             return None
         kind = RingCache if self.has_ring(context) else LayerCache
         return AttentionState(self, kind.allocate(self, self.cached_positions(context), cache_type))
-
-
-def _projections(tensors: TensorReader, rows: Sequence[int], values_from_keys: bool) -> list[Matrix]:
-    """Query, key and value: three tensors, or row ranges of one; or two tensors, if values can be projected
-    as keys.
-    """
-    width = tensors.hidden_size
-    fused = tensors.matrix_or_none("attn_qkv", sum(rows), width)
-    if fused is None:
-        if values_from_keys and tensors.matrix_or_none("attn_v", rows[2], width) is None:
-            q, k = (
-                tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qk", rows, strict=False)
-            )
-            return [q, k, replace(k)]
-        return [tensors.matrix(f"attn_{part}", count, width) for part, count in zip("qkv", rows, strict=True)]
-    ends = np.cumsum(rows).tolist()
-    return [fused.take_rows(end - count, end) for end, count in zip(ends, rows, strict=True)]
-
-
-def _biases(tensors: TensorReader, rows: Sequence[int]) -> list[Vector | None]:
-    fused = tensors.vector("attn_qkv.bias", sum(rows))
-    if fused is not None:
-        return list(np.split(fused, np.cumsum(rows)[:-1]))
-    return [tensors.vector(f"attn_{part}.bias", count) for part, count in zip("qkv", rows, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -321,7 +302,7 @@ class AttentionSizes(BlockSizes):
         return self.spec.rope, self.spec.head_dim
 
     def state_share(self, depth: int, context: int) -> float:
-        return min(depth, self.spec.window or depth) / self.spec.cached_positions(context)
+        return self.spec.read_positions(depth) / self.spec.cached_positions(context)
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)

@@ -96,7 +96,6 @@ def check_capability(spec: DecoderSpec, capability: int) -> None:
         block = spec.residual(index).block
         module = device_module(block.kind)
         oldest = module.oldest_capability(block) if hasattr(module, "oldest_capability") else 0
-        oldest = module.OLDEST_CAPABILITY if hasattr(module, "OLDEST_CAPABILITY") else oldest
         if 0 < capability < oldest:
             raise UnsupportedOnDeviceError(
                 f"{module.PART} needs compute capability {oldest / 10:.1f}, the GPU has {capability / 10:.1f}"

@@ -25,6 +25,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.distances import distance, median_distance
 from tests.edgeinfer.encoders.make_encoder_goldens import (
     CONTEXT,
     GOLDENS,
@@ -63,15 +64,6 @@ def rows_of(path: Path, backend_name: str) -> list[Rows]:
             return list(engine.text_rows(TEXTS))
         finally:
             engine.close()
-
-
-def distance(actual: Rows, expected: Rows) -> float:
-    return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
-
-
-def median_distance(actual: Rows, expected: Rows) -> float:
-    """Of the tokens; an expert that changes at a near-tie costs a few."""
-    return float(np.median([distance(row, other) for row, other in zip(actual, expected, strict=True)]))
 
 
 @pytest.fixture(scope="module")

@@ -194,7 +194,7 @@ def _dense(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[
         "shared_gain": builder.arena.keep(padded_vector(w.shared_gain)),
         "shared_norm": builder.norm(norm, builder.width, w.shared_norm),
         "expert_norm": builder.norm(norm, builder.width, w.expert_norm),
-        "post_norm": builder.norm(norm, builder.width, weights.post_norm),
+        "post_norm": builder.norm(residual.post_norm_spec, builder.width, weights.post_norm),
         "expert_scales": builder.arena.keep(padded_vector(w.expert_scales)),
         "sums": sums,
         "sums_stride": sums_stride,

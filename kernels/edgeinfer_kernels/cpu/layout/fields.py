@@ -5,9 +5,9 @@ columns…). Unit u of the group consists of unit u of each of the sixteen rows,
 exactly the bytes of its rows. An incomplete last group is padded with zero rows; float rows are padded with
 zero columns to a multiple of four.
 
-The codes of Q6_K are packed again afterwards, because unpacking four of a file takes 22 operations, and of
-these 11: of 128 columns, a byte has one of the first 96, and above it two bits of one of the last 32.
-The other formats keep the bits of the file.
+The codes of Q6_K are packed again afterwards. Of 128 columns, a byte has the code of one of the first 96 in
+its low six bits, and a part of one of the last 32 in its top two bits. Unpacking four codes then takes 11
+operations instead of 22. The other formats keep the bits of the file.
 """
 
 from collections import namedtuple

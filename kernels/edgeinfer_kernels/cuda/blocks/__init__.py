@@ -4,8 +4,7 @@ A module has `PART` (the name of the weights), `take` and `take_state` (allocate
 `has_granules` if it is divisible, `shift` if its state has positions, `Space` (the buffers of a decode step),
 `decode` and `prefill`. `waits_for_host`: whether the host takes part in the prefill of a chunk. With
 `before_layer_decode` and `before_layer_prefill` a block runs something before the first block of its layer.
-`OLDEST_CAPABILITY`: ten times the compute capability that it needs, if not every GPU has that;
-`oldest_capability` if that depends on the block. With
+`oldest_capability`: ten times the compute capability that a block needs, if not every GPU has that. With
 `NORMALIZES_INPUT` its kernels read x and apply the norm before the block.
 """
 

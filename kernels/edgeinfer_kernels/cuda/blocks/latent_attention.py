@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 PART = "latent attention"
 """The name of the weights in lists of device memory."""
-OLDEST_CAPABILITY = 80
-"""Ten times the minimum compute capability: older GPUs have too little shared memory for a tile."""
 HostStates = HostLatents
 """The latent caches of blocks on the CPU, one block at a time."""
 
@@ -133,6 +131,11 @@ def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
     shift_context(
         turned, table, ShiftedHeads(spec.rope_dim, spec.latent_dim, spec.rope is not None), keep, dropped, end
     )
+
+
+def oldest_capability(spec: LatentAttentionSpec) -> int:
+    """Ten times the compute capability: older GPUs have too little shared memory for a tile."""
+    return 80
 
 
 def inactive_bytes(w: DeviceLatentAttention) -> int:

@@ -104,7 +104,7 @@ class DecodeStep:
         target, post = self._target(number), None
         if y is not None:
             block = self.model.blocks[number]
-            post = NextNorm(block.residual.norm, block.norms.post_norm, None)
+            post = NextNorm.of_result(block.residual, block.norms)
         self.launches.add_norm(y, post, scale, self._norm_after(number), target.activations, tokens)
         return target
 
@@ -121,14 +121,12 @@ class DecodeStep:
         kernel can.
         """
         block, target, norm = self.model.blocks[number], self._target(number), self._norm_after(number)
-        residual, weight = block.residual, block.norms.post_norm
-        if weight is not None or not norm.folds:
-            post = None if weight is None else NextNorm(residual.post_norm_spec, weight, None)
+        post, scale = NextNorm.of_result(block.residual, block.norms), block.residual.residual_scale
+        if post.weight is not None or not norm.folds:
             y = self.workspace.y
             self.launches.rows((matrix,), Source(read, target.sum_squares), y, bias, kernel, tokens)
-            self.launches.add_norm(y, post, residual.residual_scale, norm, target.activations, tokens)
+            self.launches.add_norm(y, post, scale, norm, target.activations, tokens)
             return target
-        scale = residual.residual_scale
         self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
         if norm.weight is not None:
             target.norm = norm.spec

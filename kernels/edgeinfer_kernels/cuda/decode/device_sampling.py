@@ -39,10 +39,9 @@ class DeviceSampling:
         if self._ahead != (token_id, start, is_random):
             self._steps.set_state([token_id], start)
             self._step(start, request, recent)
+        # The host sends the rows of per-layer embeddings, so it has to know the token.
+        may_run_ahead = may_run_ahead and self._steps.step.model.per_layer is None
         runs_ahead = may_run_ahead and not recent and (next_request is not None or not is_random)
-        runs_ahead = (
-            runs_ahead and self._steps.step.model.per_layer is None
-        )  # The host sends the token's row.
         if runs_ahead:
             self._steps.set_next_slots(start + 1)
             self._step(start + 1, next_request, ())

@@ -1,12 +1,15 @@
 """The inputs of a step's kernels, and the norm that follows their output."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cuda.decode.workspace import Activations
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
+from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
+from edgeinfer_kernels.decoder import ResidualBlock
 
 
 @dataclass
@@ -30,6 +33,11 @@ class NextNorm:
     spec: NormSpec
     weight: Tensor | None
     bias: Tensor | None
+
+    @classmethod
+    def of_result(cls, residual: ResidualBlock[Any], norms: DeviceNorms) -> "NextNorm":
+        """The norm of a block's result, before it is added to x."""
+        return cls(residual.post_norm_spec, norms.post_norm, None)
 
     @property
     def folds(self) -> bool:

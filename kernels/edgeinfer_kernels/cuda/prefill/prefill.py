@@ -206,7 +206,7 @@ class Prefill:
         """x += residual_scale · post_norm(scales · y + bias) of block `number`; then the next norm."""
         block, (norm, is_applied) = chunk.blocks[number], self._norm_after(chunk, number)
         rows = ScaledRows(y, self._ones[: len(chunk.x)] if scales is None else scales)
-        post_norm = NextNorm(block.residual.post_norm_spec, block.norms.post_norm, None)
+        post_norm = NextNorm.of_result(block.residual, block.norms)
         scale, out = block.residual.residual_scale, chunk.h if is_applied else None
         add_norm_rows(chunk.x, rows, bias, post_norm, scale, norm, out)
 

@@ -5,7 +5,7 @@ and norms of two results before their sum.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.prefill.prefill_rows import normed
+from edgeinfer_kernels.cuda.prefill.prefill_rows import RMS, normed
 from edgeinfer_kernels.cuda.triton_ops.activations import activate
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
@@ -29,7 +29,7 @@ def per_layer_inputs_kernel(
     x = tl.load(projected + token * stride + layer * WIDTH + offsets, mask=mask, other=0.0) * scale
     if SCALED:
         x = x * tl.load(row_scales + token)
-    x = normed(x, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, 1, False)
+    x = normed(x, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, RMS, False)
     at = (token * tl.num_programs(0) + layer) * WIDTH + offsets
     value = (x + tl.load(rows + at, mask=mask, other=0.0) * embedding_scale) * 0.7071067811865476
     tl.store(out + at, value, mask=mask)
@@ -79,7 +79,7 @@ def finish_layer_kernel(
         result = tl.load(y + token * stride + offsets, mask=mask, other=0.0)
         if SCALED:
             result = result * tl.load(row_scales + token)
-        value += normed(result, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, 1, False)
+        value += normed(result, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, RMS, False)
     tl.store(at, value * scale, mask=mask)
 
 
@@ -102,6 +102,6 @@ def add_normed_kernel(
     other = tl.load(z + token * z_stride + offsets, mask=mask, other=0.0)
     if SCALED:
         other = other * tl.load(row_scales + token)
-    value = normed(value, mask, y_norm.weight, y_norm.weight, offsets, y_norm.epsilon, WIDTH, 1, False)
-    other = normed(other, mask, z_norm.weight, z_norm.weight, offsets, z_norm.epsilon, WIDTH, 1, False)
+    value = normed(value, mask, y_norm.weight, y_norm.weight, offsets, y_norm.epsilon, WIDTH, RMS, False)
+    other = normed(other, mask, z_norm.weight, z_norm.weight, offsets, z_norm.epsilon, WIDTH, RMS, False)
     tl.store(at, value + other, mask=mask)

@@ -7,6 +7,7 @@ softmax. Texts need no padding: pages are of the step's rows, and keys of other 
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.attention.attention_states import LANES, NEGATIVE
 from edgeinfer_kernels.cpu.native.attention.encoder_tiles import add_values, score_keys, weigh_tile
 from edgeinfer_kernels.cpu.native.attention.rope_heads import apply_rope, copy_padded
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -25,9 +26,6 @@ from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_
 from edgeinfer_kernels.cpu.runtime.abi import ENCODER_KEYS, ENCODER_QUERIES, ROWS_SCRATCH
 from edgeinfer_kernels.cpu.runtime.encoder_args import EncoderAttentionArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
-
-LANES = 16
-NEGATIVE = np.float32(-1e30)
 
 exports = Exports()
 

@@ -6,6 +6,7 @@ or, with registers of 64 bytes, sixty-four elements of a value at a time.
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.native.attention.attention_states import LANES, NEGATIVE
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     absolute,
@@ -26,8 +27,6 @@ from edgeinfer_kernels.cpu.native.simd.scalars import has_wide_registers, load_f
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
 from edgeinfer_kernels.cpu.runtime.abi import ENCODER_KEYS, ENCODER_QUERIES
 
-LANES = 16
-NEGATIVE = np.float32(-1e30)
 ROW = 4 * ENCODER_KEYS
 """Bytes of the scores of a query."""
 

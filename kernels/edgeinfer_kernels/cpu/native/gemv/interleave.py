@@ -85,9 +85,11 @@ def gather_units(source, row_bytes, target, unit, rows):
 
 @operation(types.void, (address,))
 def pack_six_bits(builder, at):
-    """64 bytes at every 512th of Q6_K's codes in the file, of two halves of 128 columns: twice their low four
-    bits for each half, then their high two bits. Afterwards a half has three times 512 bytes: those of the
-    first, second and third quarter, and above each two bits of the fourth, the lowest in the first.
+    """Pack Q6_K's codes again: six vectors of 64 bytes, 512 bytes apart.
+
+    Before: two vectors of low nibbles for each half of 128 columns, then one of high bits for each half.
+    Afterwards each half has three: of its first, second and third quarter. The top two bits of their bytes
+    are the fourth quarter, the lowest bits in the first vector.
     """
     codes = ir.VectorType(I8, 64)
     places = [builder.add(at, ir.Constant(I64, 512 * index)) for index in range(6)]
