@@ -49,7 +49,8 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: of the final norm."""
+    """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: of the final norm
+    and the head."""
 
     hidden_size: int
     vocabulary: int
@@ -80,7 +81,7 @@ class ModelSizes:
             tuple(layers),
             MatrixSize.of(weights.output),
             None if tied else MatrixSize.of(weights.token_embd),
-            vector_lengths(weights.output_norm, weights.output_norm_bias),
+            vector_lengths(weights.output_norm, weights.output_norm_bias, weights.output_bias),
             None if weights.per_layer_token_embd is None else MatrixSize.of(weights.per_layer_token_embd),
         )
 
