@@ -51,6 +51,12 @@ class RandomModel:
     fused_qkv: bool = False
     """Queries, keys and values are one tensor; `fused`: gate and up of feed-forwards too."""
     fused_experts: bool = False
+    positions: bool = False
+    """Embeddings get learned rows of positions, if these are optional."""
+    own_norms: bool = False
+    """The norm of attention isn't that of the feed-forward in parallel with it, if that is optional."""
+    scales: bool = False
+    """Matrices have scales, if these are optional."""
     head_bias: bool = False
     """The head has a bias."""
     norm_biases: bool = False
@@ -166,6 +172,8 @@ class RandomModel:
         }
         if self.has_norm_biases:
             shapes[f"{spec.output_norm}.bias"] = (self.width,)
+        if spec.positions == "always" or (spec.positions == "by_tensor" and self.positions):
+            shapes["position_embd.weight"] = (self.context, self.width)
         if spec.embedding_norm == "weights":
             shapes |= {f"token_embd_norm.{part}": (self.width,) for part in ("weight", "bias")}
         shapes |= self.hybrid.outside(self) if self.hybrid else {}
@@ -251,6 +259,11 @@ class RandomModel:
         norms = []
         if spec.pre_norm and spec.norm_weights:
             norms += ["attn_norm"] if spec.parallel_feed_forward else ["attn_norm", spec.feed_forward_norm]
+            norms += ["attn_norm_2"] if self.own_norms else []
+        if spec.sub_norms:
+            shapes |= {"attn_sub_norm.weight": (q,), "ffn_sub_norm.weight": (hidden,)}
+        if self.scales:
+            shapes |= {f"{name}.scale": (1,) for name in rows}
         if spec.post_norm:
             norms += ["post_attention_norm", "post_ffw_norm"]
         shapes |= {f"{name}.weight": (width,) for name in norms}

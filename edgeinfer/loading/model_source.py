@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import SettingError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
@@ -35,10 +36,15 @@ class ModelSource:
     @property
     def context(self) -> int:
         """Context in tokens: as requested, else the trained context, 4096 at most; an encoder's isn't longer
-        than the trained one.
+        than the trained one. Raises `SettingError`: there are no learned positions for it.
         """
         trained = self.config.trained_context
         requested = self.options.context or min(trained, DEFAULT_CONTEXT)
+        if self.config.has_positions and requested > trained:
+            raise SettingError(
+                f"context: saw {requested}, but {self.name} has learned positions for {trained} tokens only; "
+                f"take at most {trained}"
+            )
         return min(requested, trained) if self.config.is_encoder else requested
 
     def refuse_gpu_for_encoder(self) -> None:

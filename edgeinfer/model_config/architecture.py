@@ -117,6 +117,23 @@ class Architecture:
     """A feed-forward has half of the file's feed-forward length."""
     minicpm_scales: bool = False
     """Without scales in the file, those of MiniCPM."""
+    attention_norm: str = "attn_norm"
+    """The tensor name of the norm before attention."""
+    own_norms: Literal["never", "always", "by_key", "by_tensor"] = "never"
+    """Which models have attention and the feed-forward in parallel with a norm of each; "by_key": if the
+    file's `use_parallel_residual`; "by_tensor": if it has `attn_norm_2`, that of attention."""
+    attention_scale_by_head: bool = False
+    """Scores are multiplied by 1/head dimension."""
+    alibi: Literal["never", "always", "by_key", "13b"] = "never"
+    """Which models have ALiBi: "by_key": with an `attention.max_alibi_bias`; "13b": those of 40 layers
+    (Baichuan 13B); those of 32 have RoPE."""
+    clamp: bool = False
+    """Queries, keys and values may be limited to `attention.clamp_kqv`."""
+    sub_norms: bool = False
+    """Attention and the feed-forward have a norm before their last projection."""
+    positions: Literal["never", "always", "by_tensor"] = "never"
+    """Which models add a learned row of its position to the embedding of a token; "by_tensor": with a
+    `position_embd`."""
     logits_multiplied: bool = False
     """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"

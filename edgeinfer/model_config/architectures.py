@@ -51,6 +51,7 @@ _BERT: dict[str, Any] = {
 
 ARCHITECTURES: dict[str, Architecture] = {
     "arcee": Architecture(activation="relu_squared", gated=False),
+    "baichuan": Architecture(alibi="13b"),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
     "bert": Architecture(
@@ -59,6 +60,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         gated=False,
         rope="never",
         encoder=Encoder(learned_positions=True, token_types=True),
+    ),
+    "bitnet": Architecture(rope_neox=True, sub_norms=True),
+    "bloom": Architecture(
+        norm="layer", activation="gelu", gated=False, embedding_norm="weights", rope="never", alibi="always"
     ),
     "chatglm": Architecture(),
     "codeshell": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
@@ -100,6 +105,14 @@ ARCHITECTURES: dict[str, Architecture] = {
         qk_norm="head",
         window_pattern=4,
         rope_in_windows_only=True,
+    ),
+    "falcon": Architecture(
+        rope_neox=True,
+        norm="layer",
+        activation="gelu",
+        gated=False,
+        parallel_feed_forward=True,
+        own_norms="by_tensor",
     ),
     "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
     "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
@@ -161,6 +174,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         **_BIASED_EXPERTS,
         default_gating="sigmoid",
     ),
+    "gpt2": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
+    "gptneox": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False, own_norms="by_key"),
     "gpt-oss": Architecture(
         rope_neox=True,
         activation="clamped_swiglu",
@@ -179,6 +194,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_neox=True, qk_norm="head", qk_norm_after_rope=True, experts="always", shared_expert="plain"
     ),
     "internlm2": Architecture(),
+    "jais": Architecture(norm="layer", rope="never", alibi="by_key", attention_scale_by_head=True),
     "jamba": Architecture(
         experts="by_router", expert_weights_normalized=False, recurrent=mamba, rope="never"
     ),
@@ -234,6 +250,15 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         encoder=Encoder(normed_sums=False, first_norm=False),
     ),
+    "mpt": Architecture(
+        norm="layer",
+        activation="gelu",
+        gated=False,
+        rope="never",
+        alibi="by_key",
+        clamp=True,
+        positions="by_tensor",
+    ),
     "muse-glimmer": Architecture(
         embedding_norm="plain",
         post_norm=True,
@@ -266,7 +291,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_weights_normalized=False,
         encoder=Encoder(token_types=True),
     ),
-    "olmo": Architecture(norm="layer", norm_weights=False),
+    "olmo": Architecture(norm="layer", norm_weights=False, clamp=True),
     "olmo2": Architecture(
         rope_neox=True,
         pre_norm=False,
@@ -303,6 +328,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "qwen3vl": Architecture(rope_neox=True, qk_norm="head"),
     "qwen3vlmoe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
+    "refact": Architecture(rope="never", alibi="always"),
     "rwkv7": Architecture(
         norm="layer",
         feed_forward_norm="attn_norm_2",
@@ -324,6 +350,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "smollm3": Architecture(rope_skipped_every=4),
     "stablelm": Architecture(rope_neox=True, norm="layer"),
+    "starcoder": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
     "xverse": Architecture(),
 }

@@ -13,6 +13,7 @@ from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_speci
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.embedding.positions import PositionEmbeddingSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
@@ -64,6 +65,14 @@ class ModelConfig:
     recurrent_layers: tuple[bool, ...] = ()
     recurrent_feed_forward: BlockSpec | None = None
     """The block that all layers have instead of a feed-forward."""
+    alibi: float = 0.0
+    """The maximum bias of ALiBi; 0: none."""
+    clamp: float = 0.0
+    """The largest magnitude of queries, keys and values; 0: no limit."""
+    own_norms: bool = False
+    """Attention and the feed-forward are parallel, each with its own norm."""
+    has_positions: bool = False
+    """Embeddings get the learned rows of their positions."""
     has_rope: bool = True
     rope_neox: bool = False
     window_head_dim: int = 0
@@ -129,7 +138,7 @@ class ModelConfig:
             block = self._feed_forward(index) if is_dense else self._token_mixer(index, factors)
             return LayerSpec((ResidualBlock(block, self.norm, "attn_norm", "", self.residual_scale),))
         names = (
-            ("attn_norm" if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
+            (spec.attention_norm if spec.pre_norm else "", "post_attention_norm" if spec.post_norm else ""),
             (
                 self._feed_forward_norm(index) if spec.pre_norm else "",
                 "post_ffw_norm" if spec.post_norm else "",
@@ -145,12 +154,16 @@ class ModelConfig:
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
-        if spec.parallel_feed_forward:  # The divisible block is the first.
+        if self.own_norms:  # The divisible block is the first.
+            blocks = [last, replace(mixer, shares_input=True)]
+        elif spec.parallel_feed_forward:
             first = replace(last, norm_name=mixer.norm_name)
             blocks = [first, replace(mixer, norm_name="", shares_input=True)]
         if spec.embedding_norm != "none" and index == 0:
             norm = replace(self.norm, has_weights=spec.embedding_norm == "weights")
             blocks.insert(0, ResidualBlock(EmbeddingNormSpec(norm), self.norm))
+        if self.has_positions and index == 0:
+            blocks.insert(0, ResidualBlock(PositionEmbeddingSpec(self.trained_context), self.norm))
         if spec.recurrent_layers == "parallel":
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
@@ -225,6 +238,9 @@ class ModelConfig:
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
             norm_after_rope=self.architecture_spec.qk_norm_after_rope,
+            alibi=self.alibi,
+            clamp=self.clamp,
+            sub_norm=self.architecture_spec.sub_norms,
             value_norm=self.architecture_spec.value_norm,
             values_from_keys=self.architecture_spec.value_norm,
             source_layer=self._source_layer(index),
@@ -237,7 +253,9 @@ class ModelConfig:
         with_dense = self.architecture_spec.shared_expert == "dense"
         if experts is None:
             neurons = self.shapes[index].feed_forward
-            return FeedForwardSpec(self.architecture_spec.activation, neurons, self.architecture_spec.gated)
+            sub_norm = self.norm if self.architecture_spec.sub_norms else None
+            spec = self.architecture_spec
+            return FeedForwardSpec(spec.activation, neurons, spec.gated, sub_norm)
         return MoeSpec(
             activation=self.architecture_spec.activation,
             experts=experts.count,

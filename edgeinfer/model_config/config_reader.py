@@ -11,8 +11,11 @@ from edgeinfer.model_config.config import LayerShape, ModelConfig
 from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
 from edgeinfer.model_config.latent_attention import latent_attention, latent_scale, latent_scaling
 from edgeinfer.model_config.rope_scaling import RopeScaling
+from edgeinfer_kernels.blocks.common.alibi import MAX_ALIBI_BIAS
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 
+BAICHUAN_LAYERS = {32: False, 40: True}
+"""Layers of Baichuan's models, 7B and 13B, and whether they have ALiBi instead of RoPE."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -131,11 +134,28 @@ class _ConfigReader(ExpertsReader):
         given = self.architecture_spec.attention_scale or self.factor("attention.scale")
         if given:
             return given
+        if self.architecture_spec.attention_scale_by_head:
+            return 1 / head_dim
         by_heads = layers == self.architecture_spec.query_scale_by_heads_at
         return 1 / math.sqrt(width // heads if by_heads else head_dim)
 
-    def has_rope(self) -> bool:
+    def alibi(self, layers: int) -> float:
+        """The maximum bias of ALiBi; 0: none."""
+        kind = self.architecture_spec.alibi
+        if kind == "by_key":
+            return self.factor("attention.max_alibi_bias")
+        if kind == "13b" and layers not in BAICHUAN_LAYERS:
+            raise self.refused("block_count", layers, "32 layers (7B, with RoPE) or 40 (13B, with ALiBi)")
+        return MAX_ALIBI_BIAS if kind == "always" or (kind == "13b" and BAICHUAN_LAYERS[layers]) else 0.0
+
+    def own_norms(self) -> bool:
+        kind = self.architecture_spec.own_norms
+        return kind == "always" or (kind == "by_key" and self.flag("use_parallel_residual"))
+
+    def has_rope(self, layers: int) -> bool:
         rope = self.architecture_spec.rope
+        if self.alibi(layers):
+            return False
         return bool(self.get("rope.scaling.finetuned", True)) if rope == "finetuned" else rope == "always"
 
     def has_sections(self) -> bool:
@@ -204,7 +224,7 @@ class _ConfigReader(ExpertsReader):
 
     def config(self, vocabulary_size: int) -> ModelConfig:
         spec = self.architecture_spec
-        if self.factor("attention.clamp_kqv"):
+        if self.factor("attention.clamp_kqv") and not spec.clamp:
             raise self.refused("attention.clamp_kqv", self.get("attention.clamp_kqv"), "0, no clamp")
         draft_heads = self.draft_heads()
         layers = self.count("block_count", minimum=1 + draft_heads, maximum=MAX_LAYERS) - draft_heads
@@ -253,7 +273,11 @@ class _ConfigReader(ExpertsReader):
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),
             recurrent_feed_forward=self.recurrent_feed_forward(width),
-            has_rope=self.has_rope(),
+            has_rope=self.has_rope(layers),
+            alibi=self.alibi(layers),
+            clamp=self.factor("attention.clamp_kqv"),
+            own_norms=self.own_norms(),
+            has_positions=spec.positions == "always",
             rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
             latent=latent,
             routed_layers=self.routed_layers,

@@ -234,6 +234,11 @@ def read_config(file: GGUFFile) -> ModelConfig:
     spec = config.architecture_spec
     if spec.qk_norm_optional and "blk.0.attn_q_norm.weight" not in file.tensors:
         return replace(config, architecture_spec=replace(spec, qk_norm="none"))
+    if spec.own_norms == "by_tensor" and "blk.0.attn_norm_2.weight" in file.tensors:
+        named = replace(spec, attention_norm="attn_norm_2", feed_forward_norm="attn_norm")
+        return replace(config, own_norms=True, architecture_spec=named)
+    if spec.positions == "by_tensor":
+        return replace(config, has_positions="position_embd.weight" in file.tensors)
     return config
 
 

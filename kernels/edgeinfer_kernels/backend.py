@@ -49,10 +49,13 @@ class Capabilities:
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
         """The same capabilities without those that need a state of separate positions, if the model has
-        another.
+        another, or learned positions.
         """
         if not spec.is_recurrent:
-            return replace(self, skips_layers=self.skips_layers and not spec.reads_other_layers)
+            can_evict = self.can_evict and not spec.has_positions
+            return replace(
+                self, skips_layers=self.skips_layers and not spec.reads_other_layers, can_evict=can_evict
+            )
         return replace(
             self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
         )

@@ -29,8 +29,8 @@ class ResidualBlock(Generic[S]):
 
     `norm_name`, `post_norm_name`: the GGUF names of the norms within the layer; "": there is none.
     `post_norm_epsilon`: the ε of the norm after the block; 0: that of the norm before it.
-    `shares_input`: the block reads the same norm(x) as the block before it and has no norm before it
-    (parallel blocks): with a, b the two blocks, x += a(norm(x)) + b(norm(x)).
+    `shares_input`: the block reads the same x as the block before it (parallel blocks), with its own norm or
+    the same norm(x): with a, b the two blocks, x += a(norm(x)) + b(norm(x)).
     """
 
     block: S
@@ -40,6 +40,11 @@ class ResidualBlock(Generic[S]):
     residual_scale: float = 1.0
     shares_input: bool = False
     post_norm_epsilon: float = 0.0
+
+    @property
+    def has_own_norm(self) -> bool:
+        """Whether it shares its input, but not the norm."""
+        return self.shares_input and bool(self.norm_name)
 
     @property
     def post_norm_spec(self) -> NormSpec:
@@ -77,7 +82,7 @@ class LayerSpec:
 
     def __post_init__(self) -> None:
         for position, each in enumerate(self.blocks):
-            if each.shares_input and (position == 0 or each.norm_name or each.block.is_divisible):
+            if each.shares_input and (position == 0 or each.block.is_divisible):
                 raise ValueError(f"block {position} of the layer can't share the input of the one before it")
 
     def parallel(self, position: int) -> range:
@@ -93,7 +98,8 @@ class LayerSpec:
 
     def has_shared_norm(self, position: int) -> bool:
         """Whether the block after the one at `position` reads the same normed input."""
-        return position + 1 < len(self.blocks) and self.blocks[position + 1].shares_input
+        following = self.blocks[position + 1 : position + 2]
+        return any(each.shares_input and not each.has_own_norm for each in following)
 
     def block_of(self, kind: type[B]) -> B:
         """The layer's first block of a kind. Raises `LookupError`: it has none."""
@@ -146,6 +152,11 @@ class DecoderSpec:
         """Whether layers read keys, values or inputs that other layers compute."""
         shared = any(each.block.source_layer is not None for layer in self.layers for each in layer.blocks)
         return shared or self.per_layer_width > 0
+
+    @property
+    def has_positions(self) -> bool:
+        """Whether embeddings have learned rows of their positions."""
+        return any(each.block.kind == "embedding.positions" for each in self.layers[0].blocks)
 
     @property
     def slots(self) -> int:

@@ -107,9 +107,9 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
         assert their_distance < (2e-3 if uses_gelu(name) else 5e-6)
     else:
         # int8 activations in both, which change experts at near-ties; a recurrent layer multiplies the
-        # errors of three projections or more.
-        is_recurrent = ZOO[name].convolutions or ZOO[name].hybrid
-        assert their_distance < (0.25 if moe_model else 0.2 if is_recurrent else 0.05)
+        # errors of three projections or more, and tens of layers add theirs.
+        has_many = ZOO[name].convolutions or ZOO[name].hybrid or ZOO[name].layers > 30
+        assert their_distance < (0.25 if moe_model else 0.2 if has_many else 0.05)
     assert measure(ours, exact) <= 2 * their_distance + SLACK
     for row, best in decided(exact, margin=2 * float(np.abs(theirs - exact).max()) + SLACK):
         assert ours[row].argmax() == best

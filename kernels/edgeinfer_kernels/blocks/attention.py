@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     ChunkRows,
@@ -15,8 +16,10 @@ from edgeinfer_kernels.blocks.common.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections
+from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
+from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, SubNorm, read_attention_sub_norm
 from edgeinfer_kernels.cache_formats import hadamard_rows
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
@@ -38,6 +41,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     head_dimensions,
     matrix_bytes,
     padded_rows,
+    result_widths,
     row_runs,
     taken,
     vector_bytes,
@@ -58,7 +62,9 @@ class AttentionSpec:
     window, if the context is longer (`RingCache`); 0: all positions are cached.
     `value_norm`: the values of heads are normalized, without weights. `values_from_keys`: in a file without
     `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
-    queries, and reads the cache of that layer.
+    queries, and reads the cache of that layer. `alibi`: the maximum bias of ALiBi, slope · distance is
+    subtracted from a score; 0: none. `clamp`: queries, keys and values are within ± clamp; 0: no limit.
+    `sub_norm`: the results of all heads are normalized together.
     """
 
     kind: ClassVar[str] = "attention"
@@ -82,6 +88,9 @@ class AttentionSpec:
     value_norm: bool = False
     values_from_keys: bool = False
     source_layer: int | None = None
+    alibi: float = 0.0
+    clamp: float = 0.0
+    sub_norm: bool = False
 
     def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
         """The factors of the queries at these positions."""
@@ -122,6 +131,9 @@ class AttentionSpec:
             k_norm = tensors.required("attn_k_norm.weight", kv_rows if by_row else self.head_dim)
         if self.norm_after_rope and q_norm is not None and k_norm is not None:
             query_weights, q_norm, k_norm = q_norm * k_norm, np.ones_like(q_norm), np.ones_like(k_norm)
+        sub_norm = None
+        if self.sub_norm:
+            sub_norm, query_weights = read_attention_sub_norm(tensors, q_rows, self.head_dim)
         return AttentionWeights(
             attn_q=q,
             attn_k=k,
@@ -135,6 +147,7 @@ class AttentionSpec:
             attn_k_norm=k_norm,
             query_weights=query_weights,
             attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
+            sub_norm=sub_norm,
         )
 
     def _read_queries(self, tensors: TensorReader) -> "AttentionWeights":
@@ -161,11 +174,13 @@ class AttentionSpec:
     def sizes(self, weights: "AttentionWeights", norms: NormLengths) -> "AttentionSizes":
         w = weights
         biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
-        stacked = _stacked_bias((w.attn_q.rows, w.attn_k.rows, w.attn_v.rows)) if any_of(biases) else ()
+        stacked = stacked_lengths(biases, (w.attn_q, w.attn_k, w.attn_v))
         norm_weights = w.attn_q_norm, w.attn_k_norm, w.query_weights
-        others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks)
+        sub_norm = None if w.sub_norm is None else w.sub_norm.weight
+        slopes = alibi_slopes(self.heads, self.alibi) if self.alibi else None
+        others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks, sub_norm, slopes)
         q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
-        return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others))
+        return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others), norms.is_own)
 
     def has_ring(self, context: int) -> bool:
         """Whether the cache for this context is a ring."""
@@ -215,6 +230,7 @@ class AttentionWeights:
     query_weights: Vector | None = None
     """Factors of a head's query after RoPE."""
     attn_sinks: Vector | None = None
+    sub_norm: SubNorm | None = None
 
     def inputs(self) -> list[Matrix]:
         """The matrices of queries, keys and values, if there are any."""
@@ -249,7 +265,7 @@ class AttentionState(CacheState):
 
 @dataclass(frozen=True)
 class AttentionSizes(BlockSizes):
-    """The sizes of an attention block. `vectors`: lengths of norms and biases."""
+    """The sizes of an attention block. `vectors`: lengths of norms and biases; `own_norm`: `has_own_norm`."""
 
     label: ClassVar[str] = "attention"
     state_label: ClassVar[str] = "keys and values"
@@ -260,6 +276,11 @@ class AttentionSizes(BlockSizes):
     v: MatrixSize
     output: MatrixSize
     vectors: tuple[int, ...] = ()
+    own_norm: bool = False
+
+    @property
+    def has_own_norm(self) -> bool:  # type: ignore[override]
+        return self.own_norm
 
     @property
     def reads_other_layers(self) -> bool:  # type: ignore[override]
@@ -275,6 +296,8 @@ class AttentionSizes(BlockSizes):
                 f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU kernels need a "
                 f"multiple of {ROW_MULTIPLE}"
             )
+        if self.spec.sub_norm:
+            raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
         stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
@@ -317,6 +340,7 @@ class AttentionSizes(BlockSizes):
             "projected_q": 4 * padded(self.q.rows),
             "projected_k": 4 * padded(self.k.rows),
             "projected_v": 4 * padded(self.v.rows),
+            **(own_input_buffers(hidden_size) if self.own_norm else {}),
         }
 
     def cpu_scratch(self) -> int:
@@ -339,7 +363,7 @@ class AttentionSizes(BlockSizes):
 
     @classmethod
     def step_bytes(cls, blocks: Sequence["AttentionSizes"], step: StepShape) -> int:
-        widths = result_widths([block.spec for block in blocks])
+        widths = result_widths(block.spec for block in blocks)
         tiles = [block._tile(step.tokens) for block in blocks]
         floats = [
             step.tokens * max(block.qkv_rows for block in blocks),
@@ -374,17 +398,3 @@ class AttentionSizes(BlockSizes):
         """The KV cache of the largest block, in float16."""
         widths = ((block.spec.kv_heads * block.spec.head_dim, block.spec) for block in blocks)
         return 2 * taken(max(width * spec.device_positions(context) for width, spec in widths), 2)
-
-
-def result_widths(specs: Sequence[AttentionSpec]) -> list[int]:
-    """The different lengths of the rows of all heads' results, ascending."""
-    return sorted({spec.heads * spec.head_dim for spec in specs})
-
-
-def any_of(vectors: Sequence[Vector | None]) -> bool:
-    return any(vector is not None for vector in vectors)
-
-
-def _stacked_bias(rows: Sequence[int]) -> tuple[int, ...]:
-    """The length of one vector for matrices of these row counts, each padded to sixteen."""
-    return (sum(-(-count // 16) * 16 for count in rows),)

@@ -6,7 +6,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights, any_of
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.common.alibi import MAX_ALIBI_BIAS, alibi_slopes
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     NormLengths,
@@ -14,6 +15,7 @@ from edgeinfer_kernels.blocks.common.block import (
     StatelessSpec,
     TensorReader,
 )
+from edgeinfer_kernels.blocks.common.projections import any_of
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cpu.runtime.abi import encoder_scratch, quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
@@ -21,7 +23,6 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
-MAX_ALIBI_BIAS = 8.0
 CPU_ONLY = "an encoder runs on the CPU so far"
 
 
@@ -46,14 +47,8 @@ class EncoderAttentionSpec(StatelessSpec):
     alibi: bool = False
 
     def slopes(self) -> npt.NDArray[np.float32]:
-        """(heads,): the slopes of ALiBi; 0 without. Source: Press et al. 2022."""
-        if not self.alibi:
-            return np.zeros(self.heads, np.float32)
-        whole = 1 << (self.heads.bit_length() - 1)
-        index = np.arange(self.heads)
-        first = 2.0 ** (-MAX_ALIBI_BIAS / whole * (index + 1))
-        between = 2.0 ** (-MAX_ALIBI_BIAS / 2 / whole * (2 * (index - whole) + 1))
-        return np.where(index < whole, first, between).astype(np.float32)
+        """(heads,): the slopes of ALiBi; 0 without."""
+        return alibi_slopes(self.heads, MAX_ALIBI_BIAS if self.alibi else 0.0)
 
     def read(self, tensors: TensorReader) -> "EncoderAttentionWeights":
         spec = AttentionSpec(

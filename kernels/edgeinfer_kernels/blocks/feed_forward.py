@@ -2,18 +2,21 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from edgeinfer_kernels.blocks.common.block import (
     NO_NORMS,
     ChunkRows,
     DivisibleSizes,
     NormLengths,
+    NormSpec,
     StatelessSpec,
     StepShape,
     TensorReader,
 )
+from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, SubNorm, matrix_scale, read_sub_norm
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -37,7 +40,9 @@ NEURON_GROUP = 512
 
 @dataclass(frozen=True)
 class FeedForwardSpec(StatelessSpec):
-    """down(activation(gate(x)) · up(x)); without a gate down(activation(up(x)))."""
+    """down(activation(gate(x)) · up(x)); without a gate down(activation(up(x))). `sub_norm`: the rows that
+    down reads are normalized, and the products of gate and up may have scales.
+    """
 
     kind: ClassVar[str] = "feed_forward"
     is_divisible: ClassVar[bool] = True
@@ -45,6 +50,7 @@ class FeedForwardSpec(StatelessSpec):
     activation: Activation
     neurons: int
     gated: bool = True
+    sub_norm: NormSpec | None = None
 
     def read(self, tensors: TensorReader) -> "FeedForwardWeights":
         width, neurons, gate = tensors.hidden_size, self.neurons, None
@@ -62,7 +68,15 @@ class FeedForwardSpec(StatelessSpec):
             ffn_gate_bias=tensors.vector("ffn_gate.bias", neurons),
             ffn_up_bias=tensors.vector("ffn_up.bias", neurons),
             ffn_down_bias=tensors.vector("ffn_down.bias", width),
+            **({} if self.sub_norm is None else self._sub_norm(tensors)),
         )
+
+    def _sub_norm(self, tensors: TensorReader) -> dict[str, Any]:
+        return {
+            "sub_norm": read_sub_norm(tensors, "ffn_sub_norm", self.neurons, "ffn_down"),
+            "gate_scale": matrix_scale(tensors, "ffn_gate"),
+            "up_scale": matrix_scale(tensors, "ffn_up"),
+        }
 
     def sizes(self, weights: "FeedForwardWeights", norms: NormLengths) -> "FeedForwardSizes":
         return FeedForwardSizes.of(weights, norms)
@@ -80,6 +94,9 @@ class FeedForwardWeights:
     ffn_gate_bias: Vector | None = None
     ffn_up_bias: Vector | None = None
     ffn_down_bias: Vector | None = None
+    sub_norm: SubNorm | None = None
+    gate_scale: float = 1.0
+    up_scale: float = 1.0
 
     def matrices(self) -> list[Matrix]:
         return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
@@ -113,6 +130,7 @@ class FeedForwardSizes(DivisibleSizes):
 
     `biased`: gate or up has a bias. `post_normed`: a norm follows the sum. `shared_norm`: the lengths of the
     norm before it, if another block reads that too. `is_followed`: the layer has a block after it.
+    `sub_normed`: the rows that down reads are normalized.
     """
 
     label: ClassVar[str] = "feed-forward"
@@ -128,6 +146,7 @@ class FeedForwardSizes(DivisibleSizes):
     post_normed: bool = False
     shared_norm: tuple[int, ...] = ()
     is_followed: bool = False
+    sub_normed: bool = False
 
     @classmethod
     def of(cls, w: FeedForwardWeights, norms: NormLengths = NO_NORMS) -> "FeedForwardSizes":
@@ -141,6 +160,7 @@ class FeedForwardSizes(DivisibleSizes):
             norms.has_post_norm,
             norms.vectors if norms.is_shared else (),
             norms.is_followed,
+            w.sub_norm is not None,
         )
 
     @property
@@ -160,8 +180,8 @@ class FeedForwardSizes(DivisibleSizes):
         return self.shared_norm
 
     def granule_counts(self) -> list[int]:
-        """In groups of NEURON_GROUP; all or none if a post-norm follows the sum."""
-        inner = () if self.post_normed else range(NEURON_GROUP, self.neurons, NEURON_GROUP)
+        """In groups of NEURON_GROUP; all or none if a norm is of all neurons or of their sum."""
+        inner = () if self.post_normed or self.sub_normed else range(NEURON_GROUP, self.neurons, NEURON_GROUP)
         return [0, *inner, self.neurons]
 
     def matrices(self) -> Iterator[MatrixSize]:
@@ -177,6 +197,8 @@ class FeedForwardSizes(DivisibleSizes):
         return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
 
     def granules_device_bytes(self) -> int:
+        if self.sub_normed:
+            raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
         return sum(map(matrix_bytes, self.granule_matrices())) + self._bias_bytes + vector_bytes(self.vectors)
 
     def part(self, granules: int) -> "FeedForwardSizes":

@@ -64,6 +64,7 @@ class LatentAttentionSpec:
     source_layer: ClassVar[None] = None
     window: ClassVar[int] = 0
     soft_cap: ClassVar[float] = 0.0
+    alibi: ClassVar[float] = 0.0
 
     heads: int
     nope_dim: int

@@ -7,7 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     group_bytes,
@@ -20,7 +22,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
 from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT, TILE_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
-from edgeinfer_kernels.cpu.runtime.recurrent_args import RecurrentArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs, RecurrentArgs
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector
@@ -85,6 +87,8 @@ class BuiltBlock(NamedTuple):
 
     calls: tuple[Call, ...]
     before_layer: tuple[Call, ...] = ()
+    before_parallel: tuple[Call, ...] = ()
+    """Those that run before the first of the blocks that share their input."""
     rope: RopeSpec | None = None
     """The RoPE whose table the kernels read."""
 
@@ -121,8 +125,14 @@ class BlockBuilder:
             padded=padded(width),
         )
 
-    def matrix(self, matrix: Matrix, bias: Vector | None = None) -> int:
-        """A MatrixArgs structure; the bias has a row for each expert."""
+    def sub_norm(self, norm: NormSpec, sub_norm: SubNorm | None) -> int:
+        """A NormArgs structure of a norm before a block's last projection; 0: there is none."""
+        if sub_norm is None:
+            return 0
+        return self.norm(sub_norm.spec(norm), len(sub_norm.weight), sub_norm.weight)
+
+    def matrix(self, matrix: Matrix, bias: Vector | None = None, scale: float = 1.0) -> int:
+        """A MatrixArgs structure; the bias has a row for each expert. `scale`: of gate and up."""
         name = kernel_format(matrix)
         packed = self._packed[id(matrix)]
         rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
@@ -138,6 +148,7 @@ class BlockBuilder:
             bias=self.arena.keep(rows),
             expert_stride=packed.expert_stride,
             bias_stride=4 * padded(matrix.rows),
+            scale=scale,
         )
 
     def input(
@@ -176,7 +187,7 @@ class BlockBuilder:
 
     def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, float]:
         """The fields of the norms before and after a block, and its residual scale."""
-        if residual.shares_input:
+        if residual.shares_input:  # Also one with its own norm, which `own_norm` has computed.
             norm = self.arena.fill(NormArgs, kind=SHARED_INPUT, width=self.width, padded=padded(self.width))
         else:
             norm = self.norm(residual.norm, self.width, w.norm, w.norm_bias)
@@ -185,6 +196,16 @@ class BlockBuilder:
             "post_norm": self.norm(residual.post_norm_spec, self.width, w.post_norm),
             "residual_scale": residual.residual_scale,
         }
+
+    def own_norm(
+        self, residual: ResidualBlock[Any], w: ResidualWeights[Any], readers: list[Matrix]
+    ) -> tuple[Call, ...]:
+        """The kernel that writes the rows of a norm that a parallel block doesn't share; none otherwise."""
+        if not residual.has_own_norm:
+            return ()
+        norm = self.norm(residual.norm, self.width, w.norm, w.norm_bias)
+        block = self.arena.fill(NormRowsArgs, norm=norm, normed=self.input(OWN_INPUT, self.width, readers))
+        return (Call("norm_rows_block", block),)
 
     def recurrent(self, state: RecurrentState) -> int:
         """A RecurrentArgs structure; the step's rows are in the buffer "state_rows"."""

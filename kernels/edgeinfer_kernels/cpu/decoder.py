@@ -128,10 +128,19 @@ class CpuDecoder:
         """
         built = {index: self._built(index, options(index)) for index in self.blocks}
         self.calls = {index: list(block.calls) for index, block in built.items()}
+        for index, block in built.items():
+            if block.before_parallel:
+                self.calls[self._first_parallel(index)][:0] = block.before_parallel
         for index, block in reversed(built.items()):
             if block.before_layer:
                 self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
         self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
+
+    def _first_parallel(self, index: BlockIndex) -> BlockIndex:
+        """The first of the blocks here that share the input of a block."""
+        positions = self.spec.layers[index.layer].parallel(index.position)
+        same = (BlockIndex(index.layer, position) for position in positions)
+        return next(each for each in same if each in self.blocks)
 
     def _built(self, index: BlockIndex, options: BlockOptions) -> BuiltBlock:
         if index in self._sparse:

@@ -53,6 +53,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.routing = routing
         self._recurrent = RecurrentStep()
         self._shared: dict[str, Array] = {}
+        self._input: Array = np.empty(0)
         self._normed: Array = np.empty(0)
 
     def embed(self, ids: Sequence[int]) -> Array:
@@ -99,7 +100,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         """
         residual, w = self.spec.residual(index), self.weights.residual(index)
         if not residual.shares_input:
-            self._normed = normalize(x, residual.norm, w.norm, w.norm_bias).copy()
+            self._input = x.copy()
+        if not residual.shares_input or residual.has_own_norm:
+            self._normed = normalize(self._input, residual.norm, w.norm, w.norm_bias).copy()
         step = BlockStep(
             index=index,
             spec=residual.block,

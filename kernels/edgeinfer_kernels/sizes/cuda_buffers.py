@@ -75,7 +75,8 @@ def _step_bytes(sizes: ModelSizes) -> int:
         STATE_WORDS,
         *[tokens * programs] * 2,
     ]
-    normed = 2 * activation_bytes(tokens, width, has_floats((sizes.head, *inputs)))
+    inputs_at_once = 2 + any(block.has_own_norm for block in sizes.blocks)
+    normed = inputs_at_once * activation_bytes(tokens, width, has_floats((sizes.head, *inputs)))
     kinds = sum(kind.step_bytes(blocks, step) for kind, blocks in sizes.by_kind().items())
     return normed + kinds + sum(taken(count, 4) for count in counts)
 
@@ -110,8 +111,9 @@ def chunk_rows(sizes: ModelSizes, chunk: int) -> ChunkRows:
 def _prompt_bytes(sizes: ModelSizes, chunk: int) -> int:
     """Bytes of the prefill buffers; see `prefill.py`."""
     width, shared = sizes.hidden_size, chunk_rows(sizes, chunk)
-    f16 = [chunk * width, shared.hidden, prompt_scratch(sizes)]
-    f32 = [chunk, chunk * width, shared.products, shared.scales, chunk, chunk]
+    own = chunk * any(block.has_own_norm for block in sizes.blocks)
+    f16 = [chunk * width, own * width, shared.hidden, prompt_scratch(sizes)]
+    f32 = [own, chunk, chunk * width, shared.products, shared.scales, chunk, chunk]
     kinds = sum(kind.prompt_bytes(blocks, chunk, width) for kind, blocks in sizes.by_kind().items())
     kinds += taken(STATE_WORDS, 4) * (1 + sizes.is_recurrent)
     return kinds + sum(taken(count, 2) for count in f16) + sum(taken(count, 4) for count in f32)

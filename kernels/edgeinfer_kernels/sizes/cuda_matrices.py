@@ -4,6 +4,7 @@ The counts match the allocations on the device exactly; a test compares the two.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import (
@@ -89,3 +90,17 @@ def has_floats(matrices: Iterable[MatrixSize]) -> bool:
 def activation_bytes(tokens: int, columns: int, floats: bool, rows_per_token: int = 1) -> int:
     """Bytes of activations of a decode step."""
     return taken(rows_per_token * tokens * (44 if floats else 12) * padded_blocks(columns), 4)
+
+
+class Heads(Protocol):
+    """A specification with heads."""
+
+    @property
+    def heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+
+
+def result_widths(specs: Iterable[Heads]) -> list[int]:
+    """The different lengths of the rows of all heads' results, ascending."""
+    return sorted({spec.heads * spec.head_dim for spec in specs})

@@ -71,7 +71,9 @@ class ModelSizes:
                 lengths = vector_lengths(w.norm, w.norm_bias, w.post_norm)
                 is_followed = position + 1 < len(layer.blocks)
                 is_shared = layer.has_shared_norm(position)
-                norms = NormLengths(lengths, w.post_norm is not None, is_shared, is_followed)
+                norms = NormLengths(
+                    lengths, w.post_norm is not None, is_shared, is_followed, residual.has_own_norm
+                )
                 blocks.append(residual.block.sizes(w.block, norms))
             layers.append(LayerSizes(tuple(blocks)))
         tied = weights.token_embd is weights.output

@@ -234,9 +234,9 @@ def test_the_feed_forward_is_the_first_of_parallel_blocks_and_attention_reads_it
         assert not layer.has_shared_norm(1)
 
 
-def test_a_clamp_of_queries_keys_and_values_is_refused() -> None:
-    text = refusal("olmo", attention__clamp_kqv=8.0)
-    assert text == "olmo.attention.clamp_kqv: 8.0, wanted 0, no clamp"
+def test_a_clamp_of_queries_keys_and_values_is_read_where_llama_cpp_reads_it() -> None:
+    assert refusal(attention__clamp_kqv=8.0) == "llama.attention.clamp_kqv: 8.0, wanted 0, no clamp"
+    assert config_of("olmo", attention__clamp_kqv=8.0).clamp == 8.0
     assert config_of("olmo", attention__clamp_kqv=0.0).norm.has_weights is False
 
 
@@ -247,3 +247,25 @@ def test_layers_without_kv_heads_of_kimi_linear_have_delta_attention() -> None:
     assert kinds == [*2 * [KimiDeltaAttentionSpec], LatentAttentionSpec, KimiDeltaAttentionSpec]
     assert isinstance(blocks[2], LatentAttentionSpec)
     assert blocks[2].rope is None
+
+
+def test_baichuan_has_alibi_or_rope_by_its_number_of_layers() -> None:
+    larger, smaller = config_of("baichuan", block_count=40), config_of("baichuan", block_count=32)
+    assert (larger.alibi, larger.has_rope) == (8.0, False)
+    assert (smaller.alibi, smaller.has_rope) == (0.0, True)
+    assert "baichuan.block_count: 3, wanted 32 layers (7B, with RoPE) or 40" in refusal("baichuan")
+
+
+def test_only_files_with_the_key_have_parallel_blocks_with_own_norms() -> None:
+    parallel = config_of("gptneox", use_parallel_residual=True).specification().layers[0].blocks
+    assert [each.has_own_norm for each in parallel] == [False, True]
+    assert [each.norm_name for each in parallel] == ["ffn_norm", "attn_norm"]
+    in_order = config_of("gptneox", use_parallel_residual=False).specification().layers[0].blocks
+    assert [each.norm_name for each in in_order] == ["attn_norm", "ffn_norm"]
+    assert not any(each.shares_input for each in in_order)
+
+
+def test_minicpm_has_scales_by_default() -> None:
+    config = config_of("minicpm")
+    assert (config.embedding_scale, config.logit_scale) == (12.0, 64 / 256)
+    assert config.residual_scale == pytest.approx(1.4 / 3**0.5)

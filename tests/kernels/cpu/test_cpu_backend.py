@@ -93,7 +93,10 @@ def relative(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2"])
+@pytest.mark.parametrize(
+    "name",
+    ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2", "bitnet-scales", "gptneox", "mpt"],
+)
 def test_a_chunked_prefill_equals_the_reference(tmp_path: Path, isa: str, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu(isa)), logits_of(path, exact)) < 5e-6
@@ -116,7 +119,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2", "bloom", "falcon-40b"])
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
@@ -197,7 +200,7 @@ def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
-@pytest.mark.parametrize("name", ["llama", "gemma2"])
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
 def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
     ids = np.random.default_rng(6).integers(3, VOCABULARY, LONG).tolist()

@@ -60,7 +60,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2", "bloom", "gpt2"])
 def test_the_draft_loop_equals_single_draft_steps(tmp_path: Path, isa: str, name: str) -> None:
     path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     engine = engine_for(path, cpu(isa))

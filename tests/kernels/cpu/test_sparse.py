@@ -3,6 +3,7 @@
 from ctypes import addressof
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -236,11 +237,12 @@ def decoder(
             matrix("Q8_0", WIDTH, 128, seed + 3),
         )
         norms = [vector(WIDTH, 1, 0.1) for _ in range(2)]
+        chosen: dict[str, Any] = {**(others if biases else {}), **first}
         second = FeedForwardWeights(
             ffn_up=matrix(formats[1], NEURONS, WIDTH, seed + 4),
             ffn_down=matrix(formats[2], WIDTH, NEURONS, seed + 5),
             ffn_gate=matrix(formats[0], NEURONS, WIDTH, seed + 6) if gated else None,
-            **{**(others if biases else {}), **first},
+            **chosen,
         )
         return LayerWeights((ResidualWeights(attention, norms[0]), ResidualWeights(second, norms[1])))
 

@@ -180,13 +180,14 @@ class NormLengths(NamedTuple):
     """The vectors of the norms around a block: their lengths, and whether one of them follows the block.
 
     `is_shared`: another block reads the result of the norm before the block. `is_followed`: the layer has a
-    block after it.
+    block after it. `is_own`: the block shares the input of the one before it, but not its norm.
     """
 
     vectors: tuple[int, ...] = ()
     has_post_norm: bool = False
     is_shared: bool = False
     is_followed: bool = False
+    is_own: bool = False
 
 
 NO_NORMS = NormLengths()
@@ -228,6 +229,8 @@ class BlockSizes:
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
     reads_other_layers: ClassVar[bool] = False
     """Whether it reads results of blocks of other layers, which devices don't exchange."""
+    has_own_norm: ClassVar[bool] = False
+    """Whether it shares its input with the block before it, but not the norm."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
 

@@ -26,6 +26,15 @@ def read_projections(tensors: TensorReader, rows: Sequence[int], values_from_key
     return [fused.take_rows(end - count, end) for end, count in zip(ends, rows, strict=True)]
 
 
+def any_of(vectors: Sequence[Vector | None]) -> bool:
+    return any(vector is not None for vector in vectors)
+
+
+def stacked_lengths(biases: Sequence[Vector | None], matrices: Sequence[Matrix]) -> tuple[int, ...]:
+    """The length of one vector for the biases of matrices, each padded to sixteen rows; () without any."""
+    return (sum(-(-matrix.rows // 16) * 16 for matrix in matrices),) if any_of(biases) else ()
+
+
 def read_biases(tensors: TensorReader, rows: Sequence[int]) -> list[Vector | None]:
     """The biases of query, key and value; None: there is none."""
     fused = tensors.vector("attn_qkv.bias", sum(rows))

@@ -3,12 +3,14 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
+from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
+from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import LayerCache, padded
+from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.matrix import Vector
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
@@ -40,8 +42,11 @@ def build(
         if spec.value_norm
         else 0,
         queries_only=int(queries_only),
-        normed=builder.input("normed", builder.width, w.inputs()),
+        normed=builder.input(OWN_INPUT if residual.has_own_norm else "normed", builder.width, w.inputs()),
         attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
+        sub_norm=builder.sub_norm(spec.norm, w.sub_norm),
+        slopes=builder.arena.keep(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else 0,
+        lane_indices=builder.arena.keep(np.arange(LANES, dtype=np.float32)),
         sinks=builder.arena.keep(w.attn_sinks),
         temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
         temperature_length=spec.temperature_length,
@@ -52,7 +57,9 @@ def build(
         **builder.norms(residual, weights),
         **builder.scratch(),
     )
-    return BuiltBlock((Call("attention_block", block, ends_by_token=True),), rope=spec.rope)
+    before = builder.own_norm(residual, weights, w.inputs())
+    call = Call("attention_block", block, ends_by_token=True)
+    return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
 
 
 def _temperatures(spec: AttentionSpec, positions: int) -> Vector | None:
@@ -71,6 +78,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "window": spec.window,
         "scale": spec.scale,
         "soft_cap": spec.soft_cap,
+        "clamp": spec.clamp,
         "rope_dim": spec.rope.dimensions if spec.rope else 0,
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
         "qk_norm": QK_NORMS[spec.qk_norm],

@@ -25,13 +25,14 @@ def build(
     gate, _ = builder.workspace.rows("gate")
     block = builder.arena.fill(
         FeedForwardArgs,
-        gate_matrix=0 if w.ffn_gate is None else builder.matrix(w.ffn_gate, w.ffn_gate_bias),
-        up_matrix=builder.matrix(w.ffn_up, w.ffn_up_bias),
+        gate_matrix=0 if w.ffn_gate is None else builder.matrix(w.ffn_gate, w.ffn_gate_bias, w.gate_scale),
+        up_matrix=builder.matrix(w.ffn_up, w.ffn_up_bias, w.up_scale),
         down_matrix=builder.matrix(w.ffn_down, w.ffn_down_bias),
         **builder.norms(residual, weights),
         activation=ACTIVATION_CODES[spec.activation],
         normed=builder.input("normed", builder.width, readers),
         hidden=builder.input("hidden", hidden_width, [w.ffn_down]),
+        sub_norm=0 if spec.sub_norm is None else builder.sub_norm(spec.sub_norm, w.sub_norm),
         gate=gate,
         projected=projected,
         projected_stride=projected_stride,

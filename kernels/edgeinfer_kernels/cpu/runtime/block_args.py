@@ -30,7 +30,9 @@ class AttentionArgs(Structure):
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
     for temperature_length positions each. query_weights: 0 or the float32 factors of a head after RoPE.
     context: allocated positions of the cache; position p is at index p % ring. queries_only: whether keys and
-    values are those of another layer. value_norm: of values, 0: none.
+    values are those of another layer. value_norm: of values, 0: none. slopes: 0 or the float32 slopes of
+    ALiBi; lane_indices: 0, 1 … 15 in float32. clamp: the largest magnitude of q, k and v, 0: none. sub_norm:
+    of attn_out, 0: none.
     """
 
     heads: Int
@@ -85,6 +87,10 @@ class AttentionArgs(Structure):
     row_width: Int
     pieces_per_thread: Int
     positions_per_piece: Int
+    slopes: Int
+    lane_indices: Int
+    clamp: Float
+    sub_norm: Norm
 
 
 @structure()
@@ -124,7 +130,9 @@ class LatentAttentionArgs(Structure):
 
 @structure()
 class FeedForwardArgs(Structure):
-    """A dense feed-forward. gate_matrix 0: no gate; `gate` has the rows and stride of hidden's floats."""
+    """A dense feed-forward. gate_matrix 0: no gate; `gate` has the rows and stride of hidden's floats.
+    sub_norm: of hidden, 0: none.
+    """
 
     norm: Norm
     gate_matrix: Matrix
@@ -135,6 +143,7 @@ class FeedForwardArgs(Structure):
     activation: Int
     normed: Input
     hidden: Input
+    sub_norm: Norm
     gate: Int
     projected: Int
     projected_stride: Int

@@ -137,7 +137,8 @@ class MatrixArgs(Structure):
 
     kernel: address of the GEMV kernel; tile_kernel: of the AMX kernel, if any. group_bytes: bytes of sixteen
     rows. quantized: 1 if it reads int8 activations or bfloat16 tiles. bias: 0 or float32, padded to 16.
-    expert_stride, bias_stride: bytes between the weights and biases of two experts.
+    expert_stride, bias_stride: bytes between the weights and biases of two experts. scale: of the products of
+    gate and up.
     """
 
     kernel: Int
@@ -150,6 +151,7 @@ class MatrixArgs(Structure):
     bias: Int
     expert_stride: Int
     bias_stride: Int
+    scale: Float
 
 
 @structure()

@@ -245,6 +245,24 @@ class EmbeddingNormArgs(Structure):
 
 
 @structure()
+class NormRowsArgs(Structure):
+    """A norm whose rows are the input of a later block."""
+
+    norm: Norm
+    normed: Input
+
+
+@structure()
+class PositionEmbeddingArgs(Structure):
+    """The learned rows of positions, float32, `row_bytes` apart."""
+
+    rows: Int
+    positions: Int
+    row_bytes: Int
+    padded: Int
+
+
+@structure()
 class LayerOutputArgs(Structure):
     """The end of a layer. inputs: 0, or the per-layer inputs of the tokens, before `per_layer_inputs_block`
     their per-layer embeddings; rows of these and of projected_inputs are inputs_stride apart. norm: a copy.

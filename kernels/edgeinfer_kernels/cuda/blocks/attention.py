@@ -8,8 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights, result_widths
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
@@ -33,7 +35,12 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.sizes.cuda_matrices import SPARE_POSITIONS, attention_rows, head_dimensions
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    SPARE_POSITIONS,
+    attention_rows,
+    head_dimensions,
+    result_widths,
+)
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:
@@ -63,6 +70,7 @@ class DeviceAttention:
     k_norm: Tensor | None
     query_weights: Tensor | None
     sinks: Tensor | None
+    slopes: Tensor | None
     table: Tensor
 
     @property
@@ -83,6 +91,8 @@ def take(
             f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU kernels need a "
             f"multiple of {ROW_MULTIPLE}"
         )
+    if w.sub_norm is not None:
+        raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
     order = head_order(spec.rope, spec.head_dim)
     q_order = np.concatenate([order, np.arange(spec.head_dim, spec.q_head)])
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
@@ -96,6 +106,7 @@ def take(
         k_norm=builder.vector(reordered(w.attn_k_norm, order)),
         query_weights=builder.vector(reordered(w.query_weights, order)),
         sinks=builder.vector(w.attn_sinks),
+        slopes=builder.vector(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else None,
         table=builder.rope_table(spec.rope, spec.head_dim),
     )
 
@@ -183,14 +194,23 @@ def _attend(
         space.qkv.shape[1],
         CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, cache.positions),
         launches.workspace.state,
-        RopeArgs(w.table, q_norm, k_norm, launches.or_nothing(w.query_weights), spec.norm.epsilon),
+        RopeArgs(
+            w.table,
+            q_norm,
+            k_norm,
+            launches.or_nothing(w.query_weights),
+            spec.norm.epsilon,
+            launches.or_nothing(w.slopes),
+        ),
         spec.scale,
         spec.soft_cap,
         SplitArgs(space.parts, space.peaks, space.arrived),
         out.words,
         space.flat,
         launches.or_nothing(w.sinks),
-        ATTENTION=attention_config(spec, cache, has_sinks=w.sinks is not None),
+        ATTENTION=attention_config(
+            spec, cache, has_sinks=w.sinks is not None, has_query_weights=w.query_weights is not None
+        ),
         SPLIT=split,
         OUT=out.config,
         DIRECT=direct,
@@ -220,7 +240,9 @@ def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: in
     return SplitConfig(tokens, rows, tuning.splits_for(positions), tile)
 
 
-def attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool) -> AttentionConfig:
+def attention_config(
+    spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool, has_query_weights: bool = False
+) -> AttentionConfig:
     """The heads for kernels of a step."""
     k_at = spec.heads * spec.q_head
     return AttentionConfig(
@@ -229,8 +251,9 @@ def attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature, temperature_length=spec.temperature_length,
-        has_query_weights=spec.norm_after_rope, is_ring=cache.is_ring,
+        has_query_weights=has_query_weights, is_ring=cache.is_ring,
         has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
+        has_alibi=spec.alibi != 0, clamp=spec.clamp,
     )  # fmt: skip
 
 
@@ -245,7 +268,8 @@ class PromptSpace:
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
     """x += attention of a chunk of tokens; its keys and values are written to the cache."""
-    spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
+    spec, w, start = block.residual.block, block.weights, chunk.start
+    h = chunk.own if block.residual.has_own_norm else chunk.h
     space, tokens, columns = prompt.space("attention"), len(chunk.x), spec.heads * spec.head_dim
     qkv = prompt.products.stacked(h.rows, w.qkv)
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
@@ -255,7 +279,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
     tile = _tile(prompt, spec, cache)
-    flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring)
+    flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring, w.slopes)
     if spec.gated:
         apply_gates_kernel[(tokens, spec.heads)](
             attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile, ring_rows
-from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries
+from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -18,11 +18,16 @@ MASKED_SCORE = tl.constexpr(-1e30)
 
 
 @triton.jit
-def _attend(queries, keys, values, visible, highest, total, attn_out, scale, cap, CAPPED: tl.constexpr):
-    """One tile of the online softmax."""
+def _attend(
+    queries, keys, values, visible, distance, slopes, highest, total, attn_out, scale, cap,
+    ATTENTION: tl.constexpr,
+):  # fmt: skip
+    """One tile of the online softmax; `distance` (queries, keys): from the keys to the queries."""
     scores = tl.dot(queries, tl.trans(keys)) * scale
-    if CAPPED:
+    if ATTENTION.is_capped:
         scores = cap * (1.0 - 2.0 / (tl.exp(2.0 * scores / cap) + 1.0))
+    if ATTENTION.has_alibi:
+        scores -= slopes[:, None] * distance.to(tl.float32)
     return add_scores(scores, values, visible, highest, total, attn_out)
 
 
@@ -65,8 +70,15 @@ def visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: 
 
 
 @triton.jit
+def distance_of_new(state, position, TOKENS: tl.constexpr):
+    """The distance of each query from the step's new tokens, (queries, NEW)."""
+    new = tl.arange(0, NEW)
+    return position[:, None] - tl.load(state + 8 + new, mask=new < TOKENS, other=0)[None, :]
+
+
+@triton.jit
 def _attend_cached(
-    queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,
+    queries, cache, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
     ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Add the cached positions first… up to (not including) `last` to the online softmax."""
@@ -87,11 +99,13 @@ def _attend_cached(
             cache.v, cache.v_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         visible = inside[None, :] & (row >= 0)[:, None]
+        distance = position[:, None] - at[None, :]
         if WINDOW > 0:
-            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+            visible = visible & (distance < WINDOW)
         highest, total, attn_out = _attend(
-            queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
-        )
+            queries, key_tile, value_tile, visible, distance, slopes, highest, total, attn_out, scale, cap,
+            ATTENTION,
+        )  # fmt: skip
     return highest, total, attn_out
 
 
@@ -127,18 +141,16 @@ def decode_attention_kernel(
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
-    WINDOW: tl.constexpr = ATTENTION.window
     CACHE: tl.constexpr = ATTENTION.cache
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
-    POSITIONS: tl.constexpr = SPLIT.positions
     head, split = tl.program_id(0), tl.program_id(1)
     cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     is_query = row < GROUP * TOKENS
-    first, last, used = split_range(cached, split, SPLITS, POSITIONS, WINDOW)
+    first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, ATTENTION.window)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
@@ -151,17 +163,20 @@ def decode_attention_kernel(
     if CACHE == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
     queries = queries.to(tl.float16)
+    slopes = head_slopes(rope.slopes, head * GROUP + member, ATTENTION.has_alibi)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         new = append_new(qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS)
-        visible = visible_new(state, token, is_query, position, TOKENS, WINDOW)
+        visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window)
+        distance = distance_of_new(state, position, TOKENS)
         highest, total, attn_out = _attend(
-            queries, new[0], new[1], visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
-        )
+            queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap,
+            ATTENTION,
+        )  # fmt: skip
     highest, total, attn_out = _attend_cached(
-        queries, cache, head, row, position, first, last, highest, total, attn_out, scale, cap,
+        queries, cache, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
         ATTENTION, SPLIT,
     )  # fmt: skip
     dimension = tl.arange(0, DIMENSIONS)

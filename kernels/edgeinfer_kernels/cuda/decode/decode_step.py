@@ -4,7 +4,8 @@
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
-one before it reads the same buffers; no norm is applied between them. In a split model, x is sent to the
+one before it reads the same buffers, or one with its own norm of the same x; no norm is applied
+between them. In a split model, x is sent to the
 host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
 """
 
@@ -73,17 +74,29 @@ class DecodeStep:
         """From `state` to `logits`; the state of the blocks is updated."""
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
         stages = self.exchange.stages if self.exchange else None
-        block_input = source
+        block_input = own_input = source
         for number, (block, module) in enumerate(zip(self.model.blocks, self._modules, strict=True)):
             for run, other in self._before_layer.get(number, ()):
                 run(self, other, tokens)
             parallel = stages.parallel[number] if stages else 0
             block_input = block_input if block.residual.shares_input else source
-            source = module.decode(self, number, block, block_input, tokens, parallel)
+            own_input = self._own_input(number + 1, tokens) or own_input
+            read = own_input if block.residual.has_own_norm else block_input
+            source = module.decode(self, number, block, read, tokens, parallel)
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
         self.launches.head(source, tokens)
+
+    def _own_input(self, number: int, tokens: int) -> Source | None:
+        """The input of block `number`, if it shares x with the block before it, but not the norm."""
+        out, blocks = self.workspace.own_input, self.model.blocks
+        if out is None or number == len(blocks) or not blocks[number].residual.has_own_norm:
+            return None
+        norms = blocks[number].norms
+        norm = NextNorm(blocks[number].residual.norm, norms.norm, norms.norm_bias)
+        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
+        return Source(out, self.workspace.sum_squares[0])
 
     def send(
         self, stage: int, tokens: int, routing: Any = None, experts_per_token: int = 0, slots: Any = None

@@ -10,6 +10,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     ring_rows,
     store_cache_rows,
 )
+from edgeinfer_kernels.cuda.triton_ops.step_words import clamped
 
 NEW = tl.constexpr(16)
 """Rows of the tile for the step's new tokens."""
@@ -44,6 +45,7 @@ def rope_heads(
     inside = mask[:, None] & (dimension < HEAD_DIM)[None, :]
     value = tl.load(base[:, None] + dimension[None, :], mask=inside, other=0.0)
     other = tl.load(base[:, None] + partner[None, :], mask=inside, other=0.0)
+    value, other = clamped(value, ATTENTION.clamp), clamped(other, ATTENTION.clamp)
     if QK_NORM != NO_QK_NORM:
         if QK_NORM == HEAD_QK_NORM:
             inverse = tl.rsqrt(tl.sum(value * value, axis=1) / HEAD_DIM + rope.epsilon)
@@ -134,7 +136,7 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     dimension = tl.arange(0, DIMENSIONS)
     inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
     row = qkv + new * stride + ATTENTION.v_at + head * HEAD_DIM
-    new_values = tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0)
+    new_values = clamped(tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0), ATTENTION.clamp)
     if ATTENTION.has_value_norm:
         square = tl.sum(new_values * new_values, axis=1) / HEAD_DIM
         new_values *= tl.rsqrt(square + rope.epsilon)[:, None]

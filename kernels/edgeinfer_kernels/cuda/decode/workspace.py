@@ -69,6 +69,9 @@ class Workspace:
         self.y = arena.take((tokens, padded_rows(width)), torch.float32)
         normed_floats = has_floats(model.head, *inputs)
         self.normed_input = [take_activations(arena, tokens, width, normed_floats) for _ in range(2)]
+        has_own = any(block.residual.has_own_norm for block in blocks)
+        self.own_input = take_activations(arena, tokens, width, normed_floats) if has_own else None
+        """The input of a block that shares x with another one, but not the norm."""
         self.sum_squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
         self.spaces = self._take_spaces(blocks, arena, has_floats(*inputs), width)
         self.logits = arena.take((tokens, model.spec.vocabulary_size), torch.float32)

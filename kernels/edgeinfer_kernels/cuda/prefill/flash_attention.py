@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     ring_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -25,7 +25,7 @@ HADAMARD_ELEMENTS = 4096
 
 @triton.jit
 def _attend_tiles(
-    q, own_position, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
+    q, own_position, slopes, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
     PROMPT: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
@@ -49,6 +49,9 @@ def _attend_tiles(
             scores = (soft_cap * LOG2_E) * (1.0 - 2.0 / (doubled + 1.0))
         else:
             scores = scores * (scale * LOG2_E)
+        if PROMPT.has_alibi:
+            distance = own_position[:, None] - seen[None, :]
+            scores -= (slopes * LOG2_E)[:, None] * distance.to(tl.float32)
         if MASKED:
             visible = seen[None, :] <= own_position[:, None]
             if PROMPT.has_window:
@@ -71,11 +74,11 @@ def _attend_tiles(
 
 @triton.jit(do_not_specialize=["tokens"])
 def flash_attention_kernel(
-    queries, cache, out, sinks, words, tokens, scale, window, soft_cap, PROMPT: tl.constexpr
+    queries, cache, out, sinks, slopes, words, tokens, scale, window, soft_cap, PROMPT: tl.constexpr
 ):
     """softmax(cap(q · k · scale) where visible) · v, for the queries of some tokens and one KV head as rows.
 
-    sinks: one more score of every query head, without a value.
+    sinks: one more score of every query head, without a value. slopes: those of ALiBi.
 
     The last tokens, which attend to the most positions, are scheduled first. Reads the visible keys and
     values once per rows // group tokens, mostly from cache; writes tokens · heads · head_dim · 2 bytes.
@@ -99,6 +102,7 @@ def flash_attention_kernel(
     mask = rows_mask[:, None] & (dimension < HEAD_DIM)[None, :]
     q = tl.load(queries + at, mask=mask, other=0.0)
 
+    slope = head_slopes(slopes, head * GROUP + row % GROUP, PROMPT.has_alibi)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     attn_out = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
@@ -114,15 +118,15 @@ def flash_attention_kernel(
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
         open_to = tl.maximum(open_to, open_from)
         best, total, attn_out = _attend_tiles(
-            q, own_position, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
+            q, own_position, slope, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
             cache, scale, window, soft_cap, PROMPT, True,
         )  # fmt: skip
     best, total, attn_out = _attend_tiles(
-        q, own_position, head, best, total, attn_out, open_from, open_to,
+        q, own_position, slope, head, best, total, attn_out, open_from, open_to,
         cache, scale, window, soft_cap, PROMPT, False,
     )  # fmt: skip
     best, total, attn_out = _attend_tiles(
-        q, own_position, head, best, total, attn_out, open_to, highest,
+        q, own_position, slope, head, best, total, attn_out, open_to, highest,
         cache, scale, window, soft_cap, PROMPT, True,
     )  # fmt: skip
     if PROMPT.has_sinks:
@@ -191,6 +195,7 @@ def flash_attention(
     tile: AttentionTile,
     sinks: torch.Tensor | None = None,
     is_ring: bool = False,
+    slopes: torch.Tensor | None = None,
 ) -> None:
     """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 of a chunk,
     whose first position is in its `words`.
@@ -199,17 +204,17 @@ def flash_attention(
     last ones. With scales
     (kv_heads, positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions,
     ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
-    score per head.
+    score per head; slopes (heads,): those of ALiBi.
     """
     tokens, heads, head_dim = queries.shape
     group, dimensions, kind = heads // spec.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
     prompt = PromptConfig(
         heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
-        is_ring=is_ring,
+        is_ring=is_ring, has_alibi=slopes is not None,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
-        queries, cache, out, sinks, words, tokens, spec.scale, spec.window, spec.soft_cap,
+        queries, cache, out, sinks, slopes, words, tokens, spec.scale, spec.window, spec.soft_cap,
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:

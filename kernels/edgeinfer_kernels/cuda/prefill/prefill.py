@@ -36,12 +36,14 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 class Chunk:
     """State of a chunk of tokens: hidden states, normed hidden states, first position, and the blocks.
 
+    `own`: the normed hidden states of a block that shares x with another one, but not the norm.
     `words`: what kernels read of it on the device, as `chunk_words`. A captured chunk is replayed with other
     words, so no kernel may get its first position, or what follows from it, from the host.
     """
 
     x: Tensor
     h: ScaledRows
+    own: ScaledRows
     start: int
     words: Tensor
     blocks: Sequence[PromptBlock]
@@ -79,6 +81,9 @@ class Prefill:
         self.ids = arena.take((chunk,), torch.int32)
         self.x = arena.take((chunk, spec.hidden_size), torch.float32)
         self._h = arena.take((chunk * spec.hidden_size,), torch.float16)
+        own = chunk * any(block.has_own_norm for block in sizes.blocks)
+        self._own = arena.take((own * spec.hidden_size,), torch.float16)
+        self._own_scales = arena.take((own,), torch.float32)
         self._spaces: dict[str, Any] = {}
         for blocks in sizes.by_kind().values():
             specs = [block.spec for block in blocks if hasattr(block, "spec")]
@@ -115,7 +120,8 @@ class Prefill:
         exchange = None if sent else self.exchange
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks
-        chunk = Chunk(x, h, start, self._words, blocks, exchange)
+        own = ScaledRows(self._own[: x.numel()].view(-1, x.shape[1]), self._own_scales[:tokens])
+        chunk = Chunk(x, h, own, start, self._words, blocks, exchange)
         if sent:
             sent.sender.begin()
         if exchange is not None:
@@ -147,6 +153,7 @@ class Prefill:
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
                 self._before_layer(chunk, number)
+            self._apply_own_norm(chunk, number + 1)
             block.module.prefill(self, chunk, number, block)
             stage = exchange.stages.after[number] if exchange else 0
             if exchange and stage:
@@ -181,6 +188,12 @@ class Prefill:
         for block in takewhile(lambda each: each.index.layer == layer, islice(chunk.blocks, number, None)):
             if hasattr(block.module, "before_layer_prefill"):
                 block.module.before_layer_prefill(self, chunk, block)
+
+    def _apply_own_norm(self, chunk: Chunk, number: int) -> None:
+        """Apply to x the norm of block `number`, if it shares x with another one, but not the norm."""
+        if number < len(chunk.blocks) and chunk.blocks[number].residual.has_own_norm:
+            norm, norms = chunk.blocks[number].residual.norm, chunk.blocks[number].norms
+            norm_rows(chunk.x, norm, norms.norm, norms.norm_bias, chunk.own.rows, chunk.own.scales)
 
     def apply_next_norm(self, chunk: Chunk, number: int) -> None:
         """Apply to x the norm after block `number`."""

@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries, step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import clamped, scaled_queries, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
@@ -39,6 +39,7 @@ def _rope_heads(
     if ROPE.has_bias:
         own += tl.load(bias + own_at, mask=mask, other=0.0)
         other += tl.load(bias + partner_at, mask=mask, other=0.0)
+    own, other = clamped(own, ROPE.clamp), clamped(other, ROPE.clamp)
     if NORM != NO_NORM:
         COUNT: tl.constexpr = HEADS * HEAD_DIM if ROW else HEAD_DIM
         if NORM == LAYER:
@@ -71,6 +72,7 @@ def _value_heads(
     values = tl.load(projected + head * HEAD_DIM + dimension, mask=mask, other=0.0).to(tl.float32) * row_scale
     if ROPE.has_bias:
         values += tl.load(bias + head * HEAD_DIM + dimension, mask=mask, other=0.0)
+    values = clamped(values, ROPE.clamp)
     if ROPE.has_value_norm:
         values = values / tl.sqrt(tl.sum(values * values, axis=1)[:, None] / HEAD_DIM + epsilon)
     return values
@@ -180,6 +182,7 @@ def rope_append(
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
         temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
+        clamp=spec.clamp,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, spec.norm.epsilon,

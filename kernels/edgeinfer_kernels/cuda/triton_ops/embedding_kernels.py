@@ -84,3 +84,24 @@ def dequantize_kernel(
     column = tl.program_id(0) * (32 * STEP) + tl.arange(0, 32 * STEP)
     inside = (row < rows)[:, None] & (column < COLUMNS)[None, :]
     tl.store(out + row[:, None] * COLUMNS + column[None, :], values, mask=inside)
+
+
+@triton.jit
+def add_position_rows_kernel(
+    x, rows, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr, POSITIONS: tl.constexpr,
+    IN_STEP: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """x (tokens, WIDTH) += the rows of the tokens' positions: those of a step's `words`, or from a chunk's
+    first one on. Reads WIDTH · 8 bytes per token and writes WIDTH · 4.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token = tl.program_id(0)
+    position = tl.load(words + 8 + token) if IN_STEP else tl.load(words + 8) + token
+    position = tl.minimum(position, POSITIONS - 1).to(tl.int64)  # Padding may be after the last one.
+    column = tl.arange(0, BLOCK)
+    inside = column < WIDTH
+    at = x + token.to(tl.int64) * WIDTH + column
+    value = tl.load(at, mask=inside, other=0.0)
+    value += tl.load(rows + position * WIDTH + column, mask=inside, other=0.0)
+    tl.store(at, value, mask=inside)

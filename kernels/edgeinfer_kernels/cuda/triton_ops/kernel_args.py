@@ -40,7 +40,7 @@ class CacheArgs(NamedTuple):
 
 class RopeArgs(NamedTuple):
     """RoPE `table` (positions, head_dim) float32: cosines, then sines; the q and k norms, and their ε; the
-    factors of a query after RoPE.
+    factors of a query after RoPE; the slopes of ALiBi.
     """
 
     table: Any
@@ -48,6 +48,7 @@ class RopeArgs(NamedTuple):
     k_norm: Any
     query_weights: Any
     epsilon: Any
+    slopes: Any = None
 
 
 class SplitArgs(NamedTuple):
@@ -134,8 +135,8 @@ class NormRowsConfig(NamedTuple):
 class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
     in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature,
-    has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring; queries_only: the keys and values are
-    those of another layer.
+    has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring; queries_only: the keys and
+    values are those of another layer.
     """
 
     kv_heads: int
@@ -156,6 +157,8 @@ class AttentionConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    has_alibi: bool = False
+    clamp: float = 0.0
 
 
 class SplitConfig(NamedTuple):
@@ -199,11 +202,12 @@ class PromptConfig(NamedTuple):
     is_capped: bool
     has_sinks: bool
     is_ring: bool
+    has_alibi: bool = False
 
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring;
+    is_row_norm; temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
     queries_only: there are no keys and values.
     """
 
@@ -224,6 +228,7 @@ class RopeConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    clamp: float = 0.0
 
 
 class DeltaNetConfig(NamedTuple):

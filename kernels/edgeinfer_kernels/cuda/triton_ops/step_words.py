@@ -1,5 +1,5 @@
 """What kernels read of the int32 words of a decode step or of a chunk: see `cuda_buffers.py`; and
-what follows from a position.
+what follows from a position; limits and slopes of heads.
 """
 
 import triton
@@ -32,6 +32,23 @@ def step_target(words):
 def step_tokens(words):
     """Number of tokens of a step, without padding."""
     return tl.load(words + 29)
+
+
+@triton.jit
+def clamped(values, LIMIT: tl.constexpr):
+    """The values within ± LIMIT; 0: no limit."""
+    if LIMIT > 0:
+        values = tl.minimum(tl.maximum(values, -LIMIT), LIMIT)
+    return values
+
+
+@triton.jit
+def head_slopes(slopes, head, HAS_ALIBI: tl.constexpr):
+    """The slopes of ALiBi of some query heads; 0 without."""
+    found = tl.zeros(head.shape, tl.float32)
+    if HAS_ALIBI:
+        found = tl.load(slopes + head)
+    return found
 
 
 @triton.jit

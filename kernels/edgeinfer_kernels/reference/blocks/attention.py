@@ -7,6 +7,7 @@ import numpy as np
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
@@ -25,6 +26,8 @@ class ScoreSpec(Protocol):
     def window(self) -> int: ...
     @property
     def soft_cap(self) -> float: ...
+    @property
+    def alibi(self) -> float: ...
 
 
 def forward(step: BlockStep, h: Array) -> Array:
@@ -32,10 +35,10 @@ def forward(step: BlockStep, h: Array) -> Array:
     to the cache.
     """
     spec, w, cache = step.spec, step.weights, step.state.cache
-    q, gate = _queries(step.times(h, w.attn_q, w.attn_q_bias), spec)
+    q, gate = _queries(_clamped(step.times(h, w.attn_q, w.attn_q_bias), spec), spec)
     q = _heads(q, spec, w.attn_q_norm)
-    k = _heads(step.times(h, w.attn_k, w.attn_k_bias), spec, w.attn_k_norm)
-    v = _values(step.times(h, w.attn_v, w.attn_v_bias), spec)
+    k = _heads(_clamped(step.times(h, w.attn_k, w.attn_k_bias), spec), spec, w.attn_k_norm)
+    v = _values(_clamped(step.times(h, w.attn_v, w.attn_v_bias), spec), spec)
     if step.batch is None:
         if spec.source_layer is None:
             cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
@@ -44,7 +47,13 @@ def forward(step: BlockStep, h: Array) -> Array:
     else:
         out = _attend_batch(step, step.batch, q, k, v)
     out = out.reshape(len(h), -1)
+    if w.sub_norm is not None:
+        out = normalize(out, w.sub_norm.spec(spec.norm), w.sub_norm.weight)
     return step.times(out if gate is None else out * sigmoid(gate), w.attn_output, w.attn_output_bias)
+
+
+def _clamped(rows: Array, spec: AttentionSpec) -> Array:
+    return np.clip(rows, -spec.clamp, spec.clamp) if spec.clamp else rows
 
 
 def _queries(rows: Array, spec: AttentionSpec) -> tuple[Array, Array | None]:
@@ -114,8 +123,10 @@ def attention_weights(
     visible = position <= own
     if spec.window:
         visible &= position > own - spec.window
+    slopes = alibi_slopes(heads, spec.alibi).astype(queries.dtype)
     for head in range(heads):
         scores = soft_cap(queries[:, head] @ keys[head // group].T * spec.scale, spec.soft_cap)
+        scores = scores - slopes[head] * (own - position) if spec.alibi else scores
         scores = np.where(visible, scores, -np.inf)
         top = scores.max(axis=1, keepdims=True)
         sink = np.full_like(top, -np.inf) if sinks is None else np.full_like(top, sinks[head])

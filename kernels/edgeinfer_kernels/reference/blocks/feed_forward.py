@@ -8,12 +8,17 @@ from edgeinfer_kernels.blocks.feed_forward import (
     Activation,
     FeedForwardWeights,
 )
-from edgeinfer_kernels.reference.step import Array, BlockStep
+from edgeinfer_kernels.reference.step import Array, BlockStep, normalize
 
 
 def forward(step: BlockStep, h: Array) -> Array:
     """down(activation(gate(h)) · up(h)); without a gate down(activation(up(h)))."""
-    return dense(step, h, step.spec.activation, step.weights)
+    w = step.weights
+    if w.sub_norm is None:
+        return dense(step, h, step.spec.activation, w)
+    gate, up = step.times(h, w.ffn_gate) * w.gate_scale, step.times(h, w.ffn_up) * w.up_scale
+    hidden = activate_gated(gate, up, step.spec.activation)
+    return step.times(normalize(hidden, w.sub_norm.spec(step.spec.sub_norm), w.sub_norm.weight), w.ffn_down)
 
 
 def dense(step: BlockStep, h: Array, activation: Activation, w: FeedForwardWeights) -> Array:

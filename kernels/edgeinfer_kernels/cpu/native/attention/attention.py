@@ -28,6 +28,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     first_weights,
     normalize_and_quantize,
+    normalize_rows,
     project,
     quantize_input,
 )
@@ -101,13 +102,13 @@ def make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0):
         clear_states(states, group, block.padded_value)
         kind = block.cache_kind
         if kind == 3:
-            gather_q4_0(block, query, kv_head, first, last, pages, states, scores, copied)
+            gather_q4_0(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
         elif kind == 2:
-            gather_q8_0(block, query, kv_head, first, last, pages, states, scores, copied)
+            gather_q8_0(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
         elif kind == 1:
-            gather_f16(block, query, kv_head, first, last, pages, states, scores, copied)
+            gather_f16(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
         else:
-            gather_f32(block, query, kv_head, first, last, pages, states, scores, copied)
+            gather_f32(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
 
     return gather_item
 
@@ -265,7 +266,10 @@ def attention_block(block, step_args, pool, thread):
     if pieces > 1:
         merge_pieces(pool, 6, block, step_args, pieces)
         ahead = barrier_prefetching(pool, ahead, end)
-    if not heads_fill_blocks(block):
+    if block.sub_norm.address != 0:
+        normalize_rows(pool, 7, thread, step_args, block.sub_norm, attn_out)
+        barrier_prefetching(pool, ahead, end)
+    elif not heads_fill_blocks(block):
         quantize_input(pool, 7, step_args, attn_out)
         barrier_prefetching(pool, ahead, end)
     project(pool, 8, thread, tokens, output, attn_out, projected, stride, scratch)

@@ -81,6 +81,19 @@ def write_states(states, group, head_dim, padded, out):
 
 
 @device_function
+def add_alibi(block, head, distance, scores):
+    """Add slope · (key position - query position) to the scores of a tile, whose first key is at `distance`
+    from the query; the block of a model without ALiBi has no slopes.
+    """
+    if block.slopes != 0:
+        slope = splat_f32(load_f32(block.slopes + 4 * head))
+        lanes = load_floats(block.lane_indices)
+        for i in range(0, TILE, LANES):
+            distances = add(lanes, splat_f32(np.float32(distance + i)))
+            store_floats(scores + 4 * i, multiply_add(slope, distances, load_floats(scores + 4 * i)))
+
+
+@device_function
 def mask_scores(scores, first, last):
     """Mask the positions of a tile before `first` and from `last` on; return the largest remaining score."""
     for i in range(first):

@@ -51,8 +51,8 @@ def copy_padded(source, target, count, padded):
 
 @device_function
 def take_head(block, matrix, norm, row, index, target):
-    """Copy the `index`-th range of head_dim values of a projected row, with bias and q/k norm, to `target`,
-    padded.
+    """Copy the `index`-th range of head_dim values of a projected row, with bias, clamp and q/k norm, to
+    `target`, padded.
 
     `norm`: at address 0 for none.
     """
@@ -65,6 +65,10 @@ def take_head(block, matrix, norm, row, index, target):
         for i in range(head_dim):
             at = target + 4 * i
             store_f32(at, load_f32(at) + load_f32(bias + 4 * (head_dim * index + i)))
+    limit = block.clamp
+    if limit > 0:
+        for i in range(head_dim):
+            store_f32(target + 4 * i, min(max(load_f32(target + 4 * i), -limit), limit))
     if norm.address != 0 and qk_norm == 1:
         normalize(norm, target, target)
     elif norm.address != 0 and qk_norm == 2:

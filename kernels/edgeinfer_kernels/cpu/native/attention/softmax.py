@@ -5,7 +5,12 @@ no sum across lanes is needed; values are in rows. The code for 8-bit caches is 
 4-bit caches in `softmax_q4_0.py`.
 """
 
-from edgeinfer_kernels.cpu.native.attention.attention_states import DECAY, STATE_BYTES, weigh_scores
+from edgeinfer_kernels.cpu.native.attention.attention_states import (
+    DECAY,
+    STATE_BYTES,
+    add_alibi,
+    weigh_scores,
+)
 from edgeinfer_kernels.cpu.native.attention.cache_writing import in_ring
 from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import (
     add_pairs,
@@ -234,8 +239,9 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
     add_one, add_four = values_of
 
     @device_function
-    def gather(block, query, kv_head, begin, end, pages, states, scores, copied):
-        """Add positions begin..end to the states of the query heads that share `kv_head`.
+    def gather(block, query, kv_head, begin, end, own, pages, states, scores, copied):
+        """Add positions begin..end to the states of the query heads, of the token at position `own`, that
+        share `kv_head`.
 
         Reads each key and value of the range once, for any number of heads that share them. `pages`: 0, or
         the address of the page of each sixteen positions. A tile whose pages are not contiguous (also one at
@@ -284,11 +290,13 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 q, state = query + 4 * padded * g, states + g * step
                 score_four(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
                 for head in range(4):
+                    add_alibi(block, group * kv_head + g + head, tile - own, scores + head * SCORES_BYTES)
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
                 add_four(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
                 score_one(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                add_alibi(block, group * kv_head + g, tile - own, scores)
                 weigh_scores(state, scores, first, last)
                 add_one(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
 

@@ -1,6 +1,10 @@
-"""The feed-forward block, the output head, and the norm of the embedding."""
+"""The feed-forward block, the output head, the norm and the positions of the embedding."""
 
+import numpy as np
+
+from edgeinfer_kernels.cpu.native.attention.cache_writing import position_of
 from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_bias,
     add_residual,
     chunks_by,
     first_row,
@@ -9,6 +13,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     next_piece,
     normalize,
     normalize_and_quantize,
+    normalize_rows,
     project,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
@@ -19,20 +24,24 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
 )
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
-from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, store_floats
+from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
-from edgeinfer_kernels.cpu.runtime.recurrent_args import EmbeddingNormArgs
+from edgeinfer_kernels.cpu.runtime.recurrent_args import (
+    EmbeddingNormArgs,
+    NormRowsArgs,
+    PositionEmbeddingArgs,
+)
 
 exports = Exports()
 
 
 @device_function
 def biased(row, matrix, i):
-    """Sixteen values of a projected row plus the matrix's bias."""
-    value = load_floats(row + 4 * i)
+    """Sixteen values of a projected row times the matrix's scale plus its bias."""
+    value = multiply(load_floats(row + 4 * i), splat_f32(np.float32(matrix.scale)))
     bias = matrix.bias
     if bias != 0:
         value = add(value, load_floats(bias + 4 * i))
@@ -132,7 +141,10 @@ def feed_forward_block(block, step_args, pool, thread):
         project(pool, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
         ahead = barrier_prefetching(pool, ahead, end)
         activate_and_quantize(pool, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
-    barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, ahead, end)
+    if block.sub_norm.address != 0:
+        normalize_rows(pool, 6, thread, step_args, block.sub_norm, hidden)
+        barrier_prefetching(pool, ahead, end)
     project(pool, 4, thread, tokens, down, hidden, projected, stride, scratch)
     barrier_and_clear(pool)
     scale = block.residual_scale
@@ -161,6 +173,24 @@ def head_block(block, step_args, pool, thread):
         block.logits_stride,
         scratch,
     )
+
+
+@exports.add("norm_rows_block", NormRowsArgs, StepArgs, ThreadPoolArgs, int)
+def norm_rows_block(block, step_args, pool, thread):
+    """Write norm(x) to the input of a later block."""
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
+
+
+@exports.add("position_embedding_block", PositionEmbeddingArgs, StepArgs, ThreadPoolArgs, int)
+def position_embedding_block(block, step_args, pool, thread):
+    """x += the row of each token's position."""
+    tokens = step_args.tokens
+    token = thread
+    while token < tokens:
+        x = step_args.x + token * step_args.x_stride
+        position = min(position_of(step_args, token), block.positions - 1)
+        add_bias(x, block.rows + block.row_bytes * position, block.padded)
+        token = next_token(pool, 0, tokens, token)
 
 
 @exports.add("embedding_norm_block", EmbeddingNormArgs, StepArgs, ThreadPoolArgs, int)

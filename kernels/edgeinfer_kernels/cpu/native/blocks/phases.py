@@ -66,6 +66,18 @@ def normalize_and_quantize(pool, counter, thread, step_args, norm, target):
 
 
 @device_function
+def normalize_rows(pool, counter, thread, step_args, norm, target):
+    """Phase: the norm of every row of `target`, in place and in the input formats of the matrices."""
+    tokens = step_args.tokens
+    token = thread
+    while token < tokens:
+        row = target.floats + token * target.float_stride
+        normalize(norm, row, row)
+        write_activations(row, target, token, tokens, 0, target.columns)
+        token = next_token(pool, counter, tokens, token)
+
+
+@device_function
 def next_piece(pool, counter, columns):
     """(row, first, last): the next piece of rows of `columns` columns, at most COLUMNS_PER_PIECE columns."""
     pieces = (columns + COLUMNS_PER_PIECE - 1) // COLUMNS_PER_PIECE

@@ -1,0 +1,1 @@
+"""Block kinds of the embedding; their names begin with `embedding.`."""
