@@ -204,7 +204,7 @@ class PromptConfig(NamedTuple):
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
     is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values.
+    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache.
     """
 
     heads: int
@@ -224,6 +224,7 @@ class RopeConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    has_positions: bool = False
 
 
 class DeltaNetConfig(NamedTuple):
