@@ -6,6 +6,23 @@ from tests.random_models import RandomModel
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 MOE_ZOO: dict[str, RandomModel] = {
+    "afmoe": RandomModel(
+        "afmoe",
+        layers=5,
+        gate_tensors=True,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=32,
+        dense_layers=2,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base_swa": 5000.0,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
     "bailingmoe": RandomModel(
         "bailingmoe",
         experts=8,

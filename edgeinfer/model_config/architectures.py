@@ -50,6 +50,17 @@ _BERT: dict[str, Any] = {
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture(
+        rope_neox=True,
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        attention_gate=True,
+        window_pattern=4,
+        rope_skipped_every=4,
+        **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
+        default_gating="sigmoid",
+    ),
     "arcee": Architecture(activation="relu_squared", gated=False),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),

@@ -168,6 +168,7 @@ class MoeSpec(StatelessSpec):
             norms.vectors,
             tuple(map(MatrixSize.of, w.latents())),
             vector_lengths(w.shared_input_norm, w.shared_norm, w.expert_norm, w.expert_scales),
+            norms.has_post_norm,
         )
 
 
@@ -176,6 +177,7 @@ class MoeSizes(DivisibleSizes):
     """The sizes of an MoE block with experts of equal size. `expert.vectors`: bias lengths of one expert;
     `vectors`: of the norms around the block. `latents`: the latent projection and the one back, or nothing.
     `result_vectors`: of the norms of a dense feed-forward and of the experts' sum, and the experts' factors.
+    `post_normed`: a norm follows the whole sum.
     """
 
     granules_label: ClassVar[str] = "experts"
@@ -190,6 +192,7 @@ class MoeSizes(DivisibleSizes):
     vectors: tuple[int, ...] = ()
     latents: tuple[MatrixSize, ...] = ()
     result_vectors: tuple[int, ...] = ()
+    post_normed: bool = False
 
     @property
     def needs_whole_model(self) -> bool:  # type: ignore[override]
@@ -281,9 +284,10 @@ class MoeSizes(DivisibleSizes):
         if self.latents:
             buffers |= {name: 4 * padded(width) for name in LATENT_BUFFERS}
             buffers |= {f"{name}.quantized": quantized_bytes(padded(width)) for name in LATENT_BUFFERS}
+        if self.latents or self.post_normed or self.spec.dense_norm:
             buffers["expert.sum"] = 4 * padded(hidden_size)
         if self.spec.dense_norm:
-            buffers["expert.sum"] = buffers["shared.normed"] = 4 * padded(hidden_size)
+            buffers["shared.normed"] = 4 * padded(hidden_size)
             buffers["shared.normed.quantized"] = quantized_bytes(padded(hidden_size))
         return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 

@@ -99,6 +99,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "afmoe": ("sigmoid", True, False),
         "bailingmoe": ("softmax", True, False),
         "bailingmoe2": ("sigmoid", True, False),
         "deepseek": ("softmax", False, False),

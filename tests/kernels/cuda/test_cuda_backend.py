@@ -85,6 +85,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "experts by softmax, a bias of the selection": (ZOO["ernie4_5-moe"], (1,)),
     "experts of groups, a bias of the selection": (ZOO["bailingmoe2"], (0, 1)),
     "experts of groups by softmax": (replace(ZOO["deepseek2-groups"], dense_layers=0), (0,)),
+    "a norm of the experts' sum": (ZOO["afmoe"], (2, 3)),
+    "a norm of the experts' sum, quantized": (replace(ZOO["afmoe"], formats=QUANTIZED), (4,)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
     "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }

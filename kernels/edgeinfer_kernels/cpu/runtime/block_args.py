@@ -230,7 +230,8 @@ class ExpertsArgs(Structure):
     host. expert_input: `normed`, or the rows of the latent projection latent_down; latent_sum: the sums of
     the experts' results, which latent_up multiplies to `sums`. shared_gain: 0, or the float32 factors of the
     normed rows in shared_input, which the shared expert reads; then its result and the experts' sum, in
-    `sums`, have norms, and so has their sum. expert_scales: 0 or a float32 factor of each expert's weights.
+    `sums`, have norms. post_norm: 0, or the norm of the whole sum, in `sums`. expert_scales: 0 or a float32
+    factor of each expert's weights. is_partial: the sum of the experts on this host replaces x.
     """
 
     norm: Norm
@@ -287,6 +288,7 @@ class ExpertsArgs(Structure):
     expert_norm: Norm
     post_norm: Norm
     expert_scales: Int
+    is_partial: Int
     assignments_seen: Int
     assignments_here: Int
     requests: Int

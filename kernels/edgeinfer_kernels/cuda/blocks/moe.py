@@ -146,7 +146,7 @@ def decode(
         _add_dense(step, spec, w, tokens)
     scale = block.residual.residual_scale
     if stage:
-        return step.receive(stage, y, scale, number, tokens)
+        return step.receive_part(stage, y, scale, number, tokens)
     return step.add(number, y, scale, tokens)
 
 
@@ -288,7 +288,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     stage = chunk.parallel_stage(number)
     send = partial(stage.send, chunk.x) if stage else None
     y = prompt.experts.read(block.residual.block, block.weights, chunk.h, block.streamed_experts, send)
-    if stage:
+    if stage and block.norms.post_norm is not None:
+        part = prompt.experts.floats[: len(y)]
+        stage.receive(part, chunk.start)  # The host's part of the sum.
+        y += part
+    elif stage:
         stage.receive(chunk.x, chunk.start)
     if block.residual.block.dense_norm is not None:
         prompt.experts.add_dense(block.residual.block, block.weights, chunk.x, y)

@@ -106,7 +106,8 @@ class PrefillExperts:
         pinned = self._counts.is_cuda
         self._host_counts = torch.zeros(2 * self._routing.count, dtype=torch.int32, pin_memory=pinned)
         self._counted = torch.cuda.Event() if pinned else None
-        self._floats = arena.take((needed, self._width), torch.float32)
+        self.floats = arena.take((needed, self._width), torch.float32)
+        """What the router reads; free after `read`."""
         self._sum = arena.take((needed, self._width), torch.float32)
         self._scales = arena.take((products.expert_rows,), torch.float32)
         latent = max((each.latent_size for each in spec.specs(MoeSpec)), default=0)
@@ -143,7 +144,7 @@ class PrefillExperts:
         `send` is called with the slots of the selected experts on the CPU, and their weights.
         """
         tokens = len(h.rows)
-        floats = self._floats[:tokens]
+        floats = self.floats[:tokens]
         floats.copy_(h.rows)
         floats *= h.scales[:, None]
         if not spec.pre_attention_router:

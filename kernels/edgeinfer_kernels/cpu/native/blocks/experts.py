@@ -336,7 +336,7 @@ def add_experts(pool, thread, block, step_args, scratch):
     barrier(pool)
     if block.latent_up.address != 0:
         project_latent_back(pool, thread, block, step_args, scratch)
-    if block.shared_gain != 0:
+    if block.post_norm.address != 0:
         combine_normed(pool, 13, block, step_args)
     else:
         combine(pool, 13, block, step_args)
