@@ -53,6 +53,9 @@ class MoeSpec(StatelessSpec):
     Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there is one; with
     `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
+    `weighted_input`: the weights multiply what the experts read instead of their results:
+    Σ expert(weight · h). Kernels multiply the products of h, before biases.
+
     `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
     latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
     no such projection. The router and the shared expert read h itself.
@@ -82,6 +85,7 @@ class MoeSpec(StatelessSpec):
     groups: int = 1
     groups_per_token: int = 1
     dense_norm: NormSpec | None = None
+    weighted_input: bool = False
 
     @property
     def is_ranked(self) -> bool:

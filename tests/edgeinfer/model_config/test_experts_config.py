@@ -121,6 +121,8 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "kimi-linear": ("sigmoid", True, False),
         "kimi-linear-wide-heads": ("sigmoid", True, False),
         "lfm2moe": ("sigmoid", True, False),
+        "llama4": ("sigmoid", False, False),
+        "mistral4": ("softmax", True, False),
         "minimax-m2": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),

@@ -5,7 +5,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
-from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
@@ -114,6 +114,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights, normed: in
         **_latent(builder, w),
         "count": w.ffn_up_exps.experts,
         "experts_per_token": spec.experts_per_token,
+        "weighted_input": int(spec.weighted_input),
         "activation": ACTIVATION_CODES[spec.activation],
         "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],

@@ -24,7 +24,13 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
 )
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, NormArgs, SharedScores
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    DownConfig,
+    GatedConfig,
+    GemvConfig,
+    NormArgs,
+    SharedScores,
+)
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -230,11 +236,12 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         launches.or_nothing(w.gate_bias),
         launches.or_nothing(w.up_bias),
         space.routing.ids,
+        space.routing.weights,
         source.squares_args,
         EXPERT_ROWS=w.hidden,
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         HIDDEN=out.config,
-        GATED=GatedConfig(*tiles, has_gate, has_bias, code),
+        GATED=GatedConfig(*tiles, has_gate, has_bias, code, spec.weighted_input),
         SOURCE=launches.source_config(source),
         GEMV=GemvConfig(at_once, at_once, 1),
         warps=shape.warps_for(blocks),
@@ -264,9 +271,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
-        TILE=w.down.shapes.tile,
-        BIAS=w.down_bias is not None,
-        SHARED_EXPERT=kind,
+        DOWN=DownConfig(w.down.shapes.tile, w.down_bias is not None, int(kind), spec.weighted_input),
         warps=launches.tuning.down.warps_for(read.blocks),
     )
 

@@ -222,7 +222,10 @@ class PrefillExperts:
             self._host_counts.copy_(self._counts, non_blocking=True)
             if self._counted is not None:
                 self._counted.record()
-        return ExpertRows(slots, weights, positions, tokens, row_slots)
+        if not spec.weighted_input:
+            return ExpertRows(slots, weights, positions, tokens, row_slots)
+        row_weights = torch.empty_like(weights).scatter_(0, positions.long(), weights)
+        return ExpertRows(slots, torch.ones_like(weights), positions, tokens, row_slots, row_weights)
 
     def _add_selected(
         self,
@@ -298,6 +301,8 @@ class PrefillExperts:
         hidden = _expert_rows(stacks, stacks.up)
         index = assignments.tokens[first : first + count]
         scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
+        if assignments.row_weights is not None:
+            scales *= assignments.row_weights[first : first + count]
         both = products.floats(2, count, hidden)
         biases = stacks.up_bias, stacks.gate_bias
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):

@@ -47,6 +47,7 @@ def weighted_sum(block, token, i):
     ids = block.ids + token * block.ids_stride
     weights = block.weights + 4 * experts_per_token * token
     down = block.down_matrix
+    is_weighted = block.weighted_input != 0
     total = splat_f32(np.float32(0))
     for slot in range(experts_per_token):
         row_index = load_i64(row_indices + 8 * slot)
@@ -54,7 +55,8 @@ def weighted_sum(block, token, i):
             continue
         row = block.out + row_index * block.out_stride
         value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
-        total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
+        weight = np.float32(1) if is_weighted else load_f32(weights + 4 * slot)
+        total = multiply_add(value, splat_f32(weight), total)
     return total
 
 
