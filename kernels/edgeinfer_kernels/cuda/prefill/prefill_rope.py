@@ -182,10 +182,11 @@ def rope_append(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
         spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
-        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
-        temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
+        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature.scale,
+        temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         has_positions=positions is not None,
+        temperature_offset=spec.temperature.offset,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, positions, spec.norm.epsilon,
