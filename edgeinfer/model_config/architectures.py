@@ -78,6 +78,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope="never",
         encoder=Encoder(learned_positions=True, token_types=True),
     ),
+    "chatglm": Architecture(),
+    "codeshell": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
     "cohere2": Architecture(
         norm="layer",
         parallel_feed_forward=True,
@@ -239,6 +241,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mellum": Architecture(
         rope_neox=True, qk_norm="head", window_pattern=4, window_rope_unscaled=True, experts="always"
     ),
+    "minicpm": Architecture(experts="maybe", shared_expert="plain", minicpm_scales=True),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
@@ -299,7 +302,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
     "orion": Architecture(rope_neox=True, norm="layer"),
     "pangu-embedded": Architecture(rope_neox=True),
+    "phi2": Architecture(
+        rope_neox=True, norm="layer", activation="gelu", gated=False, parallel_feed_forward=True
+    ),
     "phi3": Architecture(rope_neox=True),
+    "phimoe": Architecture(rope_neox=True, experts="always"),
+    "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
+    "qwen": Architecture(rope_neox=True, feed_forward_halved=True),
     "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
         rope_neox=True,
@@ -340,5 +349,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope_skipped_every=4),
     "stablelm": Architecture(rope_neox=True, norm="layer"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
+    "xverse": Architecture(),
 }
 """GGUF `general.architecture` -> its properties."""

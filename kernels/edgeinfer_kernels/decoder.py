@@ -231,6 +231,8 @@ class DecoderWeights:
     position_rows: Vector | None = None
     """(positions, hidden_size), added to the embeddings of an encoder's texts; later positions have the last
     row. None: nothing is added."""
+    output_bias: Vector | None = None
+    """(vocabulary,): added to the products of the head, before the scale of logits."""
     per_layer_token_embd: Matrix | None = None
     """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
 

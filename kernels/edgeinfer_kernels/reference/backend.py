@@ -127,8 +127,10 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def logits(self, x: Array) -> npt.NDArray[np.float32]:
         h = final_norm(self.spec, self.weights, x)
-        raw = np.asarray(h @ self.weights.output.decoded().astype(self.dtype).T) * self.spec.logit_scale
-        return soft_cap(raw, self.spec.logit_soft_cap)
+        raw = np.asarray(h @ self.weights.output.decoded().astype(self.dtype).T)
+        bias = self.weights.output_bias
+        raw = raw if bias is None else raw + bias
+        return soft_cap(raw * self.spec.logit_scale, self.spec.logit_soft_cap)
 
     def close(self) -> None:
         """Does nothing: no resources are held."""

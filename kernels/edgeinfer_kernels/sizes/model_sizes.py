@@ -51,7 +51,7 @@ class LayerSizes:
 @dataclass(frozen=True)
 class ModelSizes:
     """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: lengths of
-    the final norm and of all learned positions together.
+    the vectors of the final norm and the head, and of all learned positions together.
     """
 
     hidden_size: int
@@ -83,7 +83,12 @@ class ModelSizes:
             tuple(layers),
             MatrixSize.of(weights.output),
             None if tied else MatrixSize.of(weights.token_embd),
-            vector_lengths(weights.output_norm, weights.output_norm_bias, weights.all_position_rows),
+            vector_lengths(
+                weights.output_norm,
+                weights.output_norm_bias,
+                weights.all_position_rows,
+                weights.output_bias,
+            ),
             None if weights.per_layer_token_embd is None else MatrixSize.of(weights.per_layer_token_embd),
         )
 

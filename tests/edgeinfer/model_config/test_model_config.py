@@ -30,7 +30,7 @@ def refusal(architecture: str = "llama", **extra: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", ["bloom", "", "llama\nllama", "x" * 5000])
+@pytest.mark.parametrize("architecture", ["dbrx", "", "llama\nllama", "x" * 5000])
 def test_an_unknown_architecture_is_named_with_the_alternative(architecture: str) -> None:
     metadata = {"general.architecture": architecture}
     with pytest.raises(UnsupportedModelError) as caught:

@@ -96,6 +96,7 @@ class DeviceModel(DeviceBuilder):
         self.per_layer = weights.per_layer_token_embd
         """The per-layer embeddings, whose rows the host reads from the file."""
         self.head = self.matrix(weights.output)
+        self.head_bias = self.vector(weights.output_bias)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
         if not stages and weights.token_embd is not weights.output:
