@@ -53,6 +53,7 @@ def moe_spec(config: ModelConfig) -> MoeSpec:
         ("bailingmoe2", "expert_used_count", 13, "13, wanted a whole number from 1 to 12"),
         ("dots1", "expert_gating_func", None, "missing, wanted a whole number from 1 to 3"),
         ("olmoe", "expert_weights_scale", -1.0, "-1.0, wanted a finite number above 0"),
+        "phimoe": ("softmax", True, False),
         ("qwen3moe", "expert_feed_forward_length", 0, "0, wanted a whole number from 1"),
         ("qwen2moe", "expert_shared_feed_forward_length", "x", "'x', wanted a whole number from 0"),
         ("smallthinker", "expert_gating_func", 4, "4, wanted a whole number from 1 to 3"),
