@@ -42,7 +42,6 @@ ZOO: dict[str, RandomModel] = {
     "llama3-factors": RandomModel(
         "llama", extra={"rope.freq_base": 500000.0}, rope_tensors={"rope_freqs.weight": _long_factors(8, 8.0)}
     ),
-    "arcee": RandomModel("arcee", tied=True),
     "cohere2": RandomModel(
         "cohere2", layers=5, tied=True, extra={"attention.sliding_window": 6, "logit_scale": 0.25}
     ),
@@ -282,7 +281,6 @@ ZOO: dict[str, RandomModel] = {
         "granitemoe", experts=5, experts_per_token=2, shared_length=64, tied=True, extra={"logit_scale": 2.0}
     ),
     "hunyuan-dense": RandomModel("hunyuan-dense", tied=True, head_dim=32),
-    "internlm2": RandomModel("internlm2"),
     "maincoder": RandomModel("maincoder", biases=_QKV),
     "mellum": RandomModel(
         "mellum",
@@ -320,11 +318,9 @@ ZOO: dict[str, RandomModel] = {
             "final_logit_softcapping": 3.0,
         },
     ),
-    "olmo": RandomModel("olmo"),
     "olmo2": RandomModel("olmo2", kv_heads=4),
     "olmo2-windows": RandomModel("olmo2", layers=5, extra={"attention.sliding_window": 6}),
     "olmoe": RandomModel("olmoe", kv_heads=4, experts=9, experts_per_token=4),
-    "orion": RandomModel("orion"),
     "pangu-embedded": RandomModel("pangu-embedded", biases=_Q5),
     "phi3": RandomModel("phi3", fused=True),
     "phi3-longrope": RandomModel(

@@ -42,6 +42,13 @@ _BIASED_EXPERTS: dict[str, Any] = {
     "shared_expert": "plain",
 }
 
+_DEEPSEEK2: dict[str, Any] = {
+    **_BIASED_EXPERTS,
+    "default_gating": "softmax",
+    "latent_attention": True,
+    "query_temperature": True,
+}
+
 _BERT: dict[str, Any] = {
     "norm": "layer",
     "pre_norm": False,
@@ -50,6 +57,17 @@ _BERT: dict[str, Any] = {
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture(
+        rope_neox=True,
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        attention_gate=True,
+        window_pattern=4,
+        rope_skipped_every=4,
+        **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
+        default_gating="sigmoid",
+    ),
     "arcee": Architecture(activation="relu_squared", gated=False),
     "baichuan": Architecture(alibi="13b"),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
@@ -76,16 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
     "deepseek": Architecture(experts="always", expert_weights_normalized=False, shared_expert="plain"),
-    "deepseek2": Architecture(
-        experts="always",
-        gating=None,
-        default_gating="softmax",
-        expert_weights_normalized=None,
-        expert_selection_bias="sigmoid",
-        expert_groups=True,
-        shared_expert="plain",
-        latent_attention=True,
-    ),
+    "deepseek2": Architecture(**_DEEPSEEK2),
     "dots1": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS),
     "ernie4_5": Architecture(),
     "ernie4_5-moe": Architecture(experts="by_router", expert_selection_bias="always", shared_expert="plain"),
@@ -228,6 +237,20 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias="sigmoid",
     ),
     "llama": Architecture(experts="maybe"),
+    "llama4": Architecture(
+        plain_qk_norm=True,
+        no_qk_norm_with_experts=128,
+        window_pattern=4,
+        chunk_window=8192,
+        rope_skipped_every=4,
+        chunk_temperature=0.1,
+        experts="by_router",
+        gating="sigmoid",
+        expert_weights_normalized=False,
+        weighted_expert_input=True,
+        shared_expert="plain",
+        default_shared_count=1,
+    ),
     "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
@@ -239,6 +262,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
+    "mistral4": Architecture(**_DEEPSEEK2),
     "modern-bert": Architecture(
         rope_neox=True,
         norm="layer",

@@ -13,6 +13,7 @@ from edgeinfer.model_config.latent_attention import latent_attention, latent_sca
 from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.alibi import MAX_ALIBI_BIAS
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 
 BAICHUAN_LAYERS = {32: False, 40: True}
 """Layers of Baichuan's models, 7B and 13B, and whether they have ALiBi instead of RoPE."""
@@ -110,6 +111,24 @@ class _ConfigReader(ExpertsReader):
             extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
             log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
         )
+
+    def temperature(self, original_context: int) -> Temperature:
+        """That of queries; with latent attention the file has its length."""
+        scale = self.factor("attention.temperature_scale")
+        if not scale or not self.architecture_spec.query_temperature:
+            return NO_TEMPERATURE
+        is_latent = self.architecture_spec.latent_attention
+        return Temperature(
+            scale, self.count("attention.temperature_length") if is_latent else original_context
+        )
+
+    def window_length(self) -> int:
+        """Positions of a window; 0: there are none."""
+        spec, key = self.architecture_spec, "attention.sliding_window"
+        given = self.count(key, spec.chunk_window or spec.default_window, minimum=0)
+        if spec.chunk_window and not given:
+            raise self.refused(key, given, f"windows, which are chunks of {spec.chunk_window} tokens")
+        return spec.chunk_window or given
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers have a sliding window."""
@@ -235,7 +254,7 @@ class _ConfigReader(ExpertsReader):
         latent = latent_attention(self) if spec.latent_attention else None
         head_dim = latent.key_length if latent else self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
-        window = self.count("attention.sliding_window", spec.default_window, minimum=0)
+        window = self.window_length()
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
         rope_dim = self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2
         window_head_dim, window_rope_dim = self.window_heads(head_dim, rope_dim)
@@ -263,7 +282,7 @@ class _ConfigReader(ExpertsReader):
             query_scale=latent_scale(scaling, head_dim)
             if latent
             else self.query_scale(layers, width, heads, head_dim),
-            temperature=self.factor("attention.temperature_scale") if spec.query_temperature else 0.0,
+            temperature=self.temperature(scaling.original_context),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),

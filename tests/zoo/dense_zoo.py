@@ -1,4 +1,4 @@
-"""The random models of the tests: dense models of older families."""
+"""The random models of the tests: dense models of further families."""
 
 from dataclasses import replace
 
@@ -18,6 +18,7 @@ def long_factors(end: float) -> npt.NDArray[np.float32]:
 _GPT = RandomModel("gpt2", tied=True, fused_qkv=True, biases=FUSED_BIASES)
 
 DENSE_ZOO: dict[str, RandomModel] = {
+    "arcee": RandomModel("arcee", tied=True),
     "baichuan": RandomModel("baichuan", layers=40, feed_forward=32),
     "baichuan-7b": RandomModel("baichuan", layers=32, feed_forward=32),
     "bitnet": RandomModel("bitnet", tied=True),
@@ -37,6 +38,7 @@ DENSE_ZOO: dict[str, RandomModel] = {
     "gptneox-sequential": replace(
         _GPT, architecture="gptneox", tied=False, extra={"use_parallel_residual": False}
     ),
+    "internlm2": RandomModel("internlm2"),
     "jais": RandomModel(
         "jais",
         fused_qkv=True,
@@ -56,7 +58,9 @@ DENSE_ZOO: dict[str, RandomModel] = {
         extra={"attention.max_alibi_bias": 6.0, "attention.clamp_kqv": 1.2},
     ),
     "mpt-positions": replace(_GPT, architecture="mpt", positions=True),
+    "olmo": RandomModel("olmo"),
     "olmo-clamp": RandomModel("olmo", extra={"attention.clamp_kqv": 0.8}),
+    "orion": RandomModel("orion"),
     "phi2": RandomModel(
         "phi2",
         fused_qkv=True,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
@@ -134,6 +134,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_draft_prompt=self._max_draft_prompt(),
+            text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,
             can_evict=True,

@@ -5,13 +5,13 @@ import numpy as np
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
+from edgeinfer_kernels.blocks.common.temperature import Temperature
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
-from edgeinfer_kernels.matrix import Vector
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 UNITS: tuple[str, ...] = ()
@@ -48,8 +48,7 @@ def build(
         slopes=builder.arena.keep(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else 0,
         lane_indices=builder.arena.keep(np.arange(LANES, dtype=np.float32)),
         sinks=builder.arena.keep(w.attn_sinks),
-        temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
-        temperature_length=spec.temperature_length,
+        **temperature_fields(builder, spec.temperature, state.cache.positions),
         query_weights=builder.arena.keep(padded_vector(w.query_weights)),
         **_specification(spec),
         **_cache(builder, state.cache),
@@ -62,11 +61,14 @@ def build(
     return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
 
 
-def _temperatures(spec: AttentionSpec, positions: int) -> Vector | None:
-    """The factors of queries of a cache, one for each range of positions; None: there are none."""
-    if not spec.temperature:
-        return None
-    return spec.temperatures(np.arange(0, positions, spec.temperature_length)).astype(np.float32)
+def temperature_fields(builder: BlockBuilder, temperature: Temperature, positions: int) -> dict[str, int]:
+    """The fields of the factors of queries."""
+    table = temperature.table(positions) if temperature else None
+    return {
+        "temperatures": builder.arena.keep(table),
+        "temperature_length": temperature.length,
+        "temperature_offset": temperature.offset,
+    }
 
 
 def _specification(spec: AttentionSpec) -> dict[str, float]:
@@ -76,6 +78,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "head_dim": spec.head_dim,
         "padded_head": padded(spec.head_dim),
         "window": spec.window,
+        "chunked": int(spec.chunked),
         "scale": spec.scale,
         "soft_cap": spec.soft_cap,
         "clamp": spec.clamp,

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile, ring_rows
-from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, scaled_queries
+from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -44,13 +44,16 @@ def add_scores(scores, values, visible, highest, total, attn_out):
 
 
 @triton.jit
-def split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+def split_range(
+    cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
     """The first and last cached position of a split, and the number of non-empty splits: the first has
     positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
     """
     oldest = cached * 0
     if WINDOW > 0:
-        oldest = tl.maximum(cached - WINDOW + 1, 0)
+        oldest = tl.maximum(oldest_visible(cached, WINDOW, CHUNKED), 0)
     length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
     first = oldest + split * length
     used = tl.where(length > 0, tl.cdiv(cached - oldest, tl.maximum(length, 1)), 1)
@@ -58,22 +61,27 @@ def split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WI
 
 
 @triton.jit
-def visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+def visible_new(
+    state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
     sees = tl.load(state + 16 + token, mask=is_query, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
     if WINDOW > 0:
         new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
-        visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+        visible = visible & (new_position[None, :] >= oldest_visible(position, WINDOW, CHUNKED)[:, None])
     return visible
 
 
 @triton.jit
-def distance_of_new(state, position, TOKENS: tl.constexpr):
-    """The distance of each query from the step's new tokens, (queries, NEW)."""
+def new_positions(state, token, is_query, position, TOKENS: tl.constexpr, ATTENTION: tl.constexpr):
+    """`visible_new`, and the distance of each query from the step's new tokens, (queries, NEW)."""
+    visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window, ATTENTION.is_chunked)
     new = tl.arange(0, NEW)
-    return position[:, None] - tl.load(state + 8 + new, mask=new < TOKENS, other=0)[None, :]
+    distance = position[:, None] - tl.load(state + 8 + new, mask=new < TOKENS, other=0)[None, :]
+    return visible, distance
 
 
 @triton.jit
@@ -101,7 +109,8 @@ def _attend_cached(
         visible = inside[None, :] & (row >= 0)[:, None]
         distance = position[:, None] - at[None, :]
         if WINDOW > 0:
-            visible = visible & (distance < WINDOW)
+            oldest = oldest_visible(position, WINDOW, ATTENTION.is_chunked)
+            visible = visible & (at[None, :] >= oldest[:, None])
         highest, total, attn_out = _attend(
             queries, key_tile, value_tile, visible, distance, slopes, highest, total, attn_out, scale, cap,
             ATTENTION,
@@ -141,6 +150,7 @@ def decode_attention_kernel(
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
+    WINDOW: tl.constexpr = ATTENTION.window
     CACHE: tl.constexpr = ATTENTION.cache
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
@@ -150,7 +160,7 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     is_query = row < GROUP * TOKENS
-    first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, ATTENTION.window)
+    first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
@@ -169,8 +179,7 @@ def decode_attention_kernel(
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         new = append_new(qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS)
-        visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window)
-        distance = distance_of_new(state, position, TOKENS)
+        visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(
             queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap,
             ATTENTION,
