@@ -398,3 +398,5 @@ ZOO: dict[str, RandomModel] = {
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""
+CPU_ONLY = ("mimo2", "mimo2-fused")
+"""Models that a GPU refuses."""

@@ -218,6 +218,19 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating=None,
         expert_selection_bias="sigmoid",
     ),
+    "laguna": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        head_gate="always",
+        gate_function="softplus",
+        window_pattern=4,
+        global_layer_first=True,
+        window_rope_dims=True,
+        window_rope_unscaled=True,
+        **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
+        default_gating="sigmoid",
+        default_shared_count=1,
+    ),
     "llama": Architecture(experts="maybe"),
     "llama4": Architecture(
         plain_qk_norm=True,
@@ -238,6 +251,18 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
     "mellum": Architecture(
         rope_neox=True, qk_norm="head", window_pattern=4, window_rope_unscaled=True, experts="always"
+    ),
+    "mimo2": Architecture(
+        rope_neox=True,
+        window_pattern=6,
+        window_rope_base=10000.0,
+        window_rope_unscaled=True,
+        sinks=True,
+        optional_sinks=True,
+        value_lengths=True,
+        experts="by_router",
+        gating="sigmoid",
+        expert_selection_bias="always",
     ),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
@@ -340,5 +365,19 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope_skipped_every=4),
     "stablelm": Architecture(rope_neox=True, norm="layer"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
+    "step35": Architecture(
+        rope_neox=True,
+        qk_norm="head",
+        qk_norm_optional=True,
+        head_gate="maybe",
+        window_pattern=4,
+        window_rope_base=10000.0,
+        window_rope_dims=True,
+        half_rope_dims=True,
+        window_rope_unscaled=True,
+        swiglu_limits=True,
+        **{**_BIASED_EXPERTS, "experts": "by_router"},
+        default_gating="sigmoid",
+    ),
 }
 """GGUF `general.architecture` -> its properties."""

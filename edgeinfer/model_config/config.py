@@ -1,6 +1,6 @@
 """The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,7 +16,7 @@ from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, LimitedSwiglu
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -67,6 +67,9 @@ class ModelConfig:
     """The block that all layers have instead of a feed-forward."""
     has_rope: bool = True
     rope_neox: bool = False
+    value_dim: int = 0
+    """Elements of a head's value; 0: as many as those of a key."""
+    attention_result_scale: float = 1.0
     window_head_dim: int = 0
     window_rope_dim: int = 0
     """Those of layers with windows."""
@@ -74,6 +77,9 @@ class ModelConfig:
     """Number of last layers that read the KV caches of earlier ones."""
     per_layer_width: int = 0
     """Elements of a layer's input from the per-layer embeddings; 0: there are none."""
+    expert_limits: tuple[float, ...] = ()
+    limits: tuple[float, ...] = ()
+    """Those of SwiGLU in the experts and the other feed-forwards of each layer; 0: none."""
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -143,6 +149,7 @@ class ModelConfig:
             )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
+        mixer = replace(mixer, residual_scale=self.attention_result_scale * mixer.residual_scale)
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
@@ -241,21 +248,31 @@ class ModelConfig:
             ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
+            optional_sinks=self.architecture_spec.optional_sinks,
+            value_length=self.value_dim,
             gated=self.architecture_spec.attention_gate,
+            head_gated=self.architecture_spec.head_gate != "never",
+            gate_function=self.architecture_spec.gate_function,
             value_norm=self.architecture_spec.value_norm,
             values_from_keys=self.architecture_spec.value_norm,
             source_layer=self._source_layer(index),
             temperature=self._temperature(rope),
         )
 
+    def _activation(self, limits: Sequence[float], index: int) -> Activation:
+        limit = limits[index] if limits else 0.0
+        return LimitedSwiglu(limit) if limit else self.architecture_spec.activation
+
     def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         with_dense = self.architecture_spec.shared_expert == "dense"
+        activation = self._activation(self.limits, index)
         if experts is None:
             neurons = self.shapes[index].feed_forward
-            return FeedForwardSpec(self.architecture_spec.activation, neurons, self.architecture_spec.gated)
+            return FeedForwardSpec(activation, neurons, self.architecture_spec.gated)
         return MoeSpec(
-            activation=self.architecture_spec.activation,
+            activation=self._activation(self.expert_limits, index),
+            shared_activation=activation,
             experts=experts.count,
             experts_per_token=experts.experts_per_token,
             neurons=experts.feed_forward,

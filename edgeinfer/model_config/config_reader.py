@@ -14,6 +14,8 @@ from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 
+MIN_LIMIT = 1e-6
+"""A limit of SwiGLU up to this one is none."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -129,6 +131,8 @@ class _ConfigReader(ExpertsReader):
             return (False,) * layers
         pattern = self.get("attention.sliding_window_pattern", self.architecture_spec.window_pattern)
         if isinstance(pattern, np.ndarray):
+            if len(pattern) == layers + self.draft_heads():
+                pattern = pattern[:layers]
             if pattern.dtype.kind not in "biu" or len(pattern) != layers:
                 seen = f"{len(pattern)} values of {pattern.dtype}"
                 raise UnsupportedModelError(
@@ -164,14 +168,26 @@ class _ConfigReader(ExpertsReader):
             return 2  # No layer has attention.
         head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
         value_dim = self.count("attention.value_length", head_dim)
-        if value_dim != head_dim:
+        if value_dim != head_dim and not self.architecture_spec.value_lengths:
             raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
         return head_dim
 
+    def value_lengths(self, head_dim: int) -> dict[str, Any]:
+        """The fields of `ModelConfig` for the values of heads."""
+        if not self.architecture_spec.value_lengths:
+            return {}
+        length = self.count("attention.value_length", head_dim, maximum=head_dim)
+        return {
+            "value_dim": length if length < head_dim else 0,
+            "attention_result_scale": self.factor("attention.value_scale") or 1.0,
+        }
+
     def window_heads(self, head_dim: int, rope_dim: int) -> tuple[int, int]:
         """The head dimension and the RoPE dimensions of layers with windows."""
-        if not self.architecture_spec.window_heads:
-            return head_dim, rope_dim
+        spec = self.architecture_spec
+        if not spec.window_heads:
+            own = self.count("rope.dimension_count_swa", rope_dim, minimum=2, maximum=head_dim) // 2 * 2
+            return head_dim, own if spec.window_rope_dims else rope_dim
         own = self.count("attention.key_length_swa", head_dim, maximum=4096)
         if self.count("attention.value_length_swa", own) != own:
             value = self.get("attention.value_length_swa")
@@ -194,6 +210,18 @@ class _ConfigReader(ExpertsReader):
                     key, shared, f"layer {source} to have the window and heads of layer {layer}"
                 )
         return shared
+
+    def swiglu_limits(self, key: str, layers: int) -> tuple[float, ...]:
+        """The limits of SwiGLU in each layer; 0: none."""
+        given = self.get(key) if self.architecture_spec.swiglu_limits else None
+        if given is None:
+            return (0.0,) * layers
+        values = given.tolist() if isinstance(given, np.ndarray) else [given] * layers
+        if len(values) not in (layers, layers + self.draft_heads()) or not all(
+            isinstance(value, float | int) and 0 <= value < math.inf for value in values
+        ):
+            raise self.refused(key, given, f"a number of at least 0, or one for each of {layers} layers")
+        return tuple(float(value) if value > MIN_LIMIT else 0.0 for value in values[:layers])
 
     def per_layer_width(self) -> int:
         if not self.architecture_spec.layer_outputs:
@@ -238,7 +266,8 @@ class _ConfigReader(ExpertsReader):
             vocabulary_size=vocabulary_size,
             trained_context=trained_context,
             head_dim=head_dim,
-            rope_dim=rope_dim,
+            **self.value_lengths(head_dim),
+            rope_dim=rope_dim // 4 * 2 if spec.half_rope_dims else rope_dim,
             window_head_dim=window_head_dim,
             window_rope_dim=window_rope_dim,
             shared_kv_layers=self.shared_kv_layers(windowed, shapes),
@@ -266,6 +295,8 @@ class _ConfigReader(ExpertsReader):
             has_rope=self.has_rope(),
             rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
             latent=latent,
+            expert_limits=self.swiglu_limits("swiglu_clamp_exp", layers),
+            limits=self.swiglu_limits("swiglu_clamp_shexp", layers),
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

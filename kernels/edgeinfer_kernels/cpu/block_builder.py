@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, LimitedSwiglu
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     group_bytes,
@@ -17,7 +18,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_rows,
     padded_vector,
 )
-from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT, TILE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, SHARED_INPUT, TILE_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import RecurrentArgs
@@ -185,6 +186,12 @@ class BlockBuilder:
             "post_norm": self.norm(residual.post_norm_spec, self.width, w.post_norm),
             "residual_scale": residual.residual_scale,
         }
+
+    def activation(self, activation: Activation) -> int:
+        """The code of an activation function, or the address of the float32 limit of `LimitedSwiglu`."""
+        if isinstance(activation, LimitedSwiglu):
+            return self.arena.keep(np.array([activation.limit], np.float32))
+        return ACTIVATION_CODES[activation]
 
     def recurrent(self, state: RecurrentState) -> int:
         """A RecurrentArgs structure; the step's rows are in the buffer "state_rows"."""

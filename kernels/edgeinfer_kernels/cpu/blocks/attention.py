@@ -40,8 +40,9 @@ def build(
         if spec.value_norm
         else 0,
         queries_only=int(queries_only),
+        **_head_gates(builder, w),
         normed=builder.input("normed", builder.width, w.inputs()),
-        attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
+        attn_out=builder.input("attn_out", spec.heads * spec.value_dim, [w.attn_output]),
         sinks=builder.arena.keep(w.attn_sinks),
         **temperature_fields(builder, spec.temperature, state.cache.positions),
         query_weights=builder.arena.keep(padded_vector(w.query_weights)),
@@ -52,6 +53,14 @@ def build(
         **builder.scratch(),
     )
     return BuiltBlock((Call("attention_block", block, ends_by_token=True),), rope=spec.rope)
+
+
+def _head_gates(builder: BlockBuilder, w: AttentionWeights) -> dict[str, int]:
+    """The fields of gates of whole heads."""
+    if w.attn_gate is None:
+        return {}
+    rows, stride = builder.workspace.rows("head_gates")
+    return {"gate_matrix": builder.matrix(w.attn_gate), "head_gates": rows, "head_gates_stride": stride}
 
 
 def temperature_fields(builder: BlockBuilder, temperature: Temperature, positions: int) -> dict[str, int]:
@@ -78,8 +87,9 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
         "qk_norm": QK_NORMS[spec.qk_norm],
         "gated": int(spec.gated),
-        "value_dim": spec.head_dim,
-        "padded_value": padded(spec.head_dim),
+        "has_softplus_gates": int(spec.gate_function == "softplus"),
+        "value_dim": spec.value_dim,
+        "padded_value": padded(spec.value_dim),
         "row_width": padded(spec.head_dim),
         "pieces_per_thread": PIECES_PER_THREAD,
         "positions_per_piece": POSITIONS_PER_PIECE,

@@ -5,7 +5,6 @@ import math
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.recurrent_args import LayerOutputArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
@@ -45,7 +44,7 @@ def _per_layer(builder: BlockBuilder, spec: LayerOutputSpec, w: LayerOutputWeigh
         "layer": spec.layer,
         "layers": spec.layers,
         "width": spec.width,
-        "activation": ACTIVATION_CODES[spec.activation],
+        "activation": builder.activation(spec.activation),
         "inputs": inputs,
         "inputs_stride": stride,
         "normed": builder.input("normed", builder.width, readers),

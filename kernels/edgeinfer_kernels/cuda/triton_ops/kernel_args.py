@@ -103,7 +103,7 @@ class GatedConfig(NamedTuple):
     up: Tile
     has_gate: bool
     has_bias: bool
-    activation: int
+    activation: float
     is_weighted: bool = False
 
 
@@ -226,7 +226,7 @@ class PromptConfig(NamedTuple):
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
     is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values.
+    queries_only: there are no keys and values; gate_rows: elements of a row after the values.
     """
 
     heads: int
@@ -247,6 +247,7 @@ class RopeConfig(NamedTuple):
     has_value_norm: bool = False
     queries_only: bool = False
     temperature_offset: int = 0
+    gate_rows: int = 0
 
 
 class DeltaNetConfig(NamedTuple):
