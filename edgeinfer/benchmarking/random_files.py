@@ -168,6 +168,8 @@ def metadata(shape: Shape) -> dict[str, Any]:
         own |= shape.latent.metadata()
     if shape.recurrent:
         own |= shape.recurrent.metadata(shape.layers)
+    if shape.gemma4:
+        own |= shape.gemma4.metadata(shape.layers, shape.kv_heads)
     if shape.shared_expert:
         own |= {"expert_shared_feed_forward_length": shape.shared_expert, "expert_shared_count": 1}
     if shape.experts:

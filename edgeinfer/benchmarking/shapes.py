@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from edgeinfer.benchmarking.gemma_shapes import Gemma4Layers
 from edgeinfer.benchmarking.hybrid_shapes import (
     DeltaNetLayers,
     LatentHeads,
@@ -56,6 +57,7 @@ class Shape:
     dense_feed_forward: int = 0
     latent: LatentHeads | None = None
     recurrent: RecurrentLayers | None = None
+    gemma4: Gemma4Layers | None = None
     attention_gate: bool = False
     """Each head's query is followed by a gate."""
     gated: bool = True
@@ -73,23 +75,29 @@ class Shape:
         """Name -> (rows, columns), for experts (experts, rows, columns), of every matrix, in the order of the
         file.
         """
+        recurrent = self.recurrent.matrices(self.width) if self.recurrent else {}
+        head = (self.vocabulary, self.width)
+        names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
+        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
+        if self.gemma4:
+            shapes |= self.gemma4.outside(self.width, self.layers, self.vocabulary)
+        for index in range(self.layers):
+            attention, feed_forward = self._attention_matrices(index), self._feed_forward_matrices(index)
+            shapes |= self._of_layer(index, recurrent, attention, feed_forward)
+        return shapes
+
+    def _attention_matrices(self, layer: int) -> Matrices:
+        if self.gemma4:
+            return self.gemma4.attention(layer, self.width, self.heads, self.kv_heads, self.head_size)
+        if self.latent:
+            return self.latent.matrices(self.width, self.heads)
         q, kv = self.heads * self.head_size, self.kv_heads * self.head_size
-        attention: Matrices = {
+        return {
             "attn_q.weight": (q * (2 if self.attention_gate else 1), self.width),
             "attn_k.weight": (kv, self.width),
             "attn_v.weight": (kv, self.width),
             "attn_output.weight": (self.width, q),
         }
-        if self.latent:
-            attention = self.latent.matrices(self.width, self.heads)
-        recurrent = self.recurrent.matrices(self.width) if self.recurrent else {}
-        head = (self.vocabulary, self.width)
-        names = ["token_embd.weight"] if self.tied else ["token_embd.weight", "output.weight"]
-        shapes: dict[str, tuple[int, ...]] = dict.fromkeys(names, head)
-        for index in range(self.layers):
-            feed_forward = self._feed_forward_matrices(index)
-            shapes |= self._of_layer(index, recurrent, attention, feed_forward)
-        return shapes
 
     def _of_layer(
         self, layer: int, recurrent: Mapping[str, T], attention: Mapping[str, T], others: Mapping[str, T]
@@ -116,11 +124,12 @@ class Shape:
                 for part in parts
             }
 
-        if not experts:
-            return sizes("", self.dense_feed_forward or self.feed_forward)
-        router = {"ffn_gate_inp.weight": (experts, self.width)}
-        shared = sizes("_shexp", self.shared_expert) if self.shared_expert else {}
-        return {**router, **sizes("_exps", self.feed_forward, experts), **shared}
+        found = sizes("", self.dense_feed_forward or self.feed_forward)
+        if experts:
+            router = {"ffn_gate_inp.weight": (experts, self.width)}
+            shared = sizes("_shexp", self.shared_expert) if self.shared_expert else {}
+            found = {**router, **sizes("_exps", self.feed_forward, experts), **shared}
+        return self.gemma4.feed_forward(self.width, found, self.dense_feed_forward) if self.gemma4 else found
 
     def vectors(self) -> dict[str, int]:
         """Name -> length of every vector."""
@@ -136,7 +145,11 @@ class Shape:
             attention |= self.latent.vectors()
         recurrent = self.recurrent.vectors(self.width) if self.recurrent else {}
         lengths = {f"{self.output_norm}.weight": self.width}
+        if self.gemma4:
+            lengths |= self.gemma4.outside_vectors(self.head_size, self.layers)
         for index in range(self.layers):
+            if self.gemma4:
+                attention = dict(self.gemma4.vectors(index, self.width, self.head_size, self.experts))
             lengths[f"blk.{index}.attn_norm.weight"] = self.width
             lengths |= self._of_layer(index, recurrent, attention, self._feed_forward_vectors(index))
         return lengths
@@ -195,7 +208,43 @@ def _qwen35(
     )  # fmt: skip
 
 
+def _gemma4(
+    name: str,
+    layers: int,
+    width: int,
+    feed_forward: int,
+    heads: int,
+    kv_heads: int,
+    context: int,
+    own: Gemma4Layers,
+) -> Shape:
+    return Shape(
+        name, layers, width, feed_forward, heads, kv_heads, 262144, context,
+        head_dim=512, architecture="gemma4", tied=True, rope_base=1000000.0, gemma4=own,
+    )  # fmt: skip
+
+
 _NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
+_OLMOE = Shape(
+    "olmoe-7b-a1b", 16, 2048, 1024, 16, 16, 50304, 4096, architecture="olmoe", row_norms=True,
+    experts=64, experts_per_token=8,
+)  # fmt: skip
+_QWEN3_MOE = Shape(
+    "qwen3-30b-a3b", 48, 2048, 768, 32, 4, 151936, 40960, head_dim=128, architecture="qwen3moe",
+    rope_base=1000000.0, qk_norm=True, experts=128, experts_per_token=8,
+)  # fmt: skip
+_GLM_FLASH = Shape(
+    "glm-4.7-flash", 47, 2048, 1536, 20, 1, 154880, 202752, architecture="deepseek2",
+    rope_base=1000000.0, experts=64, experts_per_token=4, shared_expert=1536, expert_bias=True,
+    dense_layers=1, dense_feed_forward=10240, latent=LatentHeads(192, 64, 256, 512, 768),
+)  # fmt: skip
+_GEMMA4_MOE = replace(
+    _gemma4(
+        "gemma4-26b-a4b", 30, 2816, 704, 16, 2, 262144,
+        Gemma4Layers(1024, 256, 8, values_from_keys=True),
+    ),
+    dense_feed_forward=2112, experts=128, experts_per_token=8,
+)  # fmt: skip
 
 _ALL = (
     Shape("smollm2-135m", 30, 576, 1536, 9, 3, 49152, 8192, tied=True, rope_base=100000.0),
@@ -225,36 +274,8 @@ _ALL = (
     _qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
     _llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
     _qwen3("qwen3-4b", 36, 2560, 9728, 32, tied=True),
-    Shape(
-        "olmoe-7b-a1b",
-        16,
-        2048,
-        1024,
-        16,
-        16,
-        50304,
-        4096,
-        architecture="olmoe",
-        row_norms=True,
-        experts=64,
-        experts_per_token=8,
-    ),
-    Shape(
-        "qwen3-30b-a3b",
-        48,
-        2048,
-        768,
-        32,
-        4,
-        151936,
-        40960,
-        head_dim=128,
-        architecture="qwen3moe",
-        rope_base=1000000.0,
-        qk_norm=True,
-        experts=128,
-        experts_per_token=8,
-    ),
+    _OLMOE,
+    _QWEN3_MOE,
     Shape(
         "mamba2-1.3b",
         48,
@@ -310,25 +331,11 @@ _ALL = (
         expert_bias=True,
         feed_forward_norm="",
     ),
-    Shape(
-        "glm-4.7-flash",
-        47,
-        2048,
-        1536,
-        20,
-        1,
-        154880,
-        202752,
-        architecture="deepseek2",
-        rope_base=1000000.0,
-        experts=64,
-        experts_per_token=4,
-        shared_expert=1536,
-        expert_bias=True,
-        dense_layers=1,
-        dense_feed_forward=10240,
-        latent=LatentHeads(192, 64, 256, 512, 768),
+    _GLM_FLASH,
+    _gemma4(
+        "gemma4-e4b", 42, 2560, 10240, 8, 2, 131072, Gemma4Layers(512, 256, 2, own_caches=24, per_layer=256)
     ),
+    _GEMMA4_MOE,
     _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
     Shape(
         "ministral-3-8b",

@@ -8,8 +8,6 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
-from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.blocks.encoder_attention import CPU_ONLY
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -40,11 +38,6 @@ class ModelSource:
         trained = self.config.trained_context
         requested = self.options.context or min(trained, DEFAULT_CONTEXT)
         return min(requested, trained) if self.config.is_encoder else requested
-
-    def refuse_gpu_for_encoder(self) -> None:
-        """Raises `GpuUnavailableError`: an encoder is requested on a GPU."""
-        if self.config.is_encoder and self.options.device.startswith("cuda"):
-            raise GpuUnavailableError(f"{self.name}: {CPU_ONLY}; leave --device out")
 
     @cached_property
     def specification(self) -> DecoderSpec:

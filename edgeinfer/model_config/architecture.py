@@ -133,6 +133,10 @@ class Architecture:
     recurrent block."""
     parallel_feed_forward: bool = False
     """Attention and the feed-forward read the same norm, and both results are added to its input."""
+    feed_forward_halved: bool = False
+    """A feed-forward has half of the file's feed-forward length."""
+    minicpm_scales: bool = False
+    """Without scales in the file, those of MiniCPM."""
     logits_multiplied: bool = False
     """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"

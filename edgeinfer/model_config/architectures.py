@@ -78,6 +78,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope="never",
         encoder=Encoder(learned_positions=True, token_types=True),
     ),
+    "chatglm": Architecture(),
+    "codeshell": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
     "cohere2": Architecture(
         norm="layer",
         parallel_feed_forward=True,
@@ -264,6 +266,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         gating="sigmoid",
         expert_selection_bias="always",
     ),
+    "minicpm": Architecture(experts="maybe", shared_expert="plain", minicpm_scales=True),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
@@ -324,7 +327,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
     "orion": Architecture(rope_neox=True, norm="layer"),
     "pangu-embedded": Architecture(rope_neox=True),
+    "phi2": Architecture(
+        rope_neox=True, norm="layer", activation="gelu", gated=False, parallel_feed_forward=True
+    ),
     "phi3": Architecture(rope_neox=True),
+    "phimoe": Architecture(rope_neox=True, experts="always"),
+    "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
+    "qwen": Architecture(rope_neox=True, feed_forward_halved=True),
     "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
         rope_neox=True,
@@ -379,5 +388,6 @@ ARCHITECTURES: dict[str, Architecture] = {
         **{**_BIASED_EXPERTS, "experts": "by_router"},
         default_gating="sigmoid",
     ),
+    "xverse": Architecture(),
 }
 """GGUF `general.architecture` -> its properties."""

@@ -48,7 +48,7 @@ class _ConfigReader(ExpertsReader):
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
-            self.per_layer("feed_forward_length", layers, minimum=int(not single)) if dense else [0] * layers,
+            self.feed_forward_lengths(layers, minimum=int(not single)) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
@@ -59,6 +59,10 @@ class _ConfigReader(ExpertsReader):
                     f"{shape.kv_heads} key heads"
                 )
         return shapes
+
+    def feed_forward_lengths(self, layers: int, minimum: int) -> list[int]:
+        lengths = self.per_layer("feed_forward_length", layers, minimum=minimum)
+        return [length // 2 for length in lengths] if self.architecture_spec.feed_forward_halved else lengths
 
     def recurrent_layers(self, shapes: Sequence[LayerShape]) -> tuple[bool, ...]:
         """Which layers have the recurrent block."""
@@ -234,10 +238,15 @@ class _ConfigReader(ExpertsReader):
     def embedding_scale(self, width: int) -> float:
         if self.architecture_spec.embedding_scale_by_width:
             return math.sqrt(width)
-        return self.factor("embedding_scale") or 1.0
+        return self.factor("embedding_scale", 12.0 if self.architecture_spec.minicpm_scales else 0.0) or 1.0
 
-    def logit_scale(self) -> float:
-        scale = self.factor("logit_scale") or 1.0
+    def residual_scale(self, layers: int) -> float:
+        default = 1.4 / math.sqrt(layers) if self.architecture_spec.minicpm_scales else 0.0
+        return self.factor("residual_scale", default) or 1.0
+
+    def logit_scale(self, width: int) -> float:
+        default = 256 / width if self.architecture_spec.minicpm_scales else 0.0
+        scale = self.factor("logit_scale", default) or 1.0
         return scale if self.architecture_spec.logits_multiplied else 1 / scale
 
     def config(self, vocabulary_size: int) -> ModelConfig:
@@ -286,8 +295,8 @@ class _ConfigReader(ExpertsReader):
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
-            residual_scale=self.factor("residual_scale") or 1.0,
-            logit_scale=self.logit_scale(),
+            residual_scale=self.residual_scale(layers),
+            logit_scale=self.logit_scale(width),
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),

@@ -45,13 +45,13 @@ def quantized(model: RandomModel) -> RandomModel:
     )
 
 
-def llama_cpp_logits(path: Path, ids: list[int]) -> npt.NDArray[np.float32]:
+def llama_cpp_logits(path: Path, ids: list[int], context: int = CONTEXT) -> npt.NDArray[np.float32]:
     """(len(ids), vocabulary) from llama.cpp with a float32 cache."""
     import llama_cpp
 
     llama = llama_cpp.Llama(
         str(path),
-        n_ctx=CONTEXT,
+        n_ctx=context,
         logits_all=True,
         verbose=False,
         n_threads=2,

@@ -3,7 +3,7 @@
 The goldens were made by `make_logit_goldens.py`; ggml's GELU is a float16 table and costs 1e-3.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,12 +17,14 @@ from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
+from edgeinfer_kernels.ring_cache import ring_for
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.distances import distance, median_distance
 from tests.edgeinfer.make_logit_goldens import (
@@ -35,7 +37,8 @@ from tests.edgeinfer.make_logit_goldens import (
 )
 from tests.model_zoo import ZOO
 from tests.random_latents import legacy_layers
-from tests.random_models import RandomModel
+from tests.random_models import VOCABULARY, RandomModel
+from tests.ring_layers import with_rings
 
 Logits = npt.NDArray[np.floating]
 FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantized")]
@@ -43,6 +46,8 @@ OTHER_SEED = 11
 LIVE_QUANTIZED = ("llama", "gemma3", "phi3-longrope", "qwen3moe")
 LIVE = [file for file in FILES if file[1] == "plain" or file[0] in LIVE_QUANTIZED]
 SLACK = 1e-5
+LONG_IDS = np.random.default_rng(8).integers(3, VOCABULARY, 1500).tolist()
+"""More tokens than positions of a ring cache with a window of six."""
 
 
 def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
@@ -50,22 +55,25 @@ def model_of(name: str, variant: str, seed: int = 0) -> RandomModel:
     return quantized(model) if variant == "quantized" else model
 
 
-def logits_of(path: Path, backend_name: str) -> Logits:
-    """(len(STORED_POSITIONS), vocabulary) of `IDS`, on a float32 cache or, for "exact", all in float64."""
+def logits_of(
+    path: Path, backend_name: str, ids: Sequence[int] = IDS, context: int = CONTEXT, batch: int = 16
+) -> Logits:
+    """(len(ids), vocabulary), on a float32 cache or, for "exact", all in float64 and cached whole."""
     with GGUFFile.open(path) as file:
         config = read_config(file)
-        specification = config.specification(rope_factors(file, config, CONTEXT))
-        weights, state = read_weights(file, config), DecoderState.allocate(specification, CONTEXT, "f32")
+        specification = config.specification(rope_factors(file, config, context))
+        if backend_name == "exact":
+            specification = with_rings(specification, 0)
+        weights, state = read_weights(file, config), DecoderState.allocate(specification, context, "f32")
         backend: Backend[Any]
         if backend_name == "exact":
             backend = ReferenceBackend(specification, weights, state, np.float64)
         else:
             kernels = load_kernels(user_folder("cache"), choose(), kernel_units(weights))
-            backend = CpuBackend(specification, weights, state, kernels, CpuOptions(16, 2))
-        batch = len(IDS) if backend_name == "exact" else 16
-        engine = NativeEngine(specification, backend, CONTEXT, batch)
+            backend = CpuBackend(specification, weights, state, kernels, CpuOptions(batch, 2))
+        engine = NativeEngine(specification, backend, context, len(ids) if backend_name == "exact" else batch)
         try:
-            return engine.append_all(IDS)[STORED_POSITIONS]
+            return engine.append_all(ids)
         finally:
             engine.close()
 
@@ -99,7 +107,11 @@ def test_every_file_of_the_zoo_has_goldens(goldens: dict[str, npt.NDArray[np.flo
 
 def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) -> None:
     """The reference has llama.cpp's formula, and the kernels are about as close to it as llama.cpp's."""
-    exact, ours = logits_of(path, "exact"), logits_of(path, "cpu")
+    exact, ours = (logits_of(path, backend)[STORED_POSITIONS] for backend in ("exact", "cpu"))
+    compare(ours, exact, name, variant, theirs)
+
+
+def compare(ours: Logits, exact: Logits, name: str, variant: str, theirs: Logits) -> None:
     moe_model = ZOO[name].experts > 0
     measure = median_distance if moe_model else distance
     their_distance = measure(theirs, exact)
@@ -139,11 +151,30 @@ def test_older_files_of_latent_attention_have_the_logits_of_llama_cpp(tmp_path: 
     pytest.importorskip("llama_cpp")
     model = replace(ZOO["deepseek2-lite"], hybrid=legacy_layers())
     path = (quantized(model) if variant == "quantized" else model).write(tmp_path / "model.gguf")
-    theirs, exact = llama_cpp_logits(path, IDS)[STORED_POSITIONS], logits_of(path, "exact")
+    theirs, exact = llama_cpp_logits(path, IDS), logits_of(path, "exact")
     # The keys are rounded to float16.
     assert median_distance(theirs, exact) < (1e-3 if variant == "plain" else 0.25)
     within = 1e-3 if variant == "plain" else 2 * median_distance(theirs, exact)
     assert median_distance(logits_of(path, "cpu"), exact) < within
+
+
+@pytest.mark.slow
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("variant", ["plain", "quantized"])
+@pytest.mark.parametrize("name", ["gemma3", "gemma4-per-layer"])
+def test_a_text_longer_than_a_ring_cache_has_the_logits_of_llama_cpp(
+    tmp_path: Path, name: str, variant: str
+) -> None:
+    pytest.importorskip("llama_cpp")
+    path, context = model_of(name, variant).write(tmp_path / "model.gguf"), len(LONG_IDS) + 32
+    with GGUFFile.open(path) as file:
+        blocks = read_config(file).specification().specs(AttentionSpec)
+    ring = ring_for(6)
+    assert {block.cached_positions(context) for block in blocks} == {ring, context}
+    around = [*range(0, len(LONG_IDS), 100), *range(ring - 2, ring + 9), len(LONG_IDS) - 1]
+    theirs = llama_cpp_logits(path, LONG_IDS, context)[around]
+    ours, exact = (logits_of(path, each, LONG_IDS, context, 256)[around] for each in ("cpu", "exact"))
+    compare(ours, exact, name, variant, theirs)
 
 
 @pytest.mark.default_cases(1)

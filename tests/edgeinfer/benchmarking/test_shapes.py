@@ -2,7 +2,7 @@
 
 import pytest
 
-from edgeinfer.benchmarking.random_files import matrix_formats
+from edgeinfer.benchmarking.random_files import matrix_formats, metadata
 from edgeinfer.benchmarking.shapes import SHAPES, find_shape
 from edgeinfer.errors import SettingError
 from edgeinfer_quant_formats import FormatError, block_format
@@ -27,6 +27,22 @@ from edgeinfer_quant_formats.quantizer.mixes import MIXES
 )
 def test_a_shape_has_the_published_parameter_count(name: str, parameters: int) -> None:
     assert find_shape(name).parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "low", "high"), [("gemma4-e4b", 7.4e9, 8.0e9), ("gemma4-26b-a4b", 25.15e9, 25.25e9)]
+)
+def test_shapes_of_gemma_4_have_the_published_rounded_counts(name: str, low: float, high: float) -> None:
+    # The published 8B of E4B include its encoders of images and sound.
+    assert low < find_shape(name).parameters < high
+
+
+def test_a_gemma_4_with_its_first_layers_shares_no_caches_and_has_their_per_layer_embeddings() -> None:
+    shape = find_shape("gemma4-e4b:8")
+    assert metadata(shape)["gemma4.attention.shared_kv_layers"] == 0
+    assert metadata(find_shape("gemma4-e4b"))["gemma4.attention.shared_kv_layers"] == 18
+    assert shape.matrices()["per_layer_token_embd.weight"] == (262144, 8 * 256)
+    assert metadata(shape)["gemma4.attention.sliding_window_pattern"] == [True] * 5 + [False, True, True]
 
 
 def test_an_unknown_shape_or_type_lists_the_known_ones() -> None:

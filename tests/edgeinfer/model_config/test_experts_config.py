@@ -133,6 +133,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "nemotron_h_moe": ("sigmoid", True, False),
         "nemotron_h_moe-latent": ("sigmoid", True, False),
         "olmoe": ("softmax", False, False),
+        "phimoe": ("softmax", True, False),
         "qwen2moe": ("softmax", False, False),
         "qwen35moe": ("softmax", True, False),
         "qwen35moe-fused": ("softmax", True, False),

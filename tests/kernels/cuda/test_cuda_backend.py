@@ -41,6 +41,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "norms of heads after RoPE": (ZOO["hunyuan-dense"], (0, 1)),
     "norms without weights": (ZOO["olmo"], (0,)),
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
+    "a bias of the head, parallel blocks with biases": (ZOO["phi2"], (0,)),
+    "a bias of the head and of norms, experts": (replace(ZOO["phimoe"], formats=QUANTIZED), (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "heads and KV heads by layer, values from keys, layer scales": (ZOO["gemma4"], (0, 2, 3)),
     "heads by layer, quantized": (replace(ZOO["gemma4"], formats=QUANTIZED), (1, 2)),

@@ -226,7 +226,8 @@ class PromptConfig(NamedTuple):
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
     is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values; gate_rows: elements of a row after the values.
+    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache;
+    gate_rows: elements of a row after the values.
     """
 
     heads: int
@@ -246,6 +247,7 @@ class RopeConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    has_positions: bool = False
     temperature_offset: int = 0
     gate_rows: int = 0
 
