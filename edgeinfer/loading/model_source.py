@@ -9,7 +9,6 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.blocks.encoder_attention import CPU_ONLY
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -41,10 +40,14 @@ class ModelSource:
         requested = self.options.context or min(trained, DEFAULT_CONTEXT)
         return min(requested, trained) if self.config.is_encoder else requested
 
-    def refuse_gpu_for_encoder(self) -> None:
-        """Raises `GpuUnavailableError`: an encoder is requested on a GPU."""
-        if self.config.is_encoder and self.options.device.startswith("cuda"):
-            raise GpuUnavailableError(f"{self.name}: {CPU_ONLY}; leave --device out")
+    def runs_on_cpu_only(self) -> bool:
+        """Whether the model runs on the CPU only. Raises `GpuUnavailableError`: so it does, and is requested
+        on a GPU.
+        """
+        reason = self.sizes.cpu_only
+        if reason and self.options.device.startswith("cuda"):
+            raise GpuUnavailableError(f"{self.name}: {reason}; leave --device out")
+        return bool(reason)
 
     @cached_property
     def specification(self) -> DecoderSpec:

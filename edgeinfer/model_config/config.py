@@ -9,6 +9,7 @@ from edgeinfer.model_config.experts_config import ExpertsConfig
 from edgeinfer.model_config.latent_attention import (
     LatentConfig,
 )
+from edgeinfer.model_config.layers.altup import AltUpConfig
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
@@ -16,6 +17,7 @@ from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedForwardSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -73,6 +75,8 @@ class ModelConfig:
     """Number of last layers that read the KV caches of earlier ones."""
     per_layer_width: int = 0
     """Elements of a layer's input from the per-layer embeddings; 0: there are none."""
+    altup: AltUpConfig | None = None
+    """AltUp's streams, if there are any."""
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -142,6 +146,9 @@ class ModelConfig:
             )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
+        output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
+        if self.altup is not None:
+            return self.altup.layer(mixer, last, output, self.norm)
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
@@ -155,7 +162,6 @@ class ModelConfig:
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
         if spec.layer_outputs:
-            output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
             blocks.append(ResidualBlock(output, self.norm))
         return LayerSpec(tuple(blocks))
 
@@ -232,11 +238,13 @@ class ModelConfig:
             temperature_length=self.rope_scaling.original_context if self.temperature else 1,
         )
 
-    def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
+    def _feed_forward(self, index: int) -> FeedForwardSpec | GaussianFeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         with_dense = self.architecture_spec.shared_expert == "dense"
         if experts is None:
             neurons = self.shapes[index].feed_forward
+            if self.altup is not None:
+                return self.altup.feed_forward(index, self.architecture_spec.activation, neurons)
             return FeedForwardSpec(self.architecture_spec.activation, neurons, self.architecture_spec.gated)
         return MoeSpec(
             activation=self.architecture_spec.activation,

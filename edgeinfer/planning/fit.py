@@ -7,7 +7,6 @@ from typing import Literal
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -70,9 +69,7 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
 
 def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:
     """How a model of these sizes fits a machine with this context, without disk offload."""
-    blocks = [block for layer in sizes.layers for block in layer.blocks]
-    is_encoder = any(isinstance(block, EncoderAttentionSizes) for block in blocks)
-    device: Literal["any", "cpu"] = "cpu" if is_encoder or machine.graphics is None else "any"
+    device: Literal["any", "cpu"] = "cpu" if sizes.cpu_only or machine.graphics is None else "any"
     try:
         plan = plan_memory(sizes, machine, PlanOptions(context=context, device=device))
     except (PlanError, UnsupportedFormatError) as error:

@@ -19,7 +19,6 @@ from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_l
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.blocks.encoder_attention import CPU_ONLY
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
@@ -82,17 +81,12 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     except UnsupportedModelError:
         return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
     source = ModelSource(model_file.name, file, config, options)
+    if source.runs_on_cpu_only() and options.device == "auto":
+        warnings = (*warnings, f"planned for the CPU: {source.sizes.cpu_only}")
     if source.specification.is_encoder:
-        return _encoder_request(source)
+        return request_for(source, SparseSelection(), None), [*warnings]
     sparse = select_sparse_layers(source)
     return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
-
-
-def _encoder_request(source: ModelSource) -> tuple[PlanRequest, list[str]]:
-    """The request of an encoder, which is on the CPU. Raises `GpuUnavailableError`: a GPU is requested."""
-    source.refuse_gpu_for_encoder()
-    warnings = [f"planned for the CPU: {CPU_ONLY}"] if source.options.device == "auto" else []
-    return request_for(source, SparseSelection(), None), warnings
 
 
 def _unsupported_request(

@@ -98,6 +98,7 @@ class EncoderAttentionSizes(BlockSizes):
     """The sizes of an encoder's attention. `vectors`: lengths of norms and biases."""
 
     label: ClassVar[str] = "attention"
+    cpu_only: ClassVar[str] = CPU_ONLY
 
     spec: EncoderAttentionSpec
     q: MatrixSize
