@@ -9,6 +9,7 @@ from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
+from tests.zoo.dense_zoo import DENSE_ZOO
 
 _QKV = ("attn_q", "attn_k", "attn_v")
 _Q5 = (*_QKV, "attn_output")
@@ -398,6 +399,7 @@ ZOO: dict[str, RandomModel] = {
         experts_per_token=2,
         hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
     ),
+    **DENSE_ZOO,
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

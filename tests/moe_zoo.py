@@ -1,11 +1,31 @@
 """The random models of architectures whose router or shared expert differs from that of others."""
 
+import numpy as np
+
+from tests.random_hybrids import interleaved_experts
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 
 _QKV = ("attn_q", "attn_k", "attn_v")
 
 MOE_ZOO: dict[str, RandomModel] = {
+    "afmoe": RandomModel(
+        "afmoe",
+        layers=5,
+        gate_tensors=True,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=32,
+        dense_layers=2,
+        extra={
+            "attention.sliding_window": 6,
+            "rope.freq_base_swa": 5000.0,
+            "expert_shared_count": 1,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
     "bailingmoe": RandomModel(
         "bailingmoe",
         experts=8,
@@ -126,6 +146,35 @@ MOE_ZOO: dict[str, RandomModel] = {
         experts_per_token=3,
         shared_length=64,
         extra={"expert_feed_forward_length": 96},
+    ),
+    "llama4": RandomModel(
+        "llama4",
+        layers=5,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        shared_length=32,
+        hybrid=interleaved_experts(2),
+        rope_tensors={"rope_freqs.weight": np.linspace(1.0, 8.0, 8, dtype=np.float32)},
+    ),
+    "mistral4": RandomModel(
+        "mistral4",
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=32,
+        fused_experts=True,
+        hybrid=latent_layers(query_share=0.5),
+        extra={
+            "attention.temperature_scale": 0.4,
+            "attention.temperature_length": 8,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 16.0,
+            "rope.scaling.original_context_length": 8,
+            "rope.scaling.yarn_log_multiplier": 0.1,
+            "expert_gating_func": 1,
+            "expert_weights_norm": True,
+        },
     ),
     "minimax-m2": RandomModel(
         "minimax-m2",

@@ -263,3 +263,24 @@ def rwkv7(head_dim: int, ranks: tuple[int, int, int, int]) -> Hybrid:
         }
 
     return Hybrid(metadata, layer)
+
+
+def interleaved_experts(step: int) -> Hybrid:
+    """Every `step`-th layer has experts, the others a dense feed-forward."""
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        return shapes if (index + 1) % step == 0 else with_dense(model, shapes)
+
+    return Hybrid(lambda model: {"interleave_moe_layer_step": step}, layer, is_recurrent=False)
+
+
+def with_dense(model: Model, shapes: Shapes) -> Shapes:
+    """The tensors of a layer with a dense feed-forward instead of its experts."""
+    others = {
+        name: shape
+        for name, shape in shapes.items()
+        if not (name.startswith("exp_probs") or "exps." in name or "shexp" in name or "gate_inp" in name)
+    }
+    width, hidden = model.width, model.feed_forward
+    dense = {"ffn_gate": (hidden, width), "ffn_up": (hidden, width), "ffn_down": (width, hidden)}
+    return {**others, **{f"{name}.weight": shape for name, shape in dense.items()}}

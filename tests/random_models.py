@@ -54,6 +54,10 @@ class RandomModel:
     fused_qkv: bool = False
     """Queries, keys and values are one tensor; `fused`: gate and up of feed-forwards too."""
     fused_experts: bool = False
+    head_bias: bool = False
+    """The head has a bias."""
+    norm_biases: bool = False
+    """Norms have biases, also those without a mean."""
     draft_head: bool = False
     """An MTP layer follows the last one."""
     experts: int = 0
@@ -116,7 +120,7 @@ class RandomModel:
             "attention.key_length": self.head_dim,
             "attention.value_length": self.head_dim,
             "rope.dimension_count": self.head_dim,
-            "feed_forward_length": self.feed_forward,
+            "feed_forward_length": self.feed_forward * (2 if spec and spec.feed_forward_halved else 1),
             f"attention.{epsilon}": 1e-5,
             **self._expert_metadata(),
             **({"nextn_predict_layers": 1} if self.draft_head else {}),
@@ -137,7 +141,7 @@ class RandomModel:
     @property
     def has_norm_biases(self) -> bool:
         """Whether norms have biases; llama.cpp reads none of those in `WITHOUT_NORM_BIASES`."""
-        is_layer_norm = ARCHITECTURES[self.architecture].norm == "layer"
+        is_layer_norm = ARCHITECTURES[self.architecture].norm == "layer" or self.norm_biases
         return is_layer_norm and self.architecture not in WITHOUT_NORM_BIASES
 
     def _convolution_metadata(self) -> dict[str, Any]:
@@ -172,6 +176,8 @@ class RandomModel:
         shapes |= self.hybrid.outside(self) if self.hybrid else {}
         if not self.tied:
             shapes["output.weight"] = (VOCABULARY, self.width)
+        if self.head_bias:
+            shapes["output.bias"] = (VOCABULARY,)
         for layer in range(self.layers):
             shapes |= {f"blk.{layer}.{name}": shape for name, shape in self.layer_tensors(layer).items()}
         if self.draft_head:

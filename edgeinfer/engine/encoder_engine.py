@@ -1,7 +1,6 @@
 """The engine of an encoder: hidden states of whole texts, several in one step; there is no cache."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -9,24 +8,13 @@ import numpy.typing as npt
 from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.backend import Capabilities, HiddenStates
+from edgeinfer_kernels.backend import HiddenStates
 
-STEP_TOKENS = 512
-"""Tokens of a step with several texts: more don't fit the caches as well."""
 Rows = npt.NDArray[np.float32]
-
-
-def encoder_batch(context: int) -> int:
-    """Maximum tokens of a step: those of the longest text, or of several short ones."""
-    return max(context, STEP_TOKENS)
 
 
 class EncoderEngine(NativeEngine):
     """As `NativeEngine`, for texts instead of the tokens of a cache."""
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self.capabilities = Capabilities(is_fork_safe=self.capabilities.is_fork_safe)
 
     def _forward(self, ids: Sequence[int]) -> HiddenStates:
         raise SettingError("an encoder completes no text: use embed")
@@ -42,7 +30,7 @@ class EncoderEngine(NativeEngine):
         """
         for ids in texts:
             self._check(ids)
-        for step in _steps(texts, min(self.batch, STEP_TOKENS)):
+        for step in _steps(texts, self.capabilities.text_tokens):
             lengths = [len(ids) for ids in step]
             with DEVICE_FAILURES:
                 x: HiddenStates = self.backend.embed([token for ids in step for token in ids])

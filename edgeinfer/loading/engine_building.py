@@ -57,7 +57,7 @@ class EngineBuilder:
         if kinds == {"cpu"}:
             return self._on_cpu()
         if kinds == {"gpu"}:
-            return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), CHUNK)
+            return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), self.plan.options.chunk)
         return self._split()
 
     @property

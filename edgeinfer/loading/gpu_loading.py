@@ -41,7 +41,7 @@ def load_gpu_shard(
         GpuUnavailableError: the model has a matrix without a GPU kernel, or the kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    options = DeviceOptions(kv=source.options.kv)
+    options = DeviceOptions(kv=source.options.kv, chunk=plan.options.chunk)
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:
@@ -64,7 +64,7 @@ def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes:
     if drafts need them. Raises `GpuUnavailableError`.
     """
     try:
-        if weight_bytes >= TUNED_FROM_BYTES:
+        if weight_bytes >= TUNED_FROM_BYTES and not source.specification.is_encoder:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
         backend.warm_up(widths, source.options.build_progress)

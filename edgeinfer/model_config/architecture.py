@@ -43,6 +43,10 @@ class Architecture:
     qk_norm: Literal["none", "head", "row"] = "none"
     qk_norm_optional: bool = False
     """Queries and keys are normalized if the file has the norms."""
+    plain_qk_norm: bool = False
+    """Queries and keys of layers with RoPE are normalized without weights."""
+    no_qk_norm_with_experts: int = 0
+    """A model with this number of experts has no q/k norm; 0: none."""
     qk_norm_after_rope: bool = False
     """The q/k norm follows RoPE."""
     embedding_scale_by_width: bool = False
@@ -50,6 +54,8 @@ class Architecture:
     window_pattern: int = 0
     """Every n-th layer has global attention, the others a sliding window; 0: no windows."""
     default_window: int = 0
+    chunk_window: int = 0
+    """Windows are chunks of this length, whatever the file has; 0: they end at each token."""
     window_rope_base: float | None = None
     """Default RoPE base of windowed layers if the file has none; None: that of the other layers."""
     window_rope_unscaled: bool = False
@@ -98,6 +104,10 @@ class Architecture:
     shared_expert: Literal["none", "plain", "gated", "dense"] = "none"
     """Whether there may be a shared expert; "gated": always, weighted by a sigmoid; "dense": always, the
     layer's dense feed-forward, with norms before and after it."""
+    weighted_expert_input: bool = False
+    """The weights of experts multiply what they read, not their results."""
+    default_shared_count: int = 0
+    """Number of shared experts, if the file doesn't have it."""
     shared_length_of_one: bool = False
     """`expert_shared_feed_forward_length` is that of one of `expert_shared_count` shared experts."""
     recurrent: RecurrentReader | None = None
@@ -115,10 +125,16 @@ class Architecture:
     recurrent block."""
     parallel_feed_forward: bool = False
     """Attention and the feed-forward read the same norm, and both results are added to its input."""
+    feed_forward_halved: bool = False
+    """A feed-forward has half of the file's feed-forward length."""
+    minicpm_scales: bool = False
+    """Without scales in the file, those of MiniCPM."""
     logits_multiplied: bool = False
     """Logits are multiplied by the file's `logit_scale`; otherwise divided."""
     rope: Literal["always", "never", "finetuned"] = "always"
     """Which models use RoPE; "finetuned": unless the file's `rope.scaling.finetuned` is false."""
+    chunk_temperature: float = 0.0
+    """Queries of layers without RoPE are multiplied by a factor that grows with the chunk that follows."""
     query_temperature: bool = False
     """Queries are multiplied by a factor that grows with the position, if the file has an
     `attention.temperature_scale`."""

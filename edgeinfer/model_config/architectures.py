@@ -42,6 +42,13 @@ _BIASED_EXPERTS: dict[str, Any] = {
     "shared_expert": "plain",
 }
 
+_DEEPSEEK2: dict[str, Any] = {
+    **_BIASED_EXPERTS,
+    "default_gating": "softmax",
+    "latent_attention": True,
+    "query_temperature": True,
+}
+
 _BERT: dict[str, Any] = {
     "norm": "layer",
     "pre_norm": False,
@@ -50,6 +57,17 @@ _BERT: dict[str, Any] = {
 }
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "afmoe": Architecture(
+        rope_neox=True,
+        embedding_scale_by_width=True,
+        post_norm=True,
+        qk_norm="head",
+        attention_gate=True,
+        window_pattern=4,
+        rope_skipped_every=4,
+        **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
+        default_gating="sigmoid",
+    ),
     "arcee": Architecture(activation="relu_squared", gated=False),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
@@ -60,6 +78,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         rope="never",
         encoder=Encoder(learned_positions=True, token_types=True),
     ),
+    "chatglm": Architecture(),
+    "codeshell": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
     "cohere2": Architecture(
         norm="layer",
         parallel_feed_forward=True,
@@ -69,16 +89,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "command-r": Architecture(norm="layer", parallel_feed_forward=True, logits_multiplied=True),
     "deepseek": Architecture(experts="always", expert_weights_normalized=False, shared_expert="plain"),
-    "deepseek2": Architecture(
-        experts="always",
-        gating=None,
-        default_gating="softmax",
-        expert_weights_normalized=None,
-        expert_selection_bias="sigmoid",
-        expert_groups=True,
-        shared_expert="plain",
-        latent_attention=True,
-    ),
+    "deepseek2": Architecture(**_DEEPSEEK2),
     "dots1": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS),
     "ernie4_5": Architecture(),
     "ernie4_5-moe": Architecture(experts="by_router", expert_selection_bias="always", shared_expert="plain"),
@@ -225,16 +236,32 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias="sigmoid",
     ),
     "llama": Architecture(experts="maybe"),
+    "llama4": Architecture(
+        plain_qk_norm=True,
+        no_qk_norm_with_experts=128,
+        window_pattern=4,
+        chunk_window=8192,
+        rope_skipped_every=4,
+        chunk_temperature=0.1,
+        experts="by_router",
+        gating="sigmoid",
+        expert_weights_normalized=False,
+        weighted_expert_input=True,
+        shared_expert="plain",
+        default_shared_count=1,
+    ),
     "maincoder": Architecture(qk_norm="head", qk_norm_after_rope=True),
     "mamba": Architecture(recurrent=mamba, single_blocks=True, rope="never"),
     "mamba2": Architecture(recurrent=mamba2, single_blocks=True, rope="never"),
     "mellum": Architecture(
         rope_neox=True, qk_norm="head", window_pattern=4, window_rope_unscaled=True, experts="always"
     ),
+    "minicpm": Architecture(experts="maybe", shared_expert="plain", minicpm_scales=True),
     "minimax-m2": Architecture(
         rope_neox=True, qk_norm="row", experts="always", gating=None, expert_selection_bias="sigmoid"
     ),
     "mistral3": Architecture(experts="maybe", query_temperature=True),
+    "mistral4": Architecture(**_DEEPSEEK2),
     "modern-bert": Architecture(
         rope_neox=True,
         norm="layer",
@@ -290,7 +317,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
     "orion": Architecture(rope_neox=True, norm="layer"),
     "pangu-embedded": Architecture(rope_neox=True),
+    "phi2": Architecture(
+        rope_neox=True, norm="layer", activation="gelu", gated=False, parallel_feed_forward=True
+    ),
     "phi3": Architecture(rope_neox=True),
+    "phimoe": Architecture(rope_neox=True, experts="always"),
+    "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
+    "qwen": Architecture(rope_neox=True, feed_forward_halved=True),
     "qwen2": Architecture(rope_neox=True),
     "qwen2moe": Architecture(
         rope_neox=True,
@@ -331,5 +364,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "smollm3": Architecture(rope_skipped_every=4),
     "stablelm": Architecture(rope_neox=True, norm="layer"),
     "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
+    "xverse": Architecture(),
 }
 """GGUF `general.architecture` -> its properties."""

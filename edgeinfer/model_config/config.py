@@ -14,6 +14,7 @@ from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_speci
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
@@ -53,8 +54,8 @@ class ModelConfig:
     window: int
     windowed: tuple[bool, ...]
     query_scale: float
-    temperature: float = 0.0
-    """That of queries by their position, see `AttentionSpec`."""
+    temperature: Temperature = NO_TEMPERATURE
+    """That of queries by their position."""
     attention_soft_cap: float = 0.0
     logit_soft_cap: float = 0.0
     embedding_scale: float = 1.0
@@ -195,7 +196,7 @@ class ModelConfig:
             return self.recurrent
         if self.latent is not None:
             rope, heads = self._rope(index, factors), self.shapes[index].heads
-            return self.latent.specification(heads, self.query_scale, self.norm, rope)
+            return self.latent.specification(heads, self.query_scale, self.norm, rope, self.temperature)
         if self.architecture_spec.encoder is not None:
             return self._encoder_attention(self.architecture_spec.encoder, index, factors)
         return self._attention(index, factors)
@@ -215,27 +216,42 @@ class ModelConfig:
             alibi=encoder.alibi,
         )
 
+    def _temperature(self, rope: RopeSpec | None) -> Temperature:
+        """That of a layer's queries; in a model with chunks, of those without RoPE."""
+        spec = self.architecture_spec
+        if spec.chunk_temperature:
+            return NO_TEMPERATURE if rope else Temperature(spec.chunk_temperature, spec.chunk_window, 1)
+        return self.temperature
+
+    def _qk_norm(self, rope: RopeSpec | None) -> dict[str, Any]:
+        """The fields of `AttentionSpec` for the norm of queries and keys."""
+        spec = self.architecture_spec
+        if not spec.plain_qk_norm:
+            return {"qk_norm": spec.qk_norm, "norm_after_rope": spec.qk_norm_after_rope}
+        count = self.experts.count if self.experts else 0
+        is_normed = rope is not None and count != spec.no_qk_norm_with_experts
+        return {"qk_norm": "head" if is_normed else "none", "qk_norm_weights": False}
+
     def _attention(self, index: int, factors: Factors | None) -> AttentionSpec:
-        window = self.window if self.windowed[index] else 0
+        window, rope = self.window if self.windowed[index] else 0, self._rope(index, factors)
         return AttentionSpec(
             heads=self.shapes[index].heads,
             kv_heads=self.shapes[index].kv_heads,
             head_dim=self.window_head_dim if self.windowed[index] else self.head_dim,
             scale=self.query_scale,
             norm=self.norm,
-            rope=self._rope(index, factors),
-            qk_norm=self.architecture_spec.qk_norm,
+            rope=rope,
+            **self._qk_norm(rope),
             window=window,
+            chunked=window > 0 and self.architecture_spec.chunk_window > 0,
             ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
             gated=self.architecture_spec.attention_gate,
-            norm_after_rope=self.architecture_spec.qk_norm_after_rope,
             value_norm=self.architecture_spec.value_norm,
             values_from_keys=self.architecture_spec.value_norm,
             source_layer=self._source_layer(index),
-            temperature=self.temperature,
-            temperature_length=self.rope_scaling.original_context if self.temperature else 1,
+            temperature=self._temperature(rope),
         )
 
     def _feed_forward(self, index: int) -> FeedForwardSpec | GaussianFeedForwardSpec | MoeSpec:
@@ -263,4 +279,5 @@ class ModelConfig:
             latent_size=experts.latent,
             groups=experts.groups,
             groups_per_token=experts.groups_per_token,
+            weighted_input=self.architecture_spec.weighted_expert_input,
         )

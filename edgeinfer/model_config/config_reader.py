@@ -13,6 +13,7 @@ from edgeinfer.model_config.latent_attention import latent_attention, latent_sca
 from edgeinfer.model_config.layers.altup import DEFAULT_PER_LAYER_WIDTH, LAYERS_WITH_CACHES, altup_config
 from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
@@ -46,7 +47,7 @@ class _ConfigReader(ExpertsReader):
         rows = zip(
             heads,
             self.per_layer("attention.head_count_kv", layers, heads[0], min_kv_heads),
-            self.per_layer("feed_forward_length", layers, minimum=int(not single)) if dense else [0] * layers,
+            self.feed_forward_lengths(layers, minimum=int(not single)) if dense else [0] * layers,
             strict=True,
         )
         shapes = tuple(LayerShape(*row) for row in rows)
@@ -57,6 +58,10 @@ class _ConfigReader(ExpertsReader):
                     f"{shape.kv_heads} key heads"
                 )
         return shapes
+
+    def feed_forward_lengths(self, layers: int, minimum: int) -> list[int]:
+        lengths = self.per_layer("feed_forward_length", layers, minimum=minimum)
+        return [length // 2 for length in lengths] if self.architecture_spec.feed_forward_halved else lengths
 
     def recurrent_layers(self, shapes: Sequence[LayerShape]) -> tuple[bool, ...]:
         """Which layers have the recurrent block."""
@@ -104,6 +109,24 @@ class _ConfigReader(ExpertsReader):
             extrapolation=self.number("rope.scaling.yarn_ext_factor", 1.0),
             log_multiplier=self.number("rope.scaling.yarn_log_multiplier", 0.0),
         )
+
+    def temperature(self, original_context: int) -> Temperature:
+        """That of queries; with latent attention the file has its length."""
+        scale = self.factor("attention.temperature_scale")
+        if not scale or not self.architecture_spec.query_temperature:
+            return NO_TEMPERATURE
+        is_latent = self.architecture_spec.latent_attention
+        return Temperature(
+            scale, self.count("attention.temperature_length") if is_latent else original_context
+        )
+
+    def window_length(self) -> int:
+        """Positions of a window; 0: there are none."""
+        spec, key = self.architecture_spec, "attention.sliding_window"
+        given = self.count(key, spec.chunk_window or spec.default_window, minimum=0)
+        if spec.chunk_window and not given:
+            raise self.refused(key, given, f"windows, which are chunks of {spec.chunk_window} tokens")
+        return spec.chunk_window or given
 
     def windowed(self, layers: int, window: int) -> tuple[bool, ...]:
         """Which layers have a sliding window."""
@@ -191,10 +214,15 @@ class _ConfigReader(ExpertsReader):
     def embedding_scale(self, width: int) -> float:
         if self.architecture_spec.embedding_scale_by_width:
             return math.sqrt(width)
-        return self.factor("embedding_scale") or 1.0
+        return self.factor("embedding_scale", 12.0 if self.architecture_spec.minicpm_scales else 0.0) or 1.0
 
-    def logit_scale(self) -> float:
-        scale = self.factor("logit_scale") or 1.0
+    def residual_scale(self, layers: int) -> float:
+        default = 1.4 / math.sqrt(layers) if self.architecture_spec.minicpm_scales else 0.0
+        return self.factor("residual_scale", default) or 1.0
+
+    def logit_scale(self, width: int) -> float:
+        default = 256 / width if self.architecture_spec.minicpm_scales else 0.0
+        scale = self.factor("logit_scale", default) or 1.0
         return scale if self.architecture_spec.logits_multiplied else 1 / scale
 
     def config(self, vocabulary_size: int) -> ModelConfig:
@@ -210,7 +238,7 @@ class _ConfigReader(ExpertsReader):
         latent = latent_attention(self) if spec.latent_attention else None
         head_dim = latent.key_length if latent else self.head_dim(width, heads)
         trained_context = self.count("context_length", 4096)
-        window = self.count("attention.sliding_window", spec.default_window, minimum=0)
+        window = self.window_length()
         rope_base = self.number("rope.freq_base", 10000.0, above=1)
         rope_dim = self.count("rope.dimension_count", head_dim, minimum=2, maximum=head_dim) // 2 * 2
         window_head_dim, window_rope_dim = self.window_heads(head_dim, rope_dim)
@@ -238,12 +266,12 @@ class _ConfigReader(ExpertsReader):
             query_scale=latent_scale(scaling, head_dim)
             if latent
             else self.query_scale(layers, width, heads, head_dim),
-            temperature=self.factor("attention.temperature_scale") if spec.query_temperature else 0.0,
+            temperature=self.temperature(scaling.original_context),
             attention_soft_cap=self.factor("attn_logit_softcapping", spec.default_attention_soft_cap),
             logit_soft_cap=self.factor("final_logit_softcapping", spec.default_logit_soft_cap),
             embedding_scale=self.embedding_scale(width),
-            residual_scale=self.factor("residual_scale") or 1.0,
-            logit_scale=self.logit_scale(),
+            residual_scale=self.residual_scale(layers),
+            logit_scale=self.logit_scale(width),
             experts=experts,
             recurrent=spec.recurrent(self, width, self.norm()) if spec.recurrent else None,
             recurrent_layers=self.recurrent_layers(shapes),

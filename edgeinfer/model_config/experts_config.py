@@ -129,7 +129,8 @@ class ExpertsReader(MetadataReader):
         if self.architecture_spec.shared_expert in ("none", "dense"):
             return 0
         length = self.count("expert_shared_feed_forward_length", 0, minimum=0, maximum=1 << 24)
-        shared = self.count("expert_shared_count", 0, minimum=0, maximum=MAX_EXPERTS)
+        default = self.architecture_spec.default_shared_count
+        shared = self.count("expert_shared_count", default, minimum=0, maximum=MAX_EXPERTS)
         if length and shared and self.architecture_spec.shared_length_of_one:
             return shared * length
         if not length and shared:

@@ -7,6 +7,7 @@ from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.temperature import Temperature
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 
 MAX_LATENT, MAX_QUERY_RANK = 1 << 10, 1 << 20
@@ -30,11 +31,11 @@ class LatentConfig:
         return self.nope_dim + self.rope_dim
 
     def specification(
-        self, heads: int, scale: float, norm: NormSpec, rope: RopeSpec | None
+        self, heads: int, scale: float, norm: NormSpec, rope: RopeSpec | None, temperature: Temperature
     ) -> LatentAttentionSpec:
         """The block of a layer."""
         lengths = self.nope_dim, self.rope_dim, self.value_dim, self.latent_dim
-        return LatentAttentionSpec(heads, *lengths, scale, norm, rope, self.query_rank)
+        return LatentAttentionSpec(heads, *lengths, scale, norm, rope, self.query_rank, temperature)
 
 
 def latent_attention(metadata: MetadataReader) -> LatentConfig:
@@ -54,9 +55,6 @@ def latent_attention(metadata: MetadataReader) -> LatentConfig:
         if length % multiple:
             raise metadata.refused(key, length, f"a multiple of {multiple}{what}")
     rank = metadata.count("attention.q_lora_rank", 0, minimum=0, maximum=MAX_QUERY_RANK)
-    if metadata.number("attention.temperature_scale", 0.0):
-        given = metadata.get("attention.temperature_scale")
-        raise metadata.refused("attention.temperature_scale", given, "queries that don't depend on positions")
     return LatentConfig(key_length - rope_dim, rope_dim, value_dim, latent_dim, rank)
 
 

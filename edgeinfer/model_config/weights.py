@@ -268,6 +268,7 @@ def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:
         output_norm=output_norm,
         output_norm_bias=tensors.vector(f"{spec.norm_name}.bias", width),
         layers=tuple(layers),
+        output_bias=tensors.vector("output.bias", spec.vocabulary_size),
         per_layer_token_embd=_per_layer_embeddings(tensors, spec),
     )
 

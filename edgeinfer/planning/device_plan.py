@@ -46,6 +46,8 @@ class PlanRequest:
     """Warnings for the user of a model that is split."""
     batch: int = CPU_BATCH
     """Maximum tokens of a step on the CPU."""
+    chunk: int = CHUNK
+    """Maximum tokens of a step on a GPU."""
 
     @property
     def required_draft(self) -> ModelSizes | None:
@@ -122,6 +124,7 @@ def _options(request: PlanRequest) -> PlanOptions:
         routing=request.routing,
         draft=request.required_draft,
         batch=request.batch,
+        chunk=request.chunk,
     )
 
 

@@ -84,7 +84,7 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     if source.runs_on_cpu_only() and options.device == "auto":
         warnings = (*warnings, f"planned for the CPU: {source.sizes.cpu_only}")
     if source.specification.is_encoder:
-        return request_for(source, SparseSelection(), None), [*warnings]
+        return request_for(source, SparseSelection(), None), []
     sparse = select_sparse_layers(source)
     return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
 

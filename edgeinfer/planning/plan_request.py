@@ -2,11 +2,12 @@
 
 from pathlib import Path
 
-from edgeinfer.engine.encoder_engine import encoder_batch
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.planning.device_plan import PlanRequest
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, GPU_TEXT_TOKENS
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.planner.plan_types import CPU_BATCH
@@ -15,7 +16,7 @@ from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profil
 
 def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes | None) -> PlanRequest:
     """The request for a model with its sparse layers and the sizes of its draft model."""
-    options = source.options
+    options, is_encoder = source.options, source.specification.is_encoder
     routing, warnings = known_routing(source.file.path, source.sizes)
     return PlanRequest(
         name=source.name,
@@ -33,7 +34,8 @@ def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes 
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",
         warnings=warnings,
-        batch=encoder_batch(source.context) if source.specification.is_encoder else CPU_BATCH,
+        batch=max(source.context, CPU_TEXT_TOKENS) if is_encoder else CPU_BATCH,
+        chunk=max(source.context, GPU_TEXT_TOKENS) if is_encoder else CHUNK,
     )
 
 

@@ -32,6 +32,7 @@ class Capabilities:
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
+    - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
     - `skips_layers`: `forward` can run some of the layers.
     - `has_attention_scores`: `attention_scores` is supported.
     - `can_evict`: `evict` is supported.
@@ -42,6 +43,7 @@ class Capabilities:
     max_batch_tokens: int = 0
     max_draft_prompt: int = 0
     sampling_history: int | None = None
+    text_tokens: int = 0
     skips_layers: bool = False
     has_attention_scores: bool = False
     can_evict: bool = False
@@ -49,8 +51,10 @@ class Capabilities:
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
         """The same capabilities without those that need a state of separate positions, if the model has
-        another.
+        another; those of an encoder only, if it is one.
         """
+        if spec.is_encoder:
+            return Capabilities(text_tokens=self.text_tokens, is_fork_safe=self.is_fork_safe)
         if not spec.is_recurrent:
             return replace(self, skips_layers=self.skips_layers and not spec.reads_other_layers)
         return replace(

@@ -231,8 +231,15 @@ class DecoderWeights:
     position_rows: Vector | None = None
     """(positions, hidden_size), added to the embeddings of an encoder's texts; later positions have the last
     row. None: nothing is added."""
+    output_bias: Vector | None = None
+    """(vocabulary,): added to the products of the head, before the scale of logits."""
     per_layer_token_embd: Matrix | None = None
     """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
+
+    @property
+    def all_position_rows(self) -> Vector | None:
+        """`position_rows`, one after another."""
+        return None if self.position_rows is None else self.position_rows.reshape(-1)
 
     def residual(self, index: BlockIndex) -> ResidualWeights[Any]:
         return self.layers[index.layer].blocks[index.position]

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from edgeinfer_kernels.blocks.common.attention_state import AttentionState
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     ChunkRows,
@@ -17,7 +17,7 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_formats import hadamard_rows
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
@@ -26,7 +26,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CacheState, CacheType, LayerCache, padded
+from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -43,19 +43,21 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
+__all__ = ["AttentionSizes", "AttentionSpec", "AttentionState", "AttentionWeights", "result_widths"]
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
     """Attention of one layer. `norm`: of queries and keys. `window`: a token attends to itself and the
-    window - 1 tokens before it; 0: no limit. soft_cap 0: none. `sinks`: the softmax of every head has one
+    window - 1 tokens before it; 0: no limit. `chunked`: it attends to itself and the tokens before it in its
+    chunk, and a chunk has `window` positions. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
     sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
-    have as `attn_gate` instead. `temperature`:
-    queries at position p are multiplied by 1 + temperature · ln(1 + ⌊p / temperature_length⌋); 0: none.
-    `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head. Queries
-    and keys are normalized before it, without weights, and queries are multiplied by both weights after it:
-    cached keys can still be moved to other positions. `ring`: number of positions of the cache of a shorter
-    window, if the context is longer (`RingCache`); 0: all positions are cached.
+    have as `attn_gate` instead. `temperature`: of the queries. `qk_norm_weights` False: the q/k norm has no
+    weights. `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head.
+    Queries and keys are normalized before it, without weights, and queries are multiplied by both weights
+    after it: cached keys can still be moved to other positions. `ring`: number of positions of the cache of
+    a shorter window, if the context is longer (`RingCache`); 0: all positions are cached.
     `value_norm`: the values of heads are normalized, without weights. `values_from_keys`: in a file without
     `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
     queries, and reads the cache of that layer.
@@ -75,17 +77,14 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     gated: bool = False
-    temperature: float = 0.0
-    temperature_length: int = 1
+    temperature: Temperature = NO_TEMPERATURE
+    qk_norm_weights: bool = True
+    chunked: bool = False
     norm_after_rope: bool = False
     ring: int = 0
     value_norm: bool = False
     values_from_keys: bool = False
     source_layer: int | None = None
-
-    def temperatures(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-        """The factors of the queries at these positions."""
-        return 1 + self.temperature * np.log1p(positions // self.temperature_length)
 
     @property
     def head_shape(self) -> tuple[int, ...]:
@@ -117,9 +116,13 @@ class AttentionSpec:
         q_bias, k_bias, v_bias = read_biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":
-            by_row = self.qk_norm == "row"
-            q_norm = tensors.required("attn_q_norm.weight", q_rows if by_row else self.head_dim)
-            k_norm = tensors.required("attn_k_norm.weight", kv_rows if by_row else self.head_dim)
+            lengths = (q_rows, kv_rows) if self.qk_norm == "row" else (self.head_dim, self.head_dim)
+            q_norm, k_norm = (
+                tensors.required(f"attn_{part}_norm.weight", length)
+                if self.qk_norm_weights
+                else np.ones(length, np.float32)
+                for part, length in zip("qk", lengths, strict=True)
+            )
         if self.norm_after_rope and q_norm is not None and k_norm is not None:
             query_weights, q_norm, k_norm = q_norm * k_norm, np.ones_like(q_norm), np.ones_like(k_norm)
         return AttentionWeights(
@@ -225,26 +228,6 @@ class AttentionWeights:
 
     def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
-
-
-@dataclass(frozen=True)
-class AttentionState(CacheState):
-    """The KV cache of one attention block, in main memory."""
-
-    spec: AttentionSpec
-    cache: LayerCache
-
-    def keys(self, end: int) -> npt.NDArray[np.float32]:
-        return self.rotated(0, end).astype(np.float32)
-
-    def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return hadamard_rows(queries) if self.cache.has_hadamard_heads else queries
-
-    def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
-        return self.cache.read_keys(first, last, self.spec.head_dim)
-
-    def store_rotated(self, first: int, keys: npt.NDArray[np.floating]) -> None:
-        self.cache.write_keys(first, keys.swapaxes(0, 1))
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,16 @@
 """Attention of an encoder, in which a text's tokens attend to all of it: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights, any_of
+from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec, AttentionWeights, any_of
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     NormSpec,
     StatelessSpec,
@@ -19,10 +21,15 @@ from edgeinfer_kernels.cpu.runtime.abi import encoder_scratch, quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
-from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
+from edgeinfer_kernels.sizes.cuda_matrices import taken, vector_bytes
 
 MAX_ALIBI_BIAS = 8.0
-CPU_ONLY = "an encoder runs on the CPU so far"
+CPU_TEXT_TOKENS = 512
+"""Tokens of a step with several texts on the CPU: more don't fit the caches as well."""
+GPU_TEXT_TOKENS = 4096
+"""Tokens of a step with several texts on a GPU: fewer take less time than to launch the kernels."""
+TILE_WORDS = 3
+"""Words that describe a tile of tokens of one text on a GPU."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +62,15 @@ class EncoderAttentionSpec(StatelessSpec):
         between = 2.0 ** (-MAX_ALIBI_BIAS / 2 / whole * (2 * (index - whole) + 1))
         return np.where(index < whole, first, between).astype(np.float32)
 
-    def read(self, tensors: TensorReader) -> "EncoderAttentionWeights":
-        spec = AttentionSpec(
+    @property
+    def projections(self) -> AttentionSpec:
+        """The attention with the same heads and projections."""
+        return AttentionSpec(
             self.heads, self.kv_heads, self.head_dim, self.scale, self.norm, self.rope, self.qk_norm
         )
-        attention = spec.read(tensors)
+
+    def read(self, tensors: TensorReader) -> "EncoderAttentionWeights":
+        attention = self.projections.read(tensors)
         bias: list[Vector | None] = [None, None]
         if self.qk_norm == "row":
             rows = attention.attn_q.rows, attention.attn_k.rows
@@ -73,7 +84,8 @@ class EncoderAttentionSpec(StatelessSpec):
         others = w.attn_q_norm, w.attn_k_norm, weights.q_norm_bias, weights.k_norm_bias
         vectors = (*norms.vectors, *vector_lengths(*biases, *others))
         q, k, v, output = map(MatrixSize.of, w.matrices())
-        return EncoderAttentionSizes(self, q, k, v, output, vectors, any_of(biases[:3]))
+        on_device = self.projections.sizes(w, norms)
+        return EncoderAttentionSizes(self, q, k, v, output, on_device, vectors, any_of(biases[:3]))
 
 
 @dataclass(frozen=True)
@@ -95,16 +107,19 @@ class EncoderAttentionWeights:
 
 @dataclass(frozen=True)
 class EncoderAttentionSizes(BlockSizes):
-    """The sizes of an encoder's attention. `vectors`: lengths of norms and biases."""
+    """The sizes of an encoder's attention. `on_device`: those of its projections on a GPU. `vectors`: lengths
+    of norms and biases.
+    """
 
     label: ClassVar[str] = "attention"
-    cpu_only: ClassVar[str] = CPU_ONLY
+    needs_whole_model: ClassVar[bool] = True
 
     spec: EncoderAttentionSpec
     q: MatrixSize
     k: MatrixSize
     v: MatrixSize
     output: MatrixSize
+    on_device: AttentionSizes
     vectors: tuple[int, ...] = ()
     biased: bool = False
 
@@ -112,7 +127,10 @@ class EncoderAttentionSizes(BlockSizes):
         return [self.q, self.k, self.v, self.output]
 
     def undivided_device_bytes(self) -> int:
-        raise UnsupportedOnDeviceError(CPU_ONLY)
+        if self.spec.qk_norm == "row":
+            raise UnsupportedOnDeviceError(f"{self.q.name}: queries with a norm of whole rows")
+        slopes = vector_bytes((self.spec.heads,)) if self.spec.alibi else 0
+        return self.on_device.undivided_device_bytes() + slopes
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(tokens, self.spec.window or tokens)
@@ -137,6 +155,20 @@ class EncoderAttentionSizes(BlockSizes):
 
     def inputs(self) -> list[MatrixSize]:
         return [self.q, self.k, self.v]
+
+    def stacked_inputs(self) -> list[MatrixSize]:
+        return self.on_device.stacked_inputs()
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return self.on_device.chunk_rows(chunk, hidden_size)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["EncoderAttentionSizes"], chunk: int, hidden_size: int) -> int:
+        """Queries, keys, values and results in float16; positions and tiles of the texts."""
+        columns = max(block.spec.heads * block.spec.head_dim for block in blocks)
+        cached = max(block.spec.kv_heads * block.spec.head_dim for block in blocks)
+        texts = taken(chunk, 4) + taken(TILE_WORDS * chunk, 4)
+        return 2 * taken(chunk * columns, 2) + 2 * taken(chunk * cached, 2) + texts
 
     def outputs(self) -> list[MatrixSize]:
         return [self.output]

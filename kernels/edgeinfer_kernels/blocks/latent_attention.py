@@ -21,6 +21,7 @@ from edgeinfer_kernels.blocks.common.block import (
     TensorReader,
 )
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     attention_pieces,
@@ -55,7 +56,7 @@ class LatentAttentionSpec:
     """Latent attention of one layer. A head's query has `nope_dim` elements without RoPE, then `rope_dim`
     with it; its value has `value_dim`. A cached row has `latent_dim` elements, then `rope_dim`. `norm`: of
     the latent vector, and of the query's low-rank projection if `query_rank` isn't 0. `rope` None: there is
-    no RoPE, and the last elements are used as they are.
+    no RoPE, and the last elements are used as they are. `temperature`: of the queries.
     """
 
     kind: ClassVar[str] = "latent_attention"
@@ -63,6 +64,7 @@ class LatentAttentionSpec:
     kv_heads: ClassVar[int] = 1
     source_layer: ClassVar[None] = None
     window: ClassVar[int] = 0
+    chunked: ClassVar[bool] = False
     soft_cap: ClassVar[float] = 0.0
 
     heads: int
@@ -74,6 +76,7 @@ class LatentAttentionSpec:
     norm: NormSpec
     rope: RopeSpec | None
     query_rank: int = 0
+    temperature: Temperature = NO_TEMPERATURE
 
     @property
     def head_shape(self) -> tuple[int, ...]:

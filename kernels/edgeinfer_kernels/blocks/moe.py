@@ -53,6 +53,9 @@ class MoeSpec(StatelessSpec):
     Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there is one; with
     `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
+    `weighted_input`: the weights multiply what the experts read instead of their results:
+    Σ expert(weight · h). Kernels multiply the products of h, before biases.
+
     `pre_attention_router`: the router reads the layer's input without a norm. `latent_size`: the experts read
     latent_down · h of that many elements, and latent_up · Σ weight · expert(…) is their result; 0: there is
     no such projection. The router and the shared expert read h itself.
@@ -82,6 +85,7 @@ class MoeSpec(StatelessSpec):
     groups: int = 1
     groups_per_token: int = 1
     dense_norm: NormSpec | None = None
+    weighted_input: bool = False
 
     @property
     def is_ranked(self) -> bool:
@@ -168,6 +172,7 @@ class MoeSpec(StatelessSpec):
             norms.vectors,
             tuple(map(MatrixSize.of, w.latents())),
             vector_lengths(w.shared_input_norm, w.shared_norm, w.expert_norm, w.expert_scales),
+            norms.has_post_norm,
         )
 
 
@@ -176,6 +181,7 @@ class MoeSizes(DivisibleSizes):
     """The sizes of an MoE block with experts of equal size. `expert.vectors`: bias lengths of one expert;
     `vectors`: of the norms around the block. `latents`: the latent projection and the one back, or nothing.
     `result_vectors`: of the norms of a dense feed-forward and of the experts' sum, and the experts' factors.
+    `post_normed`: a norm follows the whole sum.
     """
 
     granules_label: ClassVar[str] = "experts"
@@ -190,6 +196,7 @@ class MoeSizes(DivisibleSizes):
     vectors: tuple[int, ...] = ()
     latents: tuple[MatrixSize, ...] = ()
     result_vectors: tuple[int, ...] = ()
+    post_normed: bool = False
 
     @property
     def needs_whole_model(self) -> bool:  # type: ignore[override]
@@ -281,9 +288,10 @@ class MoeSizes(DivisibleSizes):
         if self.latents:
             buffers |= {name: 4 * padded(width) for name in LATENT_BUFFERS}
             buffers |= {f"{name}.quantized": quantized_bytes(padded(width)) for name in LATENT_BUFFERS}
+        if self.latents or self.post_normed or self.spec.dense_norm:
             buffers["expert.sum"] = 4 * padded(hidden_size)
         if self.spec.dense_norm:
-            buffers["expert.sum"] = buffers["shared.normed"] = 4 * padded(hidden_size)
+            buffers["shared.normed"] = 4 * padded(hidden_size)
             buffers["shared.normed.quantized"] = quantized_bytes(padded(hidden_size))
         return buffers | (self.shared.cpu_buffers(hidden_size) if self.shared else {})
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
@@ -134,6 +134,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_draft_prompt=self._max_draft_prompt(),
+            text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,
             can_evict=True,
@@ -247,6 +248,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def _max_draft_prompt(self) -> int:
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
         is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
+        is_plain = is_plain and self.weights.output_bias is None
         possible = self._head and self._embedding.block and is_plain
         return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
@@ -315,9 +317,11 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return whole
 
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The output of the head kernel, scaled and soft-capped."""
+        """The output of the head kernel with its bias, scaled and soft-capped."""
         spec = self.spec
         out = whole[:, : spec.vocabulary_size]
+        if self.weights.output_bias is not None:
+            out += self.weights.output_bias
         if spec.logit_scale != 1.0:
             out *= np.float32(spec.logit_scale)
         if spec.logit_soft_cap:

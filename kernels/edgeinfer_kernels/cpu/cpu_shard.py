@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
-from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool

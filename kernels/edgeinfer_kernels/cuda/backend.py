@@ -91,8 +91,9 @@ class CudaBackend(Backend[DeviceRows]):
         exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
-        self.capabilities = Capabilities(sampling_history=RECENT, can_evict=True).limited_to(specification)
         self.spec, self._weights, stages = specification, weights, self._options.stages
+        can = Capabilities(sampling_history=RECENT, can_evict=True, text_tokens=self._options.chunk)
+        self.capabilities = can.limited_to(specification)
         cpu = cpu_stages(specification, GPU, stages) if stages else None
         self.device = device
         self.batch = self._options.chunk
@@ -168,12 +169,22 @@ class CudaBackend(Backend[DeviceRows]):
             self.steps.set_state(ids, start)
             self.steps.run(len(ids))
             return
-        self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        prefill = self._parts.prefill
-        prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
-        prefill.per_layer.send(ids)
-        prefill.read(len(ids), start)
+        self._send(ids)
+        self._parts.prefill.per_layer.send(ids)
+        self._parts.prefill.read(len(ids), start)
         synchronize(self.device)
+
+    def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
+        """As `Backend.forward_texts`, for the ids passed to `embed`."""
+        with device_errors():
+            self._send(self._pending)
+            self._parts.prefill.read_texts(lengths)
+            synchronize(self.device)
+
+    def _send(self, ids: Sequence[int]) -> None:
+        """Send the ids of a chunk."""
+        self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        self._parts.prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Set the CPU shard that runs the CPU stages and whose weights are streamed during prefill; return
@@ -210,7 +221,7 @@ class CudaBackend(Backend[DeviceRows]):
         return 0 if expert_cache is None else expert_cache.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
-        return DeviceRows(0, tokens, tokens <= MAX_TOKENS)
+        return DeviceRows(0, tokens, tokens <= MAX_TOKENS and not self.spec.is_encoder)
 
     def enter(self, tokens: int, start: int) -> DeviceRows:
         """Evaluate the tokens whose embeddings are in the exchange buffer, at positions start…, through all
@@ -339,14 +350,17 @@ class CudaBackend(Backend[DeviceRows]):
         self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
     ) -> None:
         """Compile and capture steps of these token counts, so that no completion waits for compilation; other
-        counts are padded. `on_compiled` is called with the number of compiled kernels and the total if this
-        takes long.
+        counts are padded. The kernels of an encoder are compiled for any count. `on_compiled` is called
+        with the number of compiled kernels and the total if this takes long.
 
         Raises:
             KernelsUnavailableError: Triton has no compiler here.
         """
         with device_errors():
-            self.steps.warm_up(widths, on_compiled)
+            if self.spec.is_encoder:
+                self.forward_texts(self.embed([0]), [1])
+            else:
+                self.steps.warm_up(widths, on_compiled)
 
     def close(self) -> None:
         """Free the device memory."""

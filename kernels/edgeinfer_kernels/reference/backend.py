@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
-from edgeinfer_kernels.blocks.encoder_attention import TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
 from edgeinfer_kernels.recurrent_state import RecurrentStep
@@ -47,7 +47,13 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.spec = spec
         self.weights = weights
         self.state = state
-        can = Capabilities(max_batch_tokens=64, skips_layers=True, can_evict=True, is_fork_safe=True)
+        can = Capabilities(
+            max_batch_tokens=64,
+            text_tokens=CPU_TEXT_TOKENS,
+            skips_layers=True,
+            can_evict=True,
+            is_fork_safe=True,
+        )
         self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing
@@ -122,8 +128,10 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def logits(self, x: Array) -> npt.NDArray[np.float32]:
         h = final_norm(self.spec, self.weights, x)
-        raw = np.asarray(h @ self.weights.output.decoded().astype(self.dtype).T) * self.spec.logit_scale
-        return soft_cap(raw, self.spec.logit_soft_cap)
+        raw = np.asarray(h @ self.weights.output.decoded().astype(self.dtype).T)
+        bias = self.weights.output_bias
+        raw = raw if bias is None else raw + bias
+        return soft_cap(raw * self.spec.logit_scale, self.spec.logit_soft_cap)
 
     def close(self) -> None:
         """Does nothing: no resources are held."""

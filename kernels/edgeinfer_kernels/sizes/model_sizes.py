@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
+from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions, matrix_bytes, taken, vector_bytes
@@ -24,7 +25,7 @@ class LayerSizes:
     @property
     def undivided_label(self) -> str:
         """The name of the undivided blocks in plans."""
-        return " and ".join(block.label for block in self.undivided)
+        return " and ".join(dict.fromkeys(block.label for block in self.undivided))
 
     def state_name(self, context: int) -> str:
         """The name of the state for this context in plans."""
@@ -49,7 +50,9 @@ class LayerSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: of the final norm."""
+    """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: lengths of
+    the vectors of the final norm and the head, and of all learned positions together.
+    """
 
     hidden_size: int
     vocabulary: int
@@ -80,7 +83,12 @@ class ModelSizes:
             tuple(layers),
             MatrixSize.of(weights.output),
             None if tied else MatrixSize.of(weights.token_embd),
-            vector_lengths(weights.output_norm, weights.output_norm_bias),
+            vector_lengths(
+                weights.output_norm,
+                weights.output_norm_bias,
+                weights.all_position_rows,
+                weights.output_bias,
+            ),
             None if weights.per_layer_token_embd is None else MatrixSize.of(weights.per_layer_token_embd),
         )
 
@@ -93,6 +101,11 @@ class ModelSizes:
     def blocks(self) -> list[BlockSizes]:
         """All blocks of all layers."""
         return [block for layer in self.layers for block in layer.blocks]
+
+    @property
+    def is_encoder(self) -> bool:
+        """Whether it is an encoder, which has no steps of one token."""
+        return bool(self.of_kind(EncoderAttentionSizes))
 
     @property
     def is_recurrent(self) -> bool:

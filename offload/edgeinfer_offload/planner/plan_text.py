@@ -33,7 +33,7 @@ def plan_text(plan: PlanData, details: bool = False) -> str:
     lines = [PlanLine(i.item, i.device, i.bytes, i.ms_per_token, i.bound, i.overlapped) for i in plan.items]
     if not details:
         lines = _grouped(plan.items)
-    if plan.machine.origin == "unmeasured":
+    if _milliseconds(plan) is None:
         lines = [replace(line, ms_per_token=None, bound="", overlapped=False) for line in lines]
     total = PlanLine("total", "", sum(i.bytes for i in plan.items), _milliseconds(plan), "", False)
     rows = [HEAD, *(line.cells() for line in (*lines, total))]
@@ -43,8 +43,8 @@ def plan_text(plan: PlanData, details: bool = False) -> str:
 
 
 def _milliseconds(plan: PlanData) -> float | None:
-    """Milliseconds per token; None: nothing was measured."""
-    return None if plan.machine.origin == "unmeasured" else plan.ms_per_token
+    """Milliseconds per token; None: nothing was measured, or an encoder decodes nothing."""
+    return None if plan.machine.origin == "unmeasured" else plan.ms_per_token or None
 
 
 def _aligned(row: Sequence[str], widths: Sequence[int]) -> str:
@@ -116,8 +116,11 @@ def _repacked(plan: PlanData) -> str:
 
 def _speed(plan: PlanData) -> list[str]:
     prediction = plan.prediction
-    if _milliseconds(plan) is None:
+    if plan.machine.origin == "unmeasured":
         return []
+    if not prediction.seconds:
+        rate = prediction.prefill_tokens_per_second
+        return [f"texts: {rate:.0f} tokens/s, in steps of at most {prediction.prompt} tokens"]
     depth = plan.options.planned_depth
     lines = [
         f"decode: {_rate(prediction.seconds)} tokens/s after {depth} tokens "

@@ -126,7 +126,9 @@ class PlannedItem:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted seconds per token with an empty cache, at the plan's depth, and with a full cache."""
+    """Predicted seconds per token with an empty cache, at the plan's depth, and with a full cache; 0 of an
+    encoder, which decodes nothing.
+    """
 
     seconds_empty: float
     seconds: float

@@ -182,19 +182,21 @@ def _prediction(
     waiting: float,
 ) -> Prediction:
     """The prediction for baseline decoding, without the gain of drafting."""
-    dry = sum(item.ms_per_token for item in items if not item.overlapped) / 1000
+    options, is_encoder = problem.options, problem.sizes.is_encoder
+    dry = 0.0 if is_encoder else sum(item.ms_per_token for item in items if not item.overlapped) / 1000
 
     def at(depth: int) -> float:
         change = 0.0
         for layer, devices in zip(problem.sizes.layers, placement.layers, strict=True):
             cost = problem.pricing.state_on_gpu if devices.attention == GPU else problem.pricing.state_on_cpu
             now, then = cost(layer), cost(layer, depth)
-            if now and then:
+            if now and then and not is_encoder:
                 change += then.seconds - now.seconds
         return dry + change
 
-    options = problem.options
     prompt = min(options.prompt, options.context)
+    if is_encoder:
+        prompt = options.chunk if placement.non_layer.head == GPU else options.batch
     return Prediction(
         seconds_empty=at(0),
         seconds=dry,

@@ -97,6 +97,7 @@ class PromptSpeed:
             for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True))
         ]
         self._is_split = any(layer.here or not layer.attends_on_gpu for layer in self._layers)
+        self._is_encoder = problem.sizes.is_encoder
         head = _Part(problem.sizes.head.nbytes, 2 * problem.sizes.head.weights)
         roof = self._gpu if placement.non_layer.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
@@ -130,7 +131,7 @@ class PromptSpeed:
 
     def _launching(self, tokens: int, layer: _Layer) -> float:
         """Host seconds to launch a layer of a chunk; nothing if the chunk is one CUDA graph."""
-        if not self._is_split:
+        if not self._is_split and not self._is_encoder:
             return 0.0
         return _moe_launches(tokens, layer.there) if layer.sizes.routed else LAYER_LAUNCH_SECONDS
 

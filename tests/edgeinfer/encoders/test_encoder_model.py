@@ -13,7 +13,6 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer.loading.draft_file import DraftFile
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.fit import fit
-from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.model_plan import model_sizes, plan_model
 from edgeinfer.profiling.profiling import profile
 from edgeinfer_offload.machine.description import describe_machine
@@ -67,12 +66,6 @@ def test_an_encoder_has_no_context_over_the_trained_one(tmp_path: Path) -> None:
     path = encoder_of("bert", "plain").write(tmp_path / "model.gguf")
     with load(path, context=1000, draft=None) as model:
         assert model.context == 256
-
-
-def test_a_requested_gpu_is_refused(tmp_path: Path) -> None:
-    path = encoder_of("bert", "plain").write(tmp_path / "model.gguf")
-    with pytest.raises(GpuUnavailableError, match="an encoder runs on the CPU"):
-        load(path, device="cuda")
 
 
 def test_the_most_relevant_text_is_first(reranker: Model) -> None:
@@ -155,19 +148,23 @@ def test_a_closed_encoder_is_an_error(tmp_path: Path) -> None:
         model.embed("cat")
 
 
-def test_a_plan_is_for_the_cpu(tmp_path: Path) -> None:
+def test_a_plan_has_a_speed_of_texts_only(tmp_path: Path) -> None:
     path = encoder_of("bert", "plain").write(tmp_path / "model.gguf")
-    planned = plan_model(path)
-    assert {item.device for item in planned.plan.items} == {"cpu"}
-    assert planned.warnings == ("planned for the CPU: an encoder runs on the CPU so far",)
-    assert plan_model(path, device="cpu").warnings == ()
-    with pytest.raises(
-        GpuUnavailableError, match=r"^model: an encoder runs on the CPU so far; leave --device"
-    ):
-        plan_model(path, device="cuda")
-    machine = describe_machine("h200")
-    assert machine.graphics is not None
-    assert fit(model_sizes(path), machine).fits
+    for device, step in (("h200", 4096), ("cpu, 60 GB/s ram", 512)):
+        plan = plan_model(path, device=device).plan
+        assert plan.prediction.decode_tokens_per_second == 0
+        assert f"tokens/s, in steps of at most {step} tokens" in plan.explain()
+        assert "decode" not in plan.explain()
+    whole = plan_model(path, device="h200").plan
+    assert {item.device for item in whole.items if item.item.startswith("layer")} == {"gpu"}
+    assert fit(model_sizes(path), describe_machine("h200")).tokens_per_second is None
+
+
+def test_an_encoder_without_kernels_on_a_gpu_is_planned_for_the_cpu(tmp_path: Path) -> None:
+    path = encoder_of("jina-bert-v2", "plain").write(tmp_path / "model.gguf")
+    plan = plan_model(path, device="h200").plan
+    assert "a norm of whole rows" in (plan.limit_reason or "")
+    assert {item.device for item in plan.items} <= {"cpu", "disk"}
 
 
 def test_an_encoder_is_no_draft_model_and_has_no_profile(tmp_path: Path) -> None:

@@ -99,6 +99,7 @@ def test_each_architecture_has_its_expert_gating() -> None:
     result = {name: moe_spec(config_of(name)) for name, model in ZOO.items() if model.experts}
     gatings = {name: (s.gating, s.normalized, s.pre_attention_router) for name, s in result.items()}
     assert gatings == {
+        "afmoe": ("sigmoid", True, False),
         "bailingmoe": ("softmax", True, False),
         "bailingmoe2": ("sigmoid", True, False),
         "deepseek": ("softmax", False, False),
@@ -120,11 +121,14 @@ def test_each_architecture_has_its_expert_gating() -> None:
         "kimi-linear": ("sigmoid", True, False),
         "kimi-linear-wide-heads": ("sigmoid", True, False),
         "lfm2moe": ("sigmoid", True, False),
+        "llama4": ("sigmoid", False, False),
+        "mistral4": ("softmax", True, False),
         "minimax-m2": ("sigmoid", True, False),
         "mixtral": ("softmax", True, False),
         "nemotron_h_moe": ("sigmoid", True, False),
         "nemotron_h_moe-latent": ("sigmoid", True, False),
         "olmoe": ("softmax", False, False),
+        "phimoe": ("softmax", True, False),
         "qwen2moe": ("softmax", False, False),
         "qwen35moe": ("softmax", True, False),
         "qwen35moe-fused": ("softmax", True, False),

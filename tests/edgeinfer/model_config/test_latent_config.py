@@ -56,7 +56,7 @@ def test_yarn_multiplies_scores_by_the_square_of_its_magnitude(multiplier: float
         ("rope.dimension_count", 8, "8, wanted a multiple of 16"),
         ("rope.dimension_count", 48, "48, wanted a whole number from 2 to 47"),
         ("attention.q_lora_rank", -1, "-1, wanted a whole number from 0 to"),
-        ("attention.temperature_scale", 0.1, "0.1, wanted queries that don't depend on positions"),
+        ("attention.temperature_scale", -0.1, "-0.1, wanted a finite number above 0"),
         ("expert_group_count", 8, "8, wanted 8 experts in groups of two or more"),
         ("rope.scaling.type", "linear", "'linear', wanted yarn"),
     ],

@@ -11,6 +11,7 @@ from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from tests.model_zoo import ZOO
@@ -30,7 +31,7 @@ def refusal(architecture: str = "llama", **extra: Any) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("architecture", ["bloom", "", "llama\nllama", "x" * 5000])
+@pytest.mark.parametrize("architecture", ["dbrx", "", "llama\nllama", "x" * 5000])
 def test_an_unknown_architecture_is_named_with_the_alternative(architecture: str) -> None:
     metadata = {"general.architecture": architecture}
     with pytest.raises(UnsupportedModelError) as caught:
@@ -204,10 +205,10 @@ def test_sections_of_positions_determine_which_pairs_glm4_rotates() -> None:
 def test_the_temperature_of_queries_grows_with_whole_original_contexts() -> None:
     keys = {"attention__temperature_scale": 0.1, "rope__scaling__original_context_length": 16}
     (spec, *_) = config_of("mistral3", **keys).specification().specs(AttentionSpec)
-    factors = spec.temperatures(np.array([0, 15, 16, 47]))
+    factors = spec.temperature.factors(np.array([0, 15, 16, 47]))
     assert factors.tolist() == [1, 1, 1 + 0.1 * math.log(2), 1 + 0.1 * math.log(3)]
     (plain, *_) = config_of("llama", **keys).specification().specs(AttentionSpec)
-    assert (plain.temperature, plain.temperature_length) == (0.0, 1)
+    assert plain.temperature == NO_TEMPERATURE
 
 
 def test_scalings_that_a_norm_after_rope_does_not_permit_are_refused() -> None:

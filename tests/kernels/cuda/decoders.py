@@ -108,7 +108,8 @@ def opened(model: RandomModel, folder: Path, layers: tuple[int, ...] = ()) -> It
             weights = replace(weights, layers=tuple(weights.layers[i] for i in layers))
         if not HAS_GPU and not model.tied:
             specification = replace(specification, vocabulary_size=HEAD_ROWS)
-            weights = replace(weights, output=weights.output.take_rows(0, HEAD_ROWS))
+            bias = None if weights.output_bias is None else weights.output_bias[:HEAD_ROWS]
+            weights = replace(weights, output=weights.output.take_rows(0, HEAD_ROWS), output_bias=bias)
         yield Decoder(specification, weights)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
@@ -40,6 +41,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "norms of heads after RoPE": (ZOO["hunyuan-dense"], (0, 1)),
     "norms without weights": (ZOO["olmo"], (0,)),
     "scales of logits, residuals, embeddings, attention": (ZOO["granite"], (0,)),
+    "a bias of the head, parallel blocks with biases": (ZOO["phi2"], (0,)),
+    "a bias of the head and of norms, experts": (replace(ZOO["phimoe"], formats=QUANTIZED), (0,)),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "heads and KV heads by layer, values from keys, layer scales": (ZOO["gemma4"], (0, 2, 3)),
     "heads by layer, quantized": (replace(ZOO["gemma4"], formats=QUANTIZED), (1, 2)),
@@ -69,6 +72,7 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "layers of single blocks": (ZOO["nemotron_h"], (0, 1, 2, 3)),
     "latent attention": (replace(ZOO["deepseek2"], dense_layers=3), (0, 1)),
     "latent attention, YaRN, one matrix for queries": (ZOO["deepseek2-lite"], (0,)),
+    "latent attention, queries with a factor of their position": (ZOO["mistral4"], (0,)),
     "latent attention, quantized": (replace(ZOO["deepseek2"], formats=QUANTIZED), (0,)),
     "experts": (ZOO["mixtral"], (0,)),
     "experts, quantized": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
@@ -85,6 +89,10 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "experts by softmax, a bias of the selection": (ZOO["ernie4_5-moe"], (1,)),
     "experts of groups, a bias of the selection": (ZOO["bailingmoe2"], (0, 1)),
     "experts of groups by softmax": (replace(ZOO["deepseek2-groups"], dense_layers=0), (0,)),
+    "weights of experts before them": (ZOO["llama4"], (1, 2, 3)),
+    "weights of experts before them, quantized": (replace(ZOO["llama4"], formats=QUANTIZED), (1,)),
+    "a norm of the experts' sum": (ZOO["afmoe"], (2, 3)),
+    "a norm of the experts' sum, quantized": (replace(ZOO["afmoe"], formats=QUANTIZED), (4,)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
     "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }
@@ -194,6 +202,21 @@ def test_samples_queued_ahead_equal_those_of_single_steps(
         backend.close()
         expected = decoder.reference_logits([plain[0], changed])[1]
         assert expected.max() - expected[chosen] < FLOATS_AGREE * np.linalg.norm(expected)
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("chunk", [5, 16])
+def test_a_token_attends_to_its_chunk(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    row = replace(ARCHITECTURES["llama4"], chunk_window=chunk)
+    monkeypatch.setitem(ARCHITECTURES, "llama4", row)
+    with opened(ZOO["llama4"], tmp_path, (2, 3)) as decoder:
+        ids = decoder.ids(26)
+        backend = decoder.backend(device)
+        result = read(backend, ids, (12, 1, 3, 1, 5, 4), expected=1)
+        backend.close()
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
 @pytest.mark.parametrize("kind", ["q8_0", "q4_0"])

@@ -105,6 +105,7 @@ STREAMING = {
     "nemotron_h": LayerSplit(False),
     "mamba-normed": LayerSplit(False),
     "jamba-moe": LayerSplit(True),
+    "afmoe": LayerSplit(True),
     "deepseek2 dense": LayerSplit(False),
     "nemotron_h_moe": LayerSplit(True),
     "nemotron_h_moe-latent": LayerSplit(True, experts=(1, 2)),

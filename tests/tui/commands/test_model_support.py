@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     valid = ZOO["llama"].write(models / "sound.gguf")
     content = valid.read_bytes()
     (models / "words.gguf").write_bytes(
-        content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0plamo")
+        content.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0rwkv6")
     )
     name = b"blk.0.ffn_up.weight"
     at = content.index(name) + len(name) + 4 + 16

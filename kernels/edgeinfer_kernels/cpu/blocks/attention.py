@@ -3,13 +3,13 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, AttentionWeights
+from edgeinfer_kernels.blocks.common.temperature import Temperature
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import LayerCache, padded
-from edgeinfer_kernels.matrix import Vector
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 UNITS: tuple[str, ...] = ()
@@ -43,8 +43,7 @@ def build(
         normed=builder.input("normed", builder.width, w.inputs()),
         attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
         sinks=builder.arena.keep(w.attn_sinks),
-        temperatures=builder.arena.keep(_temperatures(spec, state.cache.positions)),
-        temperature_length=spec.temperature_length,
+        **temperature_fields(builder, spec.temperature, state.cache.positions),
         query_weights=builder.arena.keep(padded_vector(w.query_weights)),
         **_specification(spec),
         **_cache(builder, state.cache),
@@ -55,11 +54,14 @@ def build(
     return BuiltBlock((Call("attention_block", block, ends_by_token=True),), rope=spec.rope)
 
 
-def _temperatures(spec: AttentionSpec, positions: int) -> Vector | None:
-    """The factors of queries of a cache, one for each range of positions; None: there are none."""
-    if not spec.temperature:
-        return None
-    return spec.temperatures(np.arange(0, positions, spec.temperature_length)).astype(np.float32)
+def temperature_fields(builder: BlockBuilder, temperature: Temperature, positions: int) -> dict[str, int]:
+    """The fields of the factors of queries."""
+    table = temperature.table(positions) if temperature else None
+    return {
+        "temperatures": builder.arena.keep(table),
+        "temperature_length": temperature.length,
+        "temperature_offset": temperature.offset,
+    }
 
 
 def _specification(spec: AttentionSpec) -> dict[str, float]:
@@ -69,6 +71,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "head_dim": spec.head_dim,
         "padded_head": padded(spec.head_dim),
         "window": spec.window,
+        "chunked": int(spec.chunked),
         "scale": spec.scale,
         "soft_cap": spec.soft_cap,
         "rope_dim": spec.rope.dimensions if spec.rope else 0,

@@ -6,6 +6,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     LatentAttentionWeights,
 )
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.blocks.attention import temperature_fields
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_KINDS,
     LATENT_PIECES_PER_THREAD,
@@ -82,6 +83,7 @@ def _attention(
         context=cache.positions,
         ring=cache.positions,
         scale=spec.scale,
+        **temperature_fields(builder, spec.temperature, cache.positions),
         rope_dim=spec.rope.dimensions if spec.rope else 0,
         rope_neox=int(spec.rope.neox) if spec.rope else 0,
         cache_kind=CACHE_KINDS[cache.rows.dtype.name],

@@ -5,7 +5,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
-from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
@@ -26,13 +26,10 @@ def build(
     """The kernels of an MoE block. If another device selects the experts, it may have only some of them; it
     must have all if requests are counted.
     """
-    with_dense = residual.block.dense_norm is not None
-    if with_dense and options.expert_weights:
+    if residual.block.dense_norm is not None and options.expert_weights:
         raise ValueError(
             f"{weights.block.ffn_gate_inp.name}: experts with a norm of their sum can't be split"
         )
-    if weights.post_norm is not None and not with_dense:
-        raise ValueError(f"{weights.block.ffn_gate_inp.name}: a norm after MoE blocks isn't supported")
     if options.expert_weights:
         return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
     block = _routed(builder, residual, weights, options.routing)
@@ -70,9 +67,14 @@ def _routed(
         weights=rows("expert.weights")[0],
         **_selection(builder, spec, w),
         normed=normed,
-        **_own(builder, residual, weights, normed),
+        residual_scale=residual.residual_scale,
         **_pre_attention(builder, residual, w),
-        **(_shared(builder, w, normed) | _dense(builder, residual, weights)),
+        **(
+            _own(builder, residual, weights, normed)
+            | _shared(builder, w, normed)
+            | _dense(builder, residual, weights)
+            | _post_norm(builder, residual, weights)
+        ),
     )
 
 
@@ -82,9 +84,12 @@ def _given(
     weights: Weights,
     options: BlockOptions,
 ) -> int:
-    """An ExpertsArgs structure for experts that another device selects."""
+    """An ExpertsArgs structure for experts that another device selects. It gets their sum alone if a norm
+    follows.
+    """
     w, routing = weights.block, options.routing
     assert routing is not None
+    is_partial = weights.post_norm is not None
     normed = builder.input("normed", builder.width, _normed_readers(w))
     return builder.arena.fill(
         ExpertsArgs,
@@ -93,6 +98,8 @@ def _given(
         weights=options.expert_weights,
         requests=0 if options.requests is None else builder.arena.keep(options.requests),
         normed=normed,
+        is_partial=int(is_partial),
+        residual_scale=1.0 if is_partial else residual.residual_scale,
         **_own(builder, residual, weights, normed),
     )
 
@@ -105,9 +112,9 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights, normed: in
         "norm": builder.norm(residual.norm, builder.width, weights.norm, weights.norm_bias),
         "expert_input": normed,
         **_latent(builder, w),
-        "residual_scale": residual.residual_scale,
         "count": w.ffn_up_exps.experts,
         "experts_per_token": spec.experts_per_token,
+        "weighted_input": int(spec.weighted_input),
         "activation": ACTIVATION_CODES[spec.activation],
         "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],
@@ -187,18 +194,25 @@ def _dense(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[
     w, norm = weights.block, residual.block.dense_norm
     if norm is None or w.shared is None:
         return {}
-    sums, sums_stride = builder.workspace.rows("expert.sum")
     readers = [w.shared.ffn_up, *([w.shared.ffn_gate] if w.shared.ffn_gate else [])]
     return {
         "shared_input": builder.input("shared.normed", builder.width, readers),
         "shared_gain": builder.arena.keep(padded_vector(w.shared_gain)),
         "shared_norm": builder.norm(norm, builder.width, w.shared_norm),
         "expert_norm": builder.norm(norm, builder.width, w.expert_norm),
-        "post_norm": builder.norm(residual.post_norm_spec, builder.width, weights.post_norm),
         "expert_scales": builder.arena.keep(padded_vector(w.expert_scales)),
-        "sums": sums,
-        "sums_stride": sums_stride,
     }
+
+
+def _post_norm(builder: BlockBuilder, residual: Residual, weights: Weights) -> dict[str, int]:
+    """The fields of the norm of the whole sum. A dense feed-forward besides experts has it without weights,
+    which copies its input, if the file has none.
+    """
+    if weights.post_norm is None and residual.block.dense_norm is None:
+        return {}
+    sums, sums_stride = builder.workspace.rows("expert.sum")
+    norm = builder.norm(residual.post_norm_spec, builder.width, weights.post_norm)
+    return {"post_norm": norm, "sums": sums, "sums_stride": sums_stride}
 
 
 def _shared(builder: BlockBuilder, w: MoeWeights, normed: int) -> dict[str, int]:

@@ -3,7 +3,7 @@
 Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
 """
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
     FieldArgs,
@@ -28,7 +28,8 @@ class AttentionArgs(Structure):
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
-    for temperature_length positions each. query_weights: 0 or the float32 factors of a head after RoPE.
+    for temperature_length positions each, the first for temperature_offset fewer. query_weights: 0 or the
+    float32 factors of a head after RoPE.
     context: allocated positions of the cache; position p is at index p % ring. queries_only: whether keys and
     values are those of another layer. value_norm: of values, 0: none.
     """
@@ -40,6 +41,7 @@ class AttentionArgs(Structure):
     context: Int
     ring: Int
     window: Int
+    chunked: Int
     scale: Float
     soft_cap: Float
     rope_dim: Int
@@ -47,6 +49,7 @@ class AttentionArgs(Structure):
     qk_norm: Int
     temperatures: Int
     temperature_length: Int
+    temperature_offset: Int
     query_weights: Int
     cache_kind: Int
     key_cache: Int
@@ -193,105 +196,6 @@ class SparseArgs(Structure):
     scratch: Int
     scratch_stride: Int
     lanes_stride: Int
-
-
-@structure()
-class ActiveExpert(Structure):
-    """An expert in use: its assignments have `assignments` contiguous rows from `first_row` on."""
-
-    expert: Int
-    first_row: Int
-    assignments: Int
-
-
-@structure()
-class ActiveExperts(Structure):
-    """The number of experts in use; an `ActiveExpert` for each follows it."""
-
-    count: Int
-    experts: Annotated[Any, ActiveExpert * 0]
-
-
-@structure()
-class ExpertsArgs(Structure):
-    """An MoE block.
-
-    `ids` (int64, highest score first) and `weights` (float32) have `experts_per_token` entries per token. A
-    token-expert assignment has the number t·experts_per_token + slot. Its activations are in row
-    `assignment_rows`[number] of `gathered` (normed rows), of `hidden` and `gate`, and of `out`.
-    `entries`[number] is the index of its expert in `active`. pre_attention_router: the scores are already
-    computed (`route_block`, which reads x through router_norm into router_input). shared_up_matrix 0: no
-    shared expert; gate_matrix 0: experts have no gate. selection: 0 or for the ranks of a token's experts;
-    selection_bias: 0 or float32 of each expert. shared_router: 0 or its float32 vector. If a device
-    selects the experts, `ids` are indices among the experts on this host, negative for others: ELSEWHERE
-    minus the expert number. assignments_seen,
-    assignments_here: how many assignments the device has made in total, and of experts on this host.
-    requests: 0, or the address of the request counts (int64) by expert number; this needs all experts on the
-    host. expert_input: `normed`, or the rows of the latent projection latent_down; latent_sum: the sums of
-    the experts' results, which latent_up multiplies to `sums`. shared_gain: 0, or the float32 factors of the
-    normed rows in shared_input, which the shared expert reads; then its result and the experts' sum, in
-    `sums`, have norms, and so has their sum. expert_scales: 0 or a float32 factor of each expert's weights.
-    """
-
-    norm: Norm
-    router: Matrix
-    router_norm: Norm
-    router_input: Input
-    pre_attention_router: Int
-    count: Int
-    experts_per_token: Int
-    gating: Int
-    normalized: Int
-    weight_scale: Float
-    activation: Int
-    residual_scale: Float
-    scores: Int
-    scores_stride: Int
-    selection: Int
-    selection_stride: Int
-    selection_bias: Int
-    groups: Int
-    groups_per_token: Int
-    ids: Int
-    ids_stride: Int
-    weights: Int
-    assignment_rows: Int
-    entries: Int
-    active: Annotated[int, ActiveExperts]
-    normed: Input
-    gathered: Input
-    hidden: Input
-    gate: Int
-    gate_matrix: Matrix
-    up_matrix: Matrix
-    down_matrix: Matrix
-    out: Int
-    out_stride: Int
-    shared_gate_matrix: Matrix
-    shared_up_matrix: Matrix
-    shared_down_matrix: Matrix
-    shared_hidden: Input
-    shared_gate: Int
-    shared_out: Int
-    shared_out_stride: Int
-    shared_router: Int
-    expert_input: Input
-    latent_down: Matrix
-    latent_up: Matrix
-    latent_sum: Input
-    sums: Int
-    sums_stride: Int
-    shared_input: Input
-    shared_gain: Int
-    shared_norm: Norm
-    expert_norm: Norm
-    post_norm: Norm
-    expert_scales: Int
-    assignments_seen: Int
-    assignments_here: Int
-    requests: Int
-    scratch: Int
-    scratch_stride: Int
 
 
 @structure()

@@ -228,9 +228,10 @@ def attention_config(spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool
         head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
-        temperature=spec.temperature, temperature_length=spec.temperature_length,
+        temperature=spec.temperature.scale, temperature_length=spec.temperature.length,
         has_query_weights=spec.norm_after_rope, is_ring=cache.is_ring,
         has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
+        temperature_offset=spec.temperature.offset, is_chunked=spec.chunked,
     )  # fmt: skip
 
 

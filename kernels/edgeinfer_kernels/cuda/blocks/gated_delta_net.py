@@ -15,7 +15,7 @@ from edgeinfer_kernels.blocks.gated_delta_net import (
 )
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     MatrixStatePromptSpace,
     MatrixStateSpace,
@@ -24,10 +24,10 @@ from edgeinfer_kernels.cuda.blocks.convolution_block import (
     take_stack,
     take_vectors,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     inactive_bytes as inactive_bytes,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.cache.recurrent_states import (

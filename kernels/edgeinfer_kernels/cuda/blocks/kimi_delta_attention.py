@@ -12,16 +12,16 @@ from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     MatrixStateSpace,
     take_stack,
     take_vectors,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     inactive_bytes as inactive_bytes,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import PromptSpace as DeltaSpace

@@ -176,7 +176,8 @@ def latent_config(spec: LatentAttentionSpec, cache: DeviceCache) -> LatentConfig
     return LatentConfig(
         spec.heads, spec.nope_dim, spec.rope_dim, spec.latent_dim, spec.query_dim,
         head_dimensions(spec.latent_dim), head_dimensions(spec.rope_dim), int(CACHES[cache.keys.dtype]),
-        has_rope=spec.rope is not None,
+        has_rope=spec.rope is not None, temperature=spec.temperature.scale,
+        temperature_length=spec.temperature.length, temperature_offset=spec.temperature.offset,
     )  # fmt: skip
 
 

@@ -9,16 +9,16 @@ import torch
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     add_product,
     project_back,
     take_stack,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     inactive_bytes as inactive_bytes,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.cache.recurrent_states import (

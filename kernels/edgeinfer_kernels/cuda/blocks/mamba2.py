@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec, Mamba2Weights
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     MatrixStatePromptSpace,
     MatrixStateSpace,
@@ -18,10 +18,10 @@ from edgeinfer_kernels.cuda.blocks.convolution_block import (
     take_stack,
     take_vectors,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     inactive_bytes as inactive_bytes,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.cache.recurrent_states import (

@@ -24,7 +24,13 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
 )
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig, NormArgs, SharedScores
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    DownConfig,
+    GatedConfig,
+    GemvConfig,
+    NormArgs,
+    SharedScores,
+)
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -146,7 +152,7 @@ def decode(
         _add_dense(step, spec, w, tokens)
     scale = block.residual.residual_scale
     if stage:
-        return step.receive(stage, y, scale, number, tokens)
+        return step.receive_part(stage, y, scale, number, tokens)
     return step.add(number, y, scale, tokens)
 
 
@@ -230,11 +236,12 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
         launches.or_nothing(w.gate_bias),
         launches.or_nothing(w.up_bias),
         space.routing.ids,
+        space.routing.weights,
         source.squares_args,
         EXPERT_ROWS=w.hidden,
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         HIDDEN=out.config,
-        GATED=GatedConfig(*tiles, has_gate, has_bias, code),
+        GATED=GatedConfig(*tiles, has_gate, has_bias, code, spec.weighted_input),
         SOURCE=launches.source_config(source),
         GEMV=GemvConfig(at_once, at_once, 1),
         warps=shape.warps_for(blocks),
@@ -264,9 +271,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
-        TILE=w.down.shapes.tile,
-        BIAS=w.down_bias is not None,
-        SHARED_EXPERT=kind,
+        DOWN=DownConfig(w.down.shapes.tile, w.down_bias is not None, int(kind), spec.weighted_input),
         warps=launches.tuning.down.warps_for(read.blocks),
     )
 
@@ -288,7 +293,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     stage = chunk.parallel_stage(number)
     send = partial(stage.send, chunk.x) if stage else None
     y = prompt.experts.read(block.residual.block, block.weights, chunk.h, block.streamed_experts, send)
-    if stage:
+    if stage and block.norms.post_norm is not None:
+        part = prompt.experts.floats[: len(y)]
+        stage.receive(part, chunk.start)  # The host's part of the sum.
+        y += part
+    elif stage:
         stage.receive(chunk.x, chunk.start)
     if block.residual.block.dense_norm is not None:
         prompt.experts.add_dense(block.residual.block, block.weights, chunk.x, y)

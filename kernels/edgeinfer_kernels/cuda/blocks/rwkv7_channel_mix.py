@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec, Rwkv7ChannelMixWeights
 from edgeinfer_kernels.cuda.blocks import feed_forward
-from edgeinfer_kernels.cuda.blocks.convolution_block import take_state, take_vectors
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import take_state, take_vectors
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     HostStates,

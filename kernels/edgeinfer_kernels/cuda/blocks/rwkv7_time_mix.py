@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.rwkv7_time_mix import MIXED, Rwkv7TimeMixSpec, Rwkv7TimeMixWeights
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     add_product,
     inactive_bytes,
     project_back,

@@ -7,17 +7,17 @@ import torch
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     add_product,
     project_back,
     take_stack,
     take_vectors,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     inactive_bytes as inactive_bytes,
 )
-from edgeinfer_kernels.cuda.blocks.convolution_block import (
+from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     take_state as take_state,
 )
 from edgeinfer_kernels.cuda.cache.recurrent_states import (

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile, ring_rows
-from edgeinfer_kernels.cuda.triton_ops.step_words import scaled_queries
+from edgeinfer_kernels.cuda.triton_ops.step_words import oldest_visible, scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -39,13 +39,16 @@ def add_scores(scores, values, visible, highest, total, attn_out):
 
 
 @triton.jit
-def split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr):
+def split_range(
+    cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
     """The first and last cached position of a split, and the number of non-empty splits: the first has
     positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
     """
     oldest = cached * 0
     if WINDOW > 0:
-        oldest = tl.maximum(cached - WINDOW + 1, 0)
+        oldest = tl.maximum(oldest_visible(cached, WINDOW, CHUNKED), 0)
     length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
     first = oldest + split * length
     used = tl.where(length > 0, tl.cdiv(cached - oldest, tl.maximum(length, 1)), 1)
@@ -53,14 +56,17 @@ def split_range(cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WI
 
 
 @triton.jit
-def visible_new(state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
+def visible_new(
+    state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
     sees = tl.load(state + 16 + token, mask=is_query, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
     if WINDOW > 0:
         new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
-        visible = visible & (position[:, None] - new_position[None, :] < WINDOW)
+        visible = visible & (new_position[None, :] >= oldest_visible(position, WINDOW, CHUNKED)[:, None])
     return visible
 
 
@@ -88,7 +94,8 @@ def _attend_cached(
         )
         visible = inside[None, :] & (row >= 0)[:, None]
         if WINDOW > 0:
-            visible = visible & (position[:, None] - at[None, :] < WINDOW)
+            oldest = oldest_visible(position, WINDOW, ATTENTION.is_chunked)
+            visible = visible & (at[None, :] >= oldest[:, None])
         highest, total, attn_out = _attend(
             queries, key_tile, value_tile, visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
         )
@@ -138,7 +145,7 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token, member = row // GROUP, row % GROUP
     is_query = row < GROUP * TOKENS
-    first, last, used = split_range(cached, split, SPLITS, POSITIONS, WINDOW)
+    first, last, used = split_range(cached, split, SPLITS, POSITIONS, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
@@ -156,7 +163,7 @@ def decode_attention_kernel(
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         new = append_new(qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS)
-        visible = visible_new(state, token, is_query, position, TOKENS, WINDOW)
+        visible = visible_new(state, token, is_query, position, TOKENS, WINDOW, ATTENTION.is_chunked)
         highest, total, attn_out = _attend(
             queries, new[0], new[1], visible, highest, total, attn_out, scale, cap, ATTENTION.is_capped
         )

@@ -94,9 +94,20 @@ class DecodeStep:
 
     def receive(self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int) -> Source:
         """Set x to the host's hidden states plus scale·y, and apply the norm after block `number`."""
+        return self._receive(stage, y, scale, number, tokens, None)
+
+    def receive_part(self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int) -> Source:
+        """As `receive`; if block `number` has a post-norm, the host sends its part of the block's sum."""
+        block = self.model.blocks[number]
+        post = NextNorm.of_result(block.residual, block.norms)
+        return self._receive(stage, y, scale, number, tokens, post if post.weight is not None else None)
+
+    def _receive(
+        self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int, post: NextNorm | None
+    ) -> Source:
         assert self.exchange is not None
         target, norm = self._target(number), self._norm_after(number)
-        self.exchange.receive(self.launches, stage, y, scale, norm, target.activations, tokens)
+        self.exchange.receive(self.launches, stage, y, scale, norm, target.activations, tokens, post)
         return target
 
     def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:

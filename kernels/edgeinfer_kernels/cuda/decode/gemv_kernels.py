@@ -235,20 +235,22 @@ def head_kernel(
     logits,
     best,
     best_ids,
+    bias,
     sum_squares,
     scale,
     cap,
     VOCABULARY: tl.constexpr,
     TILE: tl.constexpr,
     CAPPED: tl.constexpr,
+    BIAS: tl.constexpr,
     SOURCE: tl.constexpr,
     GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """logits (tokens, vocabulary), scaled and soft-capped, and the largest of these sixteen with its id.
 
-    Formula: c·tanh(scale·row·h / c). Reads sixteen rows' planes once, and the activations per token; writes
-    72 bytes per token.
+    Formula: c·tanh(scale·(row·h + bias) / c). Reads sixteen rows' planes once, and the activations per token;
+    writes 72 bytes per token.
     """
     TOKENS: tl.constexpr = GEMV.tokens
     release_consumers(DEPENDENT)
@@ -260,6 +262,8 @@ def head_kernel(
     value *= scale
     if SOURCE.norm == ROOT_MEAN_SQUARE:
         value *= inverse_norms(sum_squares, TOKENS, SOURCE)
+    if BIAS:
+        value += scale * tl.load(bias + rows, mask=rows < VOCABULARY, other=0.0)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]

@@ -21,7 +21,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     load_cache_tile,
     store_cache_rows,
 )
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_start, with_temperature
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LARGEST_F16 = tl.constexpr(65504.0)
@@ -108,6 +108,7 @@ def latent_queries_kernel(
     if not IN_STEP:
         scale = tl.load(row_scales + token)
     row = projected + token.to(tl.int64) * stride + head * LATENT.query_dim
+    scale = with_temperature(scale, position, LATENT)
     tail = _with_rope(row + NOPE_DIM, scale, table, position, LATENT)
     query = token.to(tl.int64) * LATENT.heads + head
     dimension = tl.arange(0, LATENT.ropes)[None, :]

@@ -85,8 +85,11 @@ class DecodeExchange:
         norm: NextNorm,
         out: Activations,
         tokens: int,
+        post_norm: NextNorm | None = None,
     ) -> None:
-        """x = the host's hidden states + scale·y; then its norm into `out`."""
+        """x = the host's hidden states + scale·y; then its norm into `out`. With a post-norm the host sends
+        its part of the sum: x += scale·post_norm(part + y).
+        """
         if self.between is not None:
             self.between(stage)
         space, box = launches.workspace, self.exchange_buffer
@@ -102,10 +105,11 @@ class DecodeExchange:
             space.y.stride(0),
             scale,
             space.x,
+            launches.norm_args(post_norm),
             launches.norm_args(norm),
             out.words,
             STRIDE=box.rows.shape[1],
-            NORM=launches.norm_config(norm, adds=y is not None),
+            NORM=launches.norm_config(norm, adds=y is not None, has_post_norm=post_norm is not None),
             OUT=out.config,
             warps=8,
         )

@@ -121,6 +121,7 @@ def receive_kernel(
     y_stride,
     scale,
     x,
+    post_norm,
     norm,
     out,
     STRIDE: tl.constexpr,
@@ -129,9 +130,11 @@ def receive_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """x = the exchange buffer's rows after the host has `answered` this stage, + scale·y if NORM.adds;
-    then norm(x) as activations; one program per token.
+    then norm(x) as activations; one program per token. With a post-norm the rows are the host's part of a
+    sum: x += scale·post_norm(rows + y).
 
-    Reads 4·width bytes of host memory and of y, writes x and 12 words (44 with floats) per 32 columns.
+    Reads 4·width bytes of host memory and of y, with a post-norm also of x. Writes x, and 12 words (44 with
+    floats) per 32 columns.
     """
     WIDTH: tl.constexpr = NORM.width
     BLOCKS: tl.constexpr = OUT.blocks
@@ -143,9 +146,16 @@ def receive_kernel(
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
     value = tl.load(rows + token * STRIDE + column, mask=inside, other=0.0)
-    if NORM.adds:
+    pointers = x + token * WIDTH + column
+    if NORM.has_post_norm:
+        if NORM.adds:
+            value += tl.load(y + token * y_stride + column, mask=inside, other=0.0)
+        value = scale * normalized(value, post_norm, inside, column, NORM, False)
+        value += tl.load(pointers, mask=inside, other=0.0)
+        tl.debug_barrier()  # As in `residual_kernel`.
+    elif NORM.adds:
         value += scale * tl.load(y + token * y_stride + column, mask=inside, other=0.0)
-    tl.store(x + token * WIDTH + column, value, mask=inside)
+    tl.store(pointers, value, mask=inside)
     if NORM.has_norm:
         value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
     target = out + token * (OUT.planes * BLOCKS)

@@ -129,6 +129,7 @@ def expert_gated_kernel(
     gate_bias,
     up_bias,
     ids,
+    weights,
     sum_squares,
     EXPERT_ROWS: tl.constexpr,
     EXPERTS_PER_TOKEN: tl.constexpr,
@@ -166,6 +167,9 @@ def expert_gated_kernel(
         own = SumSquares(sum_squares.sums + token * SOURCE.programs, sum_squares.epsilon)
         inverse = inverse_norms(own, 1, SOURCE)
         ups, gates = ups * inverse, gates * inverse
+    if GATED.is_weighted:
+        weight = tl.load(weights + assignment)
+        ups, gates = ups * weight, gates * weight
     if GATED.has_bias:
         rows = (row + tl.arange(0, 16))[None, :]
         ups += tl.load(up_bias + rows)
@@ -192,14 +196,13 @@ def expert_down_kernel(
     EXPERTS_PER_TOKEN: tl.constexpr,
     READ: tl.constexpr,
     GEMV: tl.constexpr,
-    TILE: tl.constexpr,
-    BIAS: tl.constexpr,
-    SHARED_EXPERT: tl.constexpr,
+    DOWN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """y = Σ weight · (down·hidden + bias), plus the previous y times its weight; program (16 rows, token).
 
-    SHARED_EXPERT: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(its score) is its weight.
+    DOWN.shared SHARED: y holds the shared expert's result; SHARED_AND_WEIGHED: sigmoid(its score) is its
+    weight.
     Reads sixteen rows of every selected expert, writes 64 bytes per token.
     """
     release_consumers(DEPENDENT)
@@ -208,11 +211,12 @@ def expert_down_kernel(
     out = (program * ROWS + tl.arange(0, 16))[None, :]
     target = y + token * stride + out
     total = tl.zeros((1, 16), tl.float32)
-    if SHARED_EXPERT != UNSHARED:
+    if DOWN.shared != UNSHARED:
         total = tl.load(target)
-        if SHARED_EXPERT == SHARED_AND_WEIGHED:
+        if DOWN.shared == SHARED_AND_WEIGHED:
             total = total / (1.0 + tl.exp(-tl.load(shared.scores + token * shared.stride)))
     BLOCKS: tl.constexpr = READ.blocks
+    TILE: tl.constexpr = DOWN.tile
     words = READ.planes * BLOCKS
     for slot in range(EXPERTS_PER_TOKEN):
         assignment = token * EXPERTS_PER_TOKEN + slot
@@ -222,7 +226,9 @@ def expert_down_kernel(
             read = activations + assignment * words
             ahead = load_ahead(down, row, BLOCKS, GEMV, TILE)
             value = project(down, ahead, read, words, row, BLOCKS, GEMV, TILE)
-            if BIAS:
+            if DOWN.has_bias:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
-            total += value * tl.load(weights + assignment)
+            if not DOWN.is_weighted:
+                value *= tl.load(weights + assignment)
+            total += value
     tl.store(target, total)

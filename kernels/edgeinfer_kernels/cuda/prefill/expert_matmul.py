@@ -78,7 +78,8 @@ class ExpertRows:
 
     `slots`: slot of each assignment's expert, first those of the device, then those of the host.
     `positions`: index of each assignment in the order sorted by slot. `tokens` and `row_slots`: token and
-    slot in sorted order.
+    slot in sorted order. `row_weights`: the weights in sorted order, if they multiply what experts read;
+    `weights` are 1 then.
     """
 
     slots: Tensor
@@ -86,6 +87,7 @@ class ExpertRows:
     positions: Tensor
     tokens: Tensor
     row_slots: Tensor
+    row_weights: Tensor | None = None
 
 
 def grouped_product(

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     ring_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import oldest_visible, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -52,7 +52,8 @@ def _attend_tiles(
         if MASKED:
             visible = seen[None, :] <= own_position[:, None]
             if PROMPT.has_window:
-                visible = visible & (seen[None, :] > own_position[:, None] - window)
+                oldest = oldest_visible(own_position, window, PROMPT.is_chunked)
+                visible = visible & (seen[None, :] >= oldest[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
         # A row without visible positions so far has the maximum -inf, which must not be subtracted from
@@ -107,8 +108,9 @@ def flash_attention_kernel(
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
     open_from = 0
     if PROMPT.has_window:
-        begin = tl.maximum(lowest - window + 1, 0) // BLOCK_N * BLOCK_N
-        open_from = tl.cdiv(tl.maximum(highest - window, 0), BLOCK_N) * BLOCK_N
+        begin = tl.maximum(oldest_visible(lowest, window, PROMPT.is_chunked), 0) // BLOCK_N * BLOCK_N
+        newest = oldest_visible(highest - 1, window, PROMPT.is_chunked)
+        open_from = tl.cdiv(tl.maximum(newest, 0), BLOCK_N) * BLOCK_N
     open_to = (lowest + 1) // BLOCK_N * BLOCK_N
     if PROMPT.has_window:
         open_from = tl.minimum(open_from, tl.cdiv(highest, BLOCK_N) * BLOCK_N)
@@ -206,7 +208,7 @@ def flash_attention(
     prompt = PromptConfig(
         heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
-        is_ring=is_ring,
+        is_ring=is_ring, is_chunked=spec.chunked,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
         queries, cache, out, sinks, words, tokens, spec.scale, spec.window, spec.soft_cap,

@@ -97,11 +97,17 @@ class Prefill:
         self._blocks = device_blocks(model)
         outputs = self._spaces.get("layer_output")
         self.per_layer = PerLayerRows(model.per_layer, outputs and outputs.inputs)
-        self._captured = CapturedChunks(self.ids.device) if self.ids.is_cuda else None
+        can_capture = self.ids.is_cuda and not spec.is_encoder
+        self._captured = CapturedChunks(self.ids.device) if can_capture else None
 
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""
         return self._spaces[kind]
+
+    def read_texts(self, lengths: Sequence[int]) -> Tensor:
+        """Evaluate `ids` of an encoder, those of texts of these lengths; return x as `read`."""
+        self.space("encoder_attention").send(lengths)
+        return self.read(sum(lengths), 0)
 
     def read(self, tokens: int, start: int) -> Tensor:
         """Evaluate the first `tokens` of `ids` at positions start…; return x (tokens, hidden_size) after the
@@ -199,6 +205,8 @@ class Prefill:
             BLOCKS=embedding.shapes.blocks,
             TILE=embedding.shapes.tile,
         )
+        if self.model.position_rows is not None:
+            self.space("encoder_attention").add_position_rows(x, self.model.position_rows)
 
     def add(
         self, chunk: Chunk, number: int, y: Tensor, bias: Tensor | None, scales: Tensor | None = None

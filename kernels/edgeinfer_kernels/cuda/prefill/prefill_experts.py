@@ -106,7 +106,8 @@ class PrefillExperts:
         pinned = self._counts.is_cuda
         self._host_counts = torch.zeros(2 * self._routing.count, dtype=torch.int32, pin_memory=pinned)
         self._counted = torch.cuda.Event() if pinned else None
-        self._floats = arena.take((needed, self._width), torch.float32)
+        self.floats = arena.take((needed, self._width), torch.float32)
+        """What the router reads; free after `read`."""
         self._sum = arena.take((needed, self._width), torch.float32)
         self._scales = arena.take((products.expert_rows,), torch.float32)
         latent = max((each.latent_size for each in spec.specs(MoeSpec)), default=0)
@@ -143,7 +144,7 @@ class PrefillExperts:
         `send` is called with the slots of the selected experts on the CPU, and their weights.
         """
         tokens = len(h.rows)
-        floats = self._floats[:tokens]
+        floats = self.floats[:tokens]
         floats.copy_(h.rows)
         floats *= h.scales[:, None]
         if not spec.pre_attention_router:
@@ -221,7 +222,10 @@ class PrefillExperts:
             self._host_counts.copy_(self._counts, non_blocking=True)
             if self._counted is not None:
                 self._counted.record()
-        return ExpertRows(slots, weights, positions, tokens, row_slots)
+        if not spec.weighted_input:
+            return ExpertRows(slots, weights, positions, tokens, row_slots)
+        row_weights = torch.empty_like(weights).scatter_(0, positions.long(), weights)
+        return ExpertRows(slots, torch.ones_like(weights), positions, tokens, row_slots, row_weights)
 
     def _add_selected(
         self,
@@ -297,6 +301,8 @@ class PrefillExperts:
         hidden = _expert_rows(stacks, stacks.up)
         index = assignments.tokens[first : first + count]
         scales = torch.index_select(h.scales, 0, index, out=self._scales[:count])
+        if assignments.row_weights is not None:
+            scales *= assignments.row_weights[first : first + count]
         both = products.floats(2, count, hidden)
         biases = stacks.up_bias, stacks.gate_bias
         for matrix, bias, out in zip((stacks.up, stacks.gate), biases, both, strict=True):

@@ -102,7 +102,7 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
 
 @triton.jit
 def rope_append_kernel(
-    qkv, row_scales, bias, q_norm, k_norm, query_weights, table, queries, cache, words, epsilon,
+    qkv, row_scales, bias, q_norm, k_norm, query_weights, table, queries, cache, words, positions, epsilon,
     ROPE: tl.constexpr,
 ):  # fmt: skip
     """One token: q, k normed, (a, b) -> (a cos - b sin, a sin + b cos), b half a head after a; k, v appended.
@@ -118,11 +118,14 @@ def rope_append_kernel(
     CACHE: tl.constexpr = ROPE.cache
     token = tl.program_id(0)
     position = step_start(words) + token
+    angle = position.to(tl.int64)
+    if ROPE.has_positions:
+        angle = tl.load(positions + token).to(tl.int64)
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     dimension = tl.arange(0, DIMENSIONS)
     within = dimension < HEAD_DIM
     pair = tl.where(dimension < HALF_DIM, dimension, dimension - HALF_DIM)
-    angles = table + position.to(tl.int64) * HEAD_DIM + pair
+    angles = table + angle * HEAD_DIM + pair
     cosine = tl.load(angles, mask=within, other=0.0)
     sine = tl.load(angles + HALF_DIM, mask=within, other=0.0)
     sine = tl.where(dimension < HALF_DIM, -sine, sine)
@@ -164,12 +167,14 @@ def rope_append(
     queries: torch.Tensor,
     cache: CacheArgs,
     is_ring: bool = False,
+    positions: torch.Tensor | None = None,
 ) -> None:
     """Queries (tokens, heads, head_dim) float16 from the projection; keys and values are written to the cache
     at the positions of the chunk, whose first is in its `words`.
 
     Pairs are (i, i + head_dim/2); `table` (positions, head_dim) float32: cosines, then sines. For a q4_0
-    cache, queries are multiplied with the Hadamard matrix like the keys.
+    cache, queries are multiplied with the Hadamard matrix like the keys. `positions` (tokens,) int32: those
+    for RoPE, if they aren't those in the cache.
     """
     normed = spec.qk_norm != "none" and heads.q_norm is not None
     padded_heads, dimensions = next_power_of_two(spec.heads), next_power_of_two(spec.head_dim)
@@ -177,11 +182,13 @@ def rope_append(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
         spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
-        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature,
-        temperature_length=spec.temperature_length, has_query_weights=heads.query_weights is not None,
+        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature.scale,
+        temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
+        has_positions=positions is not None,
+        temperature_offset=spec.temperature.offset,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
-        *heads, table, queries, cache, words, spec.norm.epsilon,
+        *heads, table, queries, cache, words, positions, spec.norm.epsilon,
         ROPE=rope, num_warps=min(16, max(1, padded_heads * dimensions // 1024)),
     )  # fmt: skip

@@ -95,13 +95,27 @@ class GemvConfig(NamedTuple):
 
 
 class GatedConfig(NamedTuple):
-    """The gate and up matrices of a feed-forward; has_gate: without it, `gate` is `up`."""
+    """The gate and up matrices of a feed-forward; has_gate: without it, `gate` is `up`; is_weighted: the
+    products of an expert are multiplied by its weight.
+    """
 
     gate: Tile
     up: Tile
     has_gate: bool
     has_bias: bool
     activation: int
+    is_weighted: bool = False
+
+
+class DownConfig(NamedTuple):
+    """The down matrices of experts. shared: a constant of `expert_kernels.py`; is_weighted: as in
+    `GatedConfig`, so that the results aren't multiplied by weights.
+    """
+
+    tile: Tile
+    has_bias: bool
+    shared: int
+    is_weighted: bool
 
 
 class NormConfig(NamedTuple):
@@ -135,7 +149,7 @@ class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
     in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature,
     has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring; queries_only: the keys and values are
-    those of another layer.
+    those of another layer; is_chunked: windows are chunks.
     """
 
     kv_heads: int
@@ -156,6 +170,8 @@ class AttentionConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    temperature_offset: int = 0
+    is_chunked: bool = False
 
 
 class SplitConfig(NamedTuple):
@@ -171,7 +187,7 @@ class SplitConfig(NamedTuple):
 
 class LatentConfig(NamedTuple):
     """The sizes of latent attention. dimensions, ropes: latent_dim and rope_dim, powers of two. query_dim:
-    the distance of queries in a row of the projection.
+    the distance of queries in a row of the projection. temperature…: as in `Temperature`.
     """
 
     heads: int
@@ -183,10 +199,15 @@ class LatentConfig(NamedTuple):
     ropes: int
     cache: int
     has_rope: bool
+    temperature: float = 0.0
+    temperature_length: int = 1
+    temperature_offset: int = 0
 
 
 class PromptConfig(NamedTuple):
-    """The attention of a prompt; rows, positions: those of a tile; is_ring: the cache is a ring."""
+    """The attention of a prompt; rows, positions: those of a tile; is_ring: the cache is a ring;
+    is_chunked: windows are chunks.
+    """
 
     heads: int
     group: int
@@ -199,12 +220,13 @@ class PromptConfig(NamedTuple):
     is_capped: bool
     has_sinks: bool
     is_ring: bool
+    is_chunked: bool = False
 
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
     is_row_norm; temperature, has_value_norm: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values.
+    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache.
     """
 
     heads: int
@@ -224,6 +246,8 @@ class RopeConfig(NamedTuple):
     is_ring: bool
     has_value_norm: bool = False
     queries_only: bool = False
+    has_positions: bool = False
+    temperature_offset: int = 0
 
 
 class DeltaNetConfig(NamedTuple):

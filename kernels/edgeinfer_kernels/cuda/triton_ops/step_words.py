@@ -36,13 +36,27 @@ def step_tokens(words):
 
 @triton.jit
 def scaled_queries(queries, weights, position, CONFIG: tl.constexpr):
-    """Queries (n, DIMENSIONS) times `weights`, and times the factor of their positions, 1 + temperature ·
-    ln(1 + ⌊position / length⌋).
-    """
+    """Queries (n, DIMENSIONS) times `weights`, and times the factor of their positions."""
     if CONFIG.has_query_weights:
         dimension = tl.arange(0, CONFIG.dimensions)[None, :]
         queries *= tl.load(weights + dimension, mask=dimension < CONFIG.head_dim, other=0.0)
+    return with_temperature(queries, position, CONFIG)
+
+
+@triton.jit
+def with_temperature(queries, position, CONFIG: tl.constexpr):
+    """Queries times the factor of their positions, as in `Temperature`."""
     if CONFIG.temperature != 0.0:
         LENGTH: tl.constexpr = CONFIG.temperature_length
-        queries *= 1.0 + CONFIG.temperature * tl.log(1.0 + (position // LENGTH).to(tl.float32))
+        number = (position + CONFIG.temperature_offset) // LENGTH
+        queries *= 1.0 + CONFIG.temperature * tl.log(1.0 + number.to(tl.float32))
     return queries
+
+
+@triton.jit
+def oldest_visible(position, window, CHUNKED: tl.constexpr):
+    """The first position in the window of a token at `position`; may be negative."""
+    if CHUNKED:
+        return position // window * window
+    else:
+        return position - window + 1

@@ -91,9 +91,12 @@ class DeviceModel(DeviceBuilder):
         before = arena.used
         self.norm = self.vector(weights.output_norm)
         self.norm_bias = self.vector(weights.output_norm_bias)
+        self.position_rows = self.vector(weights.all_position_rows)
+        """The learned rows of positions, one after another."""
         self.per_layer = weights.per_layer_token_embd
         """The per-layer embeddings, whose rows the host reads from the file."""
         self.head = self.matrix(weights.output)
+        self.head_bias = self.vector(weights.output_bias)
         self.parts.append(Part("head", arena.used - before, read=True))
         self.embedding = self.head
         if not stages and weights.token_embd is not weights.output:

@@ -4,10 +4,12 @@ from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.blocks.common.temperature import Temperature
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
 
@@ -23,6 +25,8 @@ class ScoreSpec(Protocol):
     def scale(self) -> float: ...
     @property
     def window(self) -> int: ...
+    @property
+    def chunked(self) -> bool: ...
     @property
     def soft_cap(self) -> float: ...
 
@@ -73,8 +77,13 @@ def _rope_queries(step: BlockStep, q: Array, start: int) -> Array:
     """`apply_rope` to queries, with the factors of their elements and of their positions."""
     spec, weights, rows = step.spec, step.weights.query_weights, apply_rope(q, step.spec.rope, start)
     rows = rows if weights is None else np.asarray(rows * weights)
-    factors = spec.temperatures(np.arange(start, start + len(q)))
-    return np.asarray(rows * factors.astype(q.dtype)[:, None, None]) if spec.temperature else rows
+    return with_temperature(rows, spec.temperature, np.arange(start, start + len(q)))
+
+
+def with_temperature(queries: Array, temperature: Temperature, positions: npt.NDArray[np.int64]) -> Array:
+    """Queries (tokens, heads, head_dim) times the factors of their positions."""
+    factors = temperature.factors(positions).astype(queries.dtype)
+    return np.asarray(queries * factors[:, None, None]) if temperature else queries
 
 
 def apply_rope(x: Array, rope: RopeSpec | None, start: int) -> Array:
@@ -113,7 +122,7 @@ def attention_weights(
     own = start + np.arange(tokens)[:, None]
     visible = position <= own
     if spec.window:
-        visible &= position > own - spec.window
+        visible &= position >= (own // spec.window * spec.window if spec.chunked else own - spec.window + 1)
     for head in range(heads):
         scores = soft_cap(queries[:, head] @ keys[head // group].T * spec.scale, spec.soft_cap)
         scores = np.where(visible, scores, -np.inf)

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
-from edgeinfer_kernels.reference.blocks.attention import apply_rope, attend
+from edgeinfer_kernels.reference.blocks.attention import apply_rope, attend, with_temperature
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize
 
 
@@ -15,6 +15,8 @@ def forward(step: BlockStep, h: Array) -> Array:
     spec, w, cache = step.spec, step.weights, step.state.cache
     queries, rows = _queries(step, h), step.times(h, w.attn_kv_a)
     rows[:, : spec.latent_dim] = normalize(rows[:, : spec.latent_dim], spec.norm, w.attn_kv_a_norm)
+    own = np.arange(step.start, step.start + len(h)) if step.batch is None else step.batch.positions
+    queries = with_temperature(queries, spec.temperature, own)
     if step.batch is None:
         cache.write(step.start, _with_rope(rows[:, None], spec, step.start)[:, 0])
         cached = cache.read(0, step.start + len(h)).astype(step.dtype)

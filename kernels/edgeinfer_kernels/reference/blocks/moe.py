@@ -23,9 +23,10 @@ def forward(step: BlockStep, h: Array) -> Array:
     y = np.zeros_like(read)
     for expert in np.unique(selected):
         token, slot = np.nonzero(selected == expert)
-        y[token] += weights[token, slot, None] * dense(
-            step, read[token], spec.activation, w.expert(int(expert))
-        )
+        own = weights[token, slot, None]
+        rows = own * read[token] if spec.weighted_input else read[token]
+        result = dense(step, rows, spec.activation, w.expert(int(expert)))
+        y[token] += result if spec.weighted_input else own * result
     if w.ffn_latent_up is not None:
         y = step.times(y, w.ffn_latent_up)
     if spec.dense_norm is not None:

@@ -21,7 +21,11 @@ from tests.random_models import RandomModel
 
 TOLERANCE = 0.05
 ATTENTION_ONLY = LayerSplit(on_gpu=True)
-MODELS = {**ZOO, "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3)}
+MODELS = {
+    **ZOO,
+    "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
+    "afmoe experts": replace(ZOO["afmoe"], dense_layers=0),
+}
 
 
 def read_split(backend: SplitBackend, ids: list[int], counts: tuple[int, ...]) -> dict[int, Logits]:
@@ -100,6 +104,10 @@ CASES = [
     on_a_gpu("deepseek2-lite", attention_alone),
     ("bailingmoe2", mixed),
     ("jamba-moe", mixed),
+    ("afmoe", mixed),
+    ("llama4", split_halves),
+    ("afmoe experts", split_halves),
+    ("afmoe experts", attention_alone),
     ("nemotron_h", split_halves),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
@@ -160,6 +168,8 @@ STREAMED = [
     ("mamba", mixed),
     ("deepseek2 dense", mixed),
     ("jamba-moe", mixed),
+    ("afmoe experts", split_halves),
+    ("llama4", split_halves),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
     on_a_gpu("qwen2moe", attention_alone),

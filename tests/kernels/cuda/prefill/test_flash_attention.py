@@ -57,6 +57,12 @@ def test_a_token_attends_to_its_window_only(device: str, window: int, start: int
     check(device, attention_facts(4, 2, 32, window=window), start, tokens)
 
 
+@pytest.mark.parametrize("window", [1, 15, 16, 40, 500])
+@pytest.mark.parametrize(("start", "tokens"), [(0, 37), (111, 20), (90, 1)])
+def test_a_token_attends_to_its_chunk_only(device: str, window: int, start: int, tokens: int) -> None:
+    check(device, replace(attention_facts(4, 2, 32, window=window), chunked=True), start, tokens)
+
+
 @pytest.mark.parametrize("window", [0, 9])
 def test_scores_are_soft_capped(device: str, window: int) -> None:
     spec = attention_facts(4, 2, 32, soft_cap=5.0, scale=2.0, window=window)

@@ -93,6 +93,8 @@ def make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0):
         pages = token_args.pages if token_args.address != 0 else 0
         window = block.window
         begin = max(0, end - window) if window > 0 else 0
+        if block.chunked != 0:
+            begin = (end - 1) // window * window
         share = (end - begin + own_pieces - 1) // own_pieces
         first = min(end, begin + item % pieces * share)
         last = min(end, first + share)

@@ -93,10 +93,17 @@ def scale_query(block, position, query):
         for i in range(0, block.padded_head, 16):
             at = query + 4 * i
             store_floats(at, multiply(load_floats(at), load_floats(weights + 4 * i)))
+    scale_by_position(block, position, query, block.padded_head)
+
+
+@device_function
+def scale_by_position(block, position, query, count):
+    """Multiply `count` elements of a query by the factor of its position, if there is one."""
     temperatures = block.temperatures
     if temperatures != 0:
-        factor = splat_f32(load_f32(temperatures + 4 * (position // block.temperature_length)))
-        for i in range(0, block.padded_head, 16):
+        number = (position + block.temperature_offset) // block.temperature_length
+        factor = splat_f32(load_f32(temperatures + 4 * number))
+        for i in range(0, count, 16):
             store_floats(query + 4 * i, multiply(load_floats(query + 4 * i), factor))
 
 

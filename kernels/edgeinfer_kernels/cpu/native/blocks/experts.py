@@ -5,6 +5,8 @@ Work is distributed as (expert in use, chunk of rows), in chunks small enough to
 with few experts. With one token, its quantized row is read in place.
 """
 
+import numpy as np
+
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_and_quantize
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -30,11 +32,12 @@ from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
     multiply,
+    splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_i64
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32, load_i64
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
-from edgeinfer_kernels.cpu.runtime.block_args import ExpertsArgs
+from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
 CHUNKS_OF_MANY = 4
@@ -150,10 +153,15 @@ def activate_experts(pool, counter, block, tokens):
         start = entry.first_row
         up = hidden.floats + row_index * stride
         gate = block.gate + row_index * stride
+        weight = np.float32(1)
+        if block.weighted_input != 0:
+            weight = load_f32(block.weights + 4 * assignment)
+        factor = splat_f32(weight)
         for i in range(first, last, 16):
-            value = add_expert_bias(load_floats(up + 4 * i), up_matrix, expert, i)
+            value = add_expert_bias(multiply(load_floats(up + 4 * i), factor), up_matrix, expert, i)
             if gate_matrix.address != 0:
-                gated = add_expert_bias(load_floats(gate + 4 * i), gate_matrix, expert, i)
+                gated = multiply(load_floats(gate + 4 * i), factor)
+                gated = add_expert_bias(gated, gate_matrix, expert, i)
                 value = activate_gated(code, gated, value)
             else:
                 value = activate(code, value)
@@ -336,7 +344,7 @@ def add_experts(pool, thread, block, step_args, scratch):
     barrier(pool)
     if block.latent_up.address != 0:
         project_latent_back(pool, thread, block, step_args, scratch)
-    if block.shared_gain != 0:
+    if block.post_norm.address != 0:
         combine_normed(pool, 13, block, step_args)
     else:
         combine(pool, 13, block, step_args)

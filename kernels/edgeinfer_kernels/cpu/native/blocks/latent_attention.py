@@ -16,7 +16,12 @@ from edgeinfer_kernels.cpu.native.attention.cache_writing import (
 )
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.attention.latent_softmax import LATENT_GATHERS
-from edgeinfer_kernels.cpu.native.attention.rope_heads import apply_rope, copy_padded, has_hadamard_heads
+from edgeinfer_kernels.cpu.native.attention.rope_heads import (
+    apply_rope,
+    copy_padded,
+    has_hadamard_heads,
+    scale_by_position,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     first_weights,
@@ -111,6 +116,7 @@ def split_queries(pool, counter, block, step_args, scratch):
         else:
             query = attention.projected_q + token * attention.q_stride + query_bytes * head
             target = attention.queries + token * attention.query_stride + 4 * attention.padded_head * head
+            scale_by_position(attention, position_of(step_args, token), query, query_bytes // 4)
             rope_tail(block, step_args, token, query + 4 * nope_dim, target)
             row = nope_queries.floats + token * nope_queries.float_stride
             first = nope_dim * head

@@ -39,6 +39,7 @@ def normalize(norm, x, out):
     epsilon = norm.epsilon
     if kind == 1:
         rms_norm(x, weight, out, width, padded, epsilon)
+        add_bias(out, norm.bias, padded)
     elif kind == 2:
         layer_norm(x, weight, norm.bias, out, width, padded, epsilon)
     else:

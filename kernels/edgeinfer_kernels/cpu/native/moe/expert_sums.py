@@ -47,6 +47,7 @@ def weighted_sum(block, token, i):
     ids = block.ids + token * block.ids_stride
     weights = block.weights + 4 * experts_per_token * token
     down = block.down_matrix
+    is_weighted = block.weighted_input != 0
     total = splat_f32(np.float32(0))
     for slot in range(experts_per_token):
         row_index = load_i64(row_indices + 8 * slot)
@@ -54,16 +55,19 @@ def weighted_sum(block, token, i):
             continue
         row = block.out + row_index * block.out_stride
         value = add_expert_bias(load_floats(row + 4 * i), down, load_i64(ids + 8 * slot), i)
-        total = multiply_add(value, splat_f32(load_f32(weights + 4 * slot)), total)
+        weight = np.float32(1) if is_weighted else load_f32(weights + 4 * slot)
+        total = multiply_add(value, splat_f32(weight), total)
     return total
 
 
 @device_function
 def combine_columns(block, token, x, first, last):
     """x += scale · (the experts' sum + weight · shared) for columns first..last of a token. The sum is in a
-    row if the experts read a latent projection.
+    row if the experts read a latent projection. A partial sum replaces x.
     """
     scale = splat_f32(block.residual_scale)
+    is_partial = block.is_partial != 0
+    zero = splat_f32(np.float32(0))
     is_latent = block.latent_up.address != 0
     sums = block.sums + token * block.sums_stride
     shared = block.shared_up_matrix.address != 0
@@ -75,26 +79,55 @@ def combine_columns(block, token, x, first, last):
         total = load_floats(sums + 4 * i) if is_latent else weighted_sum(block, token, i)
         if shared:
             total = add(total, multiply(load_floats(shared_row + 4 * i), factor))
-        store_floats(x + 4 * i, multiply_add(total, scale, load_floats(x + 4 * i)))
+        base = zero if is_partial else load_floats(x + 4 * i)
+        store_floats(x + 4 * i, multiply_add(total, scale, base))
+
+
+@device_function
+def sum_normed(block, token, row, shared):
+    """row = norm(the experts' sum) + norm(shared) of a token."""
+    padded = block.norm.padded
+    for i in range(0, padded, 16):
+        store_floats(row + 4 * i, weighted_sum(block, token, i))
+    normalize(block.expert_norm, row, row)
+    normalize(block.shared_norm, shared, shared)
+    for i in range(0, padded, 16):
+        store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(shared + 4 * i)))
+
+
+@device_function
+def sum_plain(block, token, row, shared):
+    """row = the experts' sum + weight · shared of a token."""
+    is_latent = block.latent_up.address != 0
+    has_shared = block.shared_up_matrix.address != 0
+    factor = splat_f32(np.float32(0))
+    if has_shared:
+        factor = splat_f32(shared_weight(block, token))
+    for i in range(0, block.norm.padded, 16):
+        total = load_floats(row + 4 * i) if is_latent else weighted_sum(block, token, i)
+        if has_shared:
+            total = add(total, multiply(load_floats(shared + 4 * i), factor))
+        store_floats(row + 4 * i, total)
 
 
 @device_function
 def combine_normed(pool, counter, block, step_args):
-    """Phase: x += scale · norm(norm(the experts' sum) + norm(shared)), token by token."""
+    """Phase: x += scale · norm(the experts' sum + shared), token by token. Those of a dense feed-forward
+    besides experts have norms before they are added.
+    """
     scale = splat_f32(block.residual_scale)
     padded = block.norm.padded
+    with_dense = block.shared_gain != 0
     while True:
         token = next_item(pool, counter)
         if token >= step_args.tokens:
             break
         row = block.sums + token * block.sums_stride
         shared = block.shared_out + token * block.shared_out_stride
-        for i in range(0, padded, 16):
-            store_floats(row + 4 * i, weighted_sum(block, token, i))
-        normalize(block.expert_norm, row, row)
-        normalize(block.shared_norm, shared, shared)
-        for i in range(0, padded, 16):
-            store_floats(row + 4 * i, add(load_floats(row + 4 * i), load_floats(shared + 4 * i)))
+        if with_dense:
+            sum_normed(block, token, row, shared)
+        else:
+            sum_plain(block, token, row, shared)
         normalize(block.post_norm, row, row)
         x = step_args.x + token * step_args.x_stride
         for i in range(0, padded, 16):

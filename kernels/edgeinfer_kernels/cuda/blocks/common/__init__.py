@@ -1,0 +1,1 @@
+"""What several block kinds on a GPU share."""
