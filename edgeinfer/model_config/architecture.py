@@ -86,6 +86,8 @@ class Architecture:
     """Layers with windows may have heads of other sizes, and the last layers may share KV caches."""
     layer_outputs: bool = False
     """Layers end with a scale and, if the file has them, per-layer embeddings."""
+    altup: bool = False
+    """Layers have AltUp's streams, Laurel and per-layer embeddings, and the last ones share KV caches."""
     sinks: bool = False
     optional_sinks: bool = False
     """Some layers have no sinks."""

@@ -9,6 +9,7 @@ from edgeinfer.model_config.experts_config import ExpertsConfig
 from edgeinfer.model_config.latent_attention import (
     LatentConfig,
 )
+from edgeinfer.model_config.layers.altup import AltUpConfig
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
@@ -17,6 +18,7 @@ from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperat
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, LimitedSwiglu
+from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedForwardSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -80,6 +82,8 @@ class ModelConfig:
     expert_limits: tuple[float, ...] = ()
     limits: tuple[float, ...] = ()
     """Those of SwiGLU in the experts and the other feed-forwards of each layer; 0: none."""
+    altup: AltUpConfig | None = None
+    """AltUp's streams, if there are any."""
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -150,6 +154,9 @@ class ModelConfig:
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
         mixer = replace(mixer, residual_scale=self.attention_result_scale * mixer.residual_scale)
+        output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
+        if self.altup is not None:
+            return self.altup.layer(mixer, last, output, self.norm)
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
@@ -163,7 +170,6 @@ class ModelConfig:
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
         if spec.layer_outputs:
-            output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
             blocks.append(ResidualBlock(output, self.norm))
         return LayerSpec(tuple(blocks))
 
@@ -263,12 +269,14 @@ class ModelConfig:
         limit = limits[index] if limits else 0.0
         return LimitedSwiglu(limit) if limit else self.architecture_spec.activation
 
-    def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
+    def _feed_forward(self, index: int) -> FeedForwardSpec | GaussianFeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         with_dense = self.architecture_spec.shared_expert == "dense"
         activation = self._activation(self.limits, index)
         if experts is None:
             neurons = self.shapes[index].feed_forward
+            if self.altup is not None:
+                return self.altup.feed_forward(index, self.architecture_spec.activation, neurons)
             return FeedForwardSpec(activation, neurons, self.architecture_spec.gated)
         return MoeSpec(
             activation=self._activation(self.expert_limits, index),

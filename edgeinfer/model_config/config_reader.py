@@ -10,6 +10,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import LayerShape, ModelConfig
 from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
 from edgeinfer.model_config.latent_attention import latent_attention, latent_scale, latent_scaling
+from edgeinfer.model_config.layers.altup import DEFAULT_PER_LAYER_WIDTH, LAYERS_WITH_CACHES, altup_config
 from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
@@ -205,7 +206,8 @@ class _ConfigReader(ExpertsReader):
         if not self.architecture_spec.window_heads:
             return 0
         key, layers = "attention.shared_kv_layers", len(shapes)
-        shared = self.count(key, 0, minimum=0, maximum=max(0, layers - 2))
+        default = max(0, layers - LAYERS_WITH_CACHES) if self.architecture_spec.altup else 0
+        shared = self.count(key, default, minimum=0, maximum=max(0, layers - 2))
         own = layers - shared
         for layer in range(own, layers):
             source = own - (2 if windowed[layer] else 1)
@@ -228,9 +230,11 @@ class _ConfigReader(ExpertsReader):
         return tuple(float(value) if value > MIN_LIMIT else 0.0 for value in values[:layers])
 
     def per_layer_width(self) -> int:
-        if not self.architecture_spec.layer_outputs:
+        altup = self.architecture_spec.altup
+        if not self.architecture_spec.layer_outputs and not altup:
             return 0
-        width = self.count("embedding_length_per_layer_input", 0, minimum=0, maximum=1 << 12)
+        default, minimum = (DEFAULT_PER_LAYER_WIDTH, 16) if altup else (0, 0)
+        width = self.count("embedding_length_per_layer_input", default, minimum=minimum, maximum=1 << 12)
         if width % 16:
             raise self.refused("embedding_length_per_layer_input", width, "a multiple of 16")
         return width
@@ -303,6 +307,7 @@ class _ConfigReader(ExpertsReader):
             recurrent_feed_forward=self.recurrent_feed_forward(width),
             has_rope=self.has_rope(),
             rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
+            altup=altup_config(self, layers) if spec.altup else None,
             latent=latent,
             expert_limits=self.swiglu_limits("swiglu_clamp_exp", layers),
             limits=self.swiglu_limits("swiglu_clamp_shexp", layers),

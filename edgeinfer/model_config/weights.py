@@ -188,6 +188,12 @@ class LayerTensors:
             raise self._tensors.missing(f"{name}.weight")
         return found
 
+    def model_experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        found = self._tensors.matrix(f"{name}.weight", (count, rows, columns))
+        if found is None:
+            raise self._tensors.missing(f"{name}.weight")
+        return found
+
     def nonzero(self, name: str, length: int) -> Vector:
         tensor = self.required(name, length)
         if self._tensors.shapes_only:

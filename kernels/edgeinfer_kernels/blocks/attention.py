@@ -60,10 +60,9 @@ class AttentionSpec:
     chunk, and a chunk has `window` positions. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
     sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
-    have as `attn_gate` instead. `head_gated`: the result of every head is
-    multiplied by the function of one gate, a row of `attn_gate`. `gate_function`: of either kind of gates.
-    `value_length`:
-    elements of a head's value, at most head_dim; 0: head_dim. `optional_sinks`: a file may have no sinks.
+    have as `attn_gate` instead. `head_gated`: the result of every head is multiplied by the function of one
+    gate, a row of `attn_gate`. `gate_function`: of either kind of gates. `value_length`: elements of a head's
+    value, at most head_dim; 0: head_dim. `optional_sinks`: a file may have no sinks.
     `temperature`: of the queries. `qk_norm_weights` False: the q/k norm has no
     weights. `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head.
     Queries and keys are normalized before it, without weights, and queries are multiplied by both weights
@@ -245,6 +244,11 @@ class AttentionSizes(BlockSizes):
     @property
     def reads_other_layers(self) -> bool:  # type: ignore[override]
         return self.spec.source_layer is not None
+
+    @property
+    def cpu_only(self) -> str:  # type: ignore[override]
+        shorter = self.spec.value_dim != self.spec.head_dim
+        return "a model whose values are shorter than its keys runs on the CPU so far" if shorter else ""
 
     def undivided(self) -> list[MatrixSize]:
         return [*self.inputs(), self.output]

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
-from tests.model_zoo import CPU_ONLY, ZOO
+from tests.model_zoo import ON_CPU_ONLY, ZOO
 from tests.random_models import RandomModel
 
 QUANTS_AGREE = 0.04
@@ -286,7 +286,7 @@ DEEP = 3
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)
-@pytest.mark.parametrize("name", [name for name in ZOO if name not in CPU_ONLY])
+@pytest.mark.parametrize("name", [name for name in ZOO if name not in ON_CPU_ONLY])
 def test_every_architecture_equals_the_reference(
     device: str,
     tmp_path: Path,

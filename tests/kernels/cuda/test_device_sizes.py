@@ -18,12 +18,12 @@ from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.kernels.split_layers import LayerSplit, stages_of
-from tests.model_zoo import CPU_ONLY, ZOO
+from tests.model_zoo import ON_CPU_ONLY, ZOO
 from tests.random_models import RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
 MODELS: dict[str, RandomModel] = {
-    **{name: model for name, model in ZOO.items() if name not in CPU_ONLY},
+    **{name: model for name, model in ZOO.items() if name not in ON_CPU_ONLY},
     "many formats": WIDE,
     "odd vocabulary": replace(WIDE, tied=True),
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),

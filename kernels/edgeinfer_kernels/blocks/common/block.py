@@ -88,6 +88,10 @@ class TensorReader(Protocol):
         """As `matrix`, for a tensor outside the layers."""
         ...
 
+    def model_experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """As `experts`, for a tensor outside the layers."""
+        ...
+
 
 class BlockWeights(Protocol):
     """The weights of one block."""
@@ -228,6 +232,8 @@ class BlockSizes:
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
     reads_other_layers: ClassVar[bool] = False
     """Whether it reads results of blocks of other layers, which devices don't exchange."""
+    cpu_only: ClassVar[str] = ""
+    """Why the block runs on the CPU only; empty: it runs on a GPU too."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
 
