@@ -4,7 +4,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tests.moe_zoo import MOE_ZOO
-from tests.random_gemma import gemma4_parts
+from tests.random_gemma import gemma3n_layers, gemma4_parts
 from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
@@ -99,6 +99,9 @@ ZOO: dict[str, RandomModel] = {
             "rope.scaling.type": "linear",
             "rope.scaling.factor": 8.0,
         },
+    ),
+    "gemma3n": RandomModel(
+        "gemma3n", layers=22, tied=True, head_dim=32, post_norms=0.25, hybrid=gemma3n_layers()
     ),
     "gemma4": RandomModel("gemma4", layers=5, tied=True, head_dim=32, **gemma4_parts("wwgwg")),
     "gemma4-per-layer": RandomModel(
@@ -396,3 +399,5 @@ ZOO: dict[str, RandomModel] = {
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""
+ON_CPU_ONLY = ("bitnet", "bitnet-scales", "gemma3n", "mimo2", "mimo2-fused")
+"""Models that a GPU refuses."""

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from tests.random_hybrids import interleaved_experts
+from tests.random_hybrids import interleaved_experts, patterned_heads, short_values
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 
@@ -147,6 +147,38 @@ MOE_ZOO: dict[str, RandomModel] = {
         shared_length=64,
         extra={"expert_feed_forward_length": 96},
     ),
+    "laguna": RandomModel(
+        "laguna",
+        layers=5,
+        heads=2,
+        head_dim=32,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        hybrid=patterned_heads("gwwwg"),
+        extra={
+            "rope.dimension_count": 16,
+            "rope.dimension_count_swa": 32,
+            "rope.scaling.type": "yarn",
+            "rope.scaling.factor": 8.0,
+            "rope.scaling.original_context_length": 16,
+            "expert_gating_func": 2,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+        },
+    ),
+    "laguna-gates-of-elements": RandomModel(
+        "laguna",
+        heads=2,
+        gate_tensors=True,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        shared_length=32,
+        hybrid=patterned_heads("gwg", head_gate=False, routed_from=2),
+        extra={"expert_weights_norm": True},
+    ),
     "llama4": RandomModel(
         "llama4",
         layers=5,
@@ -176,12 +208,52 @@ MOE_ZOO: dict[str, RandomModel] = {
             "expert_weights_norm": True,
         },
     ),
+    "mimo2": RandomModel(
+        "mimo2",
+        layers=4,
+        head_dim=32,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        hybrid=short_values("gwwg", 16),
+        extra={"rope.dimension_count": 8, "rope.freq_base": 500000.0},
+    ),
+    "mimo2-fused": RandomModel(
+        "mimo2",
+        heads=6,
+        kv_heads=3,
+        head_dim=32,
+        experts=6,
+        experts_per_token=2,
+        expert_length=32,
+        hybrid=short_values("gwg", 24, fused=True),
+        extra={"rope.dimension_count": 16},
+    ),
     "minimax-m2": RandomModel(
         "minimax-m2",
         head_dim=32,
         experts=8,
         experts_per_token=3,
         extra={"rope.dimension_count": 16, "expert_gating_func": 2, "expert_feed_forward_length": 96},
+    ),
+    "step35": RandomModel(
+        "step35",
+        layers=5,
+        heads=2,
+        head_dim=32,
+        experts=8,
+        experts_per_token=3,
+        expert_length=32,
+        shared_length=64,
+        hybrid=patterned_heads("gwwwg"),
+        rope_tensors={"rope_freqs.weight": np.linspace(1.0, 8.0, 16, dtype=np.float32)},
+        extra={
+            "rope.freq_base": 500000.0,
+            "expert_weights_norm": True,
+            "expert_weights_scale": 2.5,
+            "swiglu_clamp_exp": np.array([0, 0, 0.4, 0, 0.7], np.float32),
+            "swiglu_clamp_shexp": np.array([0.5, 0, 0, 0.3, 0.6], np.float32),
+        },
     ),
 }
 """Part of `ZOO`."""

@@ -1,4 +1,4 @@
-"""Metadata and tensors of Gemma 4's layers in random model files."""
+"""Metadata and tensors of the layers of Gemma 3n and Gemma 4 in random model files."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,6 +6,61 @@ from typing import Any
 import numpy as np
 
 from tests.random_hybrids import Hybrid, Model, Shapes
+
+STREAMS, PER_LAYER, LAUREL_RANK = 4, 256, 64
+"""Sizes of Gemma 3n that llama.cpp doesn't read from the file."""
+
+
+OWN_CACHES, SPARSE_LAYERS = 20, 10
+
+
+def gemma3n_layers(has_keys: bool = True) -> Hybrid:
+    """Layers of Gemma 3n, every fifth and the last one without a window. `has_keys`: with the keys of
+    published files.
+    """
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        windows = [(layer + 1) % 5 != 0 and layer + 1 != model.layers for layer in range(model.layers)]
+        shares = [1.6448533535003662] * SPARSE_LAYERS + [-np.inf] * (model.layers - SPARSE_LAYERS)
+        keys = {
+            "altup.active_idx": 0,
+            "altup.num_inputs": STREAMS,
+            "embedding_length_per_layer_input": PER_LAYER,
+            "activation_sparsity_scale": np.array(shares, np.float32),
+            "attention.shared_kv_layers": model.layers - OWN_CACHES,
+            "attention.sliding_window_pattern": np.array(windows),
+            "final_logit_softcapping": 30.0,
+        }
+        return {"attention.sliding_window": 6, "rope.freq_base": 1e6, **(keys if has_keys else {})}
+
+    def outside(model: Model) -> Shapes:
+        columns, width = model.layers * PER_LAYER, model.width
+        return {
+            "per_layer_token_embd.weight": (model.vocabulary, columns),
+            "per_layer_model_proj.weight": (columns, width),
+            "per_layer_proj_norm.weight": (PER_LAYER,),
+            "altup_proj.weight": (STREAMS - 1, width, width),
+            "altup_unembd_proj.weight": (STREAMS - 1, width, width),
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width = model.width
+        return {
+            **shapes,
+            "inp_gate.weight": (PER_LAYER, width),
+            "proj.weight": (width, PER_LAYER),
+            "post_norm.weight": (width,),
+            "altup_correct_coef.weight": (STREAMS, STREAMS),
+            "altup_correct_scale.weight": (width,),
+            "altup_predict_coef.weight": (STREAMS**2, STREAMS),
+            "altup_router.weight": (STREAMS, width),
+            "altup_router_norm.weight": (width,),
+            "laurel_l.weight": (LAUREL_RANK, width),
+            "laurel_r.weight": (width, LAUREL_RANK),
+            "laurel_post_norm.weight": (width,),
+        }
+
+    return Hybrid(metadata, layer, is_recurrent=False, outside=outside)
 
 
 def gemma4_parts(pattern: str, **layers: Any) -> dict[str, Any]:

@@ -284,3 +284,68 @@ def with_dense(model: Model, shapes: Shapes) -> Shapes:
     width, hidden = model.width, model.feed_forward
     dense = {"ffn_gate": (hidden, width), "ffn_up": (hidden, width), "ffn_down": (width, hidden)}
     return {**others, **{f"{name}.weight": shape for name, shape in dense.items()}}
+
+
+def patterned_heads(pattern: str, *, head_gate: bool = True, routed_from: int = 1) -> Hybrid:
+    """Layers by letter: w with a window and twice the heads, g without one. `head_gate`: with a gate for each
+    head, else for each element. The first layers, up to `routed_from`, are dense.
+    """
+
+    def heads_of(model: Model, index: int) -> int:
+        return model.heads * (2 if pattern[index] == "w" else 1)
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        return {
+            "attention.head_count": np.array([heads_of(model, i) for i in range(len(pattern))], np.int32),
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": np.array([letter == "w" for letter in pattern]),
+            "leading_dense_block_count": routed_from,
+            "rope.freq_base_swa": 5000.0,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        heads, width = heads_of(model, index), model.width
+        rows = heads * model.head_dim
+        found = shapes if index >= routed_from else with_dense(model, shapes)
+        return {
+            **found,
+            "attn_q.weight": (rows, width),
+            "attn_output.weight": (width, rows),
+            "attn_gate.weight": (heads if head_gate else rows, width),
+        }
+
+    return Hybrid(metadata, layer, is_recurrent=False)
+
+
+def short_values(pattern: str, value_dim: int, *, fused: bool = False) -> Hybrid:
+    """Layers by letter: w with a window, sinks and twice the KV heads, g without. Values are shorter than
+    keys; `fused`: queries, keys and values are one tensor. The first layer is dense.
+    """
+
+    def kv_heads_of(model: Model, index: int) -> int:
+        return model.kv_heads * (2 if pattern[index] == "w" else 1)
+
+    def metadata(model: Model) -> Mapping[str, Any]:
+        return {
+            "attention.head_count_kv": np.array(
+                [kv_heads_of(model, i) for i in range(len(pattern))], np.int32
+            ),
+            "attention.value_length": value_dim,
+            "attention.value_scale": 0.7,
+            "attention.sliding_window": 6,
+            "attention.sliding_window_pattern": np.array([letter == "w" for letter in pattern]),
+            "rope.freq_base_swa": 5000.0,
+        }
+
+    def layer(model: Model, index: int, shapes: Shapes) -> Shapes:
+        width, kv_heads = model.width, kv_heads_of(model, index)
+        rows = {"q": model.heads * model.head_dim, "k": kv_heads * model.head_dim, "v": kv_heads * value_dim}
+        parts = {f"attn_{part}.weight": (count, width) for part, count in rows.items()}
+        found = dict(shapes) if index else dict(with_dense(model, shapes))
+        found = {name: shape for name, shape in found.items() if name not in parts}
+        if pattern[index] == "g":
+            del found["attn_sinks.weight"]
+        found["attn_output.weight"] = (width, model.heads * value_dim)
+        return {**found, **({"attn_qkv.weight": (sum(rows.values()), width)} if fused else parts)}
+
+    return Hybrid(metadata, layer, is_recurrent=False)

@@ -27,7 +27,10 @@ SCALE_BYTES: dict[str, tuple[tuple[int, float], ...]] = {
 """Offsets of a block's float16 scales, and values with which a row of weights has about unit length."""
 
 
-UNQUANTIZED = ("ffn_gate_inp", "conv.weight", "conv1d", "lerp", "token_types", "position_embd")
+UNQUANTIZED = (
+    *("ffn_gate_inp", "conv.weight", "conv1d", "lerp", "token_types", "position_embd"),
+    *("altup", "laurel"),
+)
 """Parts of names of matrices that stay F32."""
 WITHOUT_NORM_BIASES = ("command-r", "cohere2", "olmo")
 
@@ -83,6 +86,8 @@ class RandomModel:
     """The gates of attention have a tensor, instead of rows of that of queries."""
     rope_tensors: Mapping[str, npt.NDArray[np.float32]] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    post_norms: float = 1.0
+    """Mean weight of the norms after blocks; less for a model of many layers, which multiply errors."""
     formats: tuple[str, ...] = ("F32",)
     """Formats of the matrices, taken in turn."""
     seed: int = 0
@@ -93,7 +98,7 @@ class RandomModel:
         formats = _Cycle(self.formats)
         with GGUFWriter(path, self.metadata()) as writer:
             for name, shape in self.tensors().items():
-                values = _values(random, name, shape)
+                values = _values(random, name, shape) * (self.post_norms if "post" in name else 1)
                 expected = formats.of_queries if self.is_gate(name) else formats.next_for(name, shape)
                 if expected in SCALE_BYTES:
                     writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)

@@ -35,6 +35,8 @@ class Architecture:
     norm_weights: bool = True
     """Norms have weights."""
     activation: Activation = "silu"
+    swiglu_limits: bool = False
+    """SwiGLU may have limits, one for the experts of a layer and one for its other feed-forwards."""
     gated: bool = True
     pre_norm: bool = True
     post_norm: bool = False
@@ -58,6 +60,10 @@ class Architecture:
     """Windows are chunks of this length, whatever the file has; 0: they end at each token."""
     window_rope_base: float | None = None
     """Default RoPE base of windowed layers if the file has none; None: that of the other layers."""
+    window_rope_dims: bool = False
+    """RoPE may rotate another number of dimensions in windowed layers."""
+    half_rope_dims: bool = False
+    """RoPE rotates half of the file's dimensions in layers without windows."""
     window_rope_unscaled: bool = False
     """Windowed layers ignore RoPE scaling."""
     global_layer_first: bool = False
@@ -80,7 +86,13 @@ class Architecture:
     """Layers with windows may have heads of other sizes, and the last layers may share KV caches."""
     layer_outputs: bool = False
     """Layers end with a scale and, if the file has them, per-layer embeddings."""
+    altup: bool = False
+    """Layers have AltUp's streams, Laurel and per-layer embeddings, and the last ones share KV caches."""
     sinks: bool = False
+    optional_sinks: bool = False
+    """Some layers have no sinks."""
+    value_lengths: bool = False
+    """Values may be shorter than keys, and the result of attention may have a factor."""
     feed_forward_norm: str = "ffn_norm"
     """The tensor name of the norm before the feed-forward."""
     experts: Literal["never", "maybe", "always", "by_router"] = "never"
@@ -155,6 +167,11 @@ class Architecture:
     `attention.temperature_scale`."""
     attention_gate: bool = False
     """The result of attention is multiplied by a sigmoid gate, see `AttentionSpec`."""
+    head_gate: Literal["never", "maybe", "always"] = "never"
+    """Whether the result of a head is multiplied by a gate of the tensor `attn_gate`. A tensor with one for
+    each element is that of `attention_gate`."""
+    gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
+    """That of either kind of gates."""
     output_norm: str = "output_norm"
     """The tensor name of the final norm; "": there is none."""
     latent_attention: bool = False

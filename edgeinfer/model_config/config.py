@@ -1,6 +1,6 @@
 """The model config: architecture properties and GGUF metadata, combined to a decoder specification."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +9,7 @@ from edgeinfer.model_config.experts_config import ExpertsConfig
 from edgeinfer.model_config.latent_attention import (
     LatentConfig,
 )
+from edgeinfer.model_config.layers.altup import AltUpConfig
 from edgeinfer.model_config.rope_scaling import Factors, RopeScaling, rope_specification
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
@@ -17,7 +18,8 @@ from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperat
 from edgeinfer_kernels.blocks.embedding.positions import PositionEmbeddingSpec
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSpec
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
+from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, LimitedSwiglu
+from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedForwardSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
@@ -76,6 +78,9 @@ class ModelConfig:
     """Embeddings get the learned rows of their positions."""
     has_rope: bool = True
     rope_neox: bool = False
+    value_dim: int = 0
+    """Elements of a head's value; 0: as many as those of a key."""
+    attention_result_scale: float = 1.0
     window_head_dim: int = 0
     window_rope_dim: int = 0
     """Those of layers with windows."""
@@ -83,6 +88,11 @@ class ModelConfig:
     """Number of last layers that read the KV caches of earlier ones."""
     per_layer_width: int = 0
     """Elements of a layer's input from the per-layer embeddings; 0: there are none."""
+    expert_limits: tuple[float, ...] = ()
+    limits: tuple[float, ...] = ()
+    """Those of SwiGLU in the experts and the other feed-forwards of each layer; 0: none."""
+    altup: AltUpConfig | None = None
+    """AltUp's streams, if there are any."""
     latent: LatentConfig | None = None
     """The sizes of latent attention, if there is any."""
     routed_layers: Collection[int] | None = None
@@ -152,6 +162,10 @@ class ModelConfig:
             )
             for block, norms in zip((self._token_mixer(index, factors), feed_forward), names, strict=True)
         )
+        mixer = replace(mixer, residual_scale=self.attention_result_scale * mixer.residual_scale)
+        output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
+        if self.altup is not None:
+            return self.altup.layer(mixer, last, output, self.norm)
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)
@@ -169,7 +183,6 @@ class ModelConfig:
             attention = self._attention(index, factors)
             blocks.insert(1, replace(mixer, block=attention, norm_name="", shares_input=True))
         if spec.layer_outputs:
-            output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
             blocks.append(ResidualBlock(output, self.norm))
         return LayerSpec(tuple(blocks))
 
@@ -254,26 +267,38 @@ class ModelConfig:
             ring=ring_for(window),
             soft_cap=self.attention_soft_cap,
             sinks=self.architecture_spec.sinks,
+            optional_sinks=self.architecture_spec.optional_sinks,
+            value_length=self.value_dim,
             gated=self.architecture_spec.attention_gate,
             alibi=self.alibi,
             clamp=self.clamp,
             sub_norm=self.architecture_spec.sub_norms,
+            head_gated=self.architecture_spec.head_gate != "never",
+            gate_function=self.architecture_spec.gate_function,
             value_norm=self.architecture_spec.value_norm,
             values_from_keys=self.architecture_spec.value_norm,
             source_layer=self._source_layer(index),
             temperature=self._temperature(rope),
         )
 
-    def _feed_forward(self, index: int) -> FeedForwardSpec | MoeSpec:
+    def _activation(self, limits: Sequence[float], index: int) -> Activation:
+        limit = limits[index] if limits else 0.0
+        return LimitedSwiglu(limit) if limit else self.architecture_spec.activation
+
+    def _feed_forward(self, index: int) -> FeedForwardSpec | GaussianFeedForwardSpec | MoeSpec:
         experts = self.experts_of(index)
         with_dense = self.architecture_spec.shared_expert == "dense"
+        activation = self._activation(self.limits, index)
         if experts is None:
             neurons = self.shapes[index].feed_forward
-            sub_norm = self.norm if self.architecture_spec.sub_norms else None
             spec = self.architecture_spec
-            return FeedForwardSpec(spec.activation, neurons, spec.gated, sub_norm)
+            if self.altup is not None:
+                return self.altup.feed_forward(index, spec.activation, neurons)
+            sub_norm = self.norm if spec.sub_norms else None
+            return FeedForwardSpec(activation, neurons, spec.gated, sub_norm)
         return MoeSpec(
-            activation=self.architecture_spec.activation,
+            activation=self._activation(self.expert_limits, index),
+            shared_activation=activation,
             experts=experts.count,
             experts_per_token=experts.experts_per_token,
             neurons=experts.feed_forward,

@@ -10,6 +10,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import LayerShape, ModelConfig
 from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
 from edgeinfer.model_config.latent_attention import latent_attention, latent_scale, latent_scaling
+from edgeinfer.model_config.layers.altup import DEFAULT_PER_LAYER_WIDTH, LAYERS_WITH_CACHES, altup_config
 from edgeinfer.model_config.rope_scaling import RopeScaling
 from edgeinfer_kernels.blocks.common.alibi import MAX_ALIBI_BIAS
 from edgeinfer_kernels.blocks.common.block import BlockSpec, NormSpec
@@ -17,6 +18,8 @@ from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperat
 
 BAICHUAN_LAYERS = {32: False, 40: True}
 """Layers of Baichuan's models, 7B and 13B, and whether they have ALiBi instead of RoPE."""
+MIN_LIMIT = 1e-6
+"""A limit of SwiGLU up to this one is none."""
 ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
@@ -136,6 +139,8 @@ class _ConfigReader(ExpertsReader):
             return (False,) * layers
         pattern = self.get("attention.sliding_window_pattern", self.architecture_spec.window_pattern)
         if isinstance(pattern, np.ndarray):
+            if len(pattern) == layers + self.draft_heads():
+                pattern = pattern[:layers]
             if pattern.dtype.kind not in "biu" or len(pattern) != layers:
                 seen = f"{len(pattern)} values of {pattern.dtype}"
                 raise UnsupportedModelError(
@@ -188,14 +193,26 @@ class _ConfigReader(ExpertsReader):
             return 2  # No layer has attention.
         head_dim = self.count("attention.key_length", max(1, width // heads), maximum=4096)
         value_dim = self.count("attention.value_length", head_dim)
-        if value_dim != head_dim:
+        if value_dim != head_dim and not self.architecture_spec.value_lengths:
             raise self.refused("attention.value_length", value_dim, f"the key length {head_dim}")
         return head_dim
 
+    def value_lengths(self, head_dim: int) -> dict[str, Any]:
+        """The fields of `ModelConfig` for the values of heads."""
+        if not self.architecture_spec.value_lengths:
+            return {}
+        length = self.count("attention.value_length", head_dim, maximum=head_dim)
+        return {
+            "value_dim": length if length < head_dim else 0,
+            "attention_result_scale": self.factor("attention.value_scale") or 1.0,
+        }
+
     def window_heads(self, head_dim: int, rope_dim: int) -> tuple[int, int]:
         """The head dimension and the RoPE dimensions of layers with windows."""
-        if not self.architecture_spec.window_heads:
-            return head_dim, rope_dim
+        spec = self.architecture_spec
+        if not spec.window_heads:
+            own = self.count("rope.dimension_count_swa", rope_dim, minimum=2, maximum=head_dim) // 2 * 2
+            return head_dim, own if spec.window_rope_dims else rope_dim
         own = self.count("attention.key_length_swa", head_dim, maximum=4096)
         if self.count("attention.value_length_swa", own) != own:
             value = self.get("attention.value_length_swa")
@@ -209,7 +226,8 @@ class _ConfigReader(ExpertsReader):
         if not self.architecture_spec.window_heads:
             return 0
         key, layers = "attention.shared_kv_layers", len(shapes)
-        shared = self.count(key, 0, minimum=0, maximum=max(0, layers - 2))
+        default = max(0, layers - LAYERS_WITH_CACHES) if self.architecture_spec.altup else 0
+        shared = self.count(key, default, minimum=0, maximum=max(0, layers - 2))
         own = layers - shared
         for layer in range(own, layers):
             source = own - (2 if windowed[layer] else 1)
@@ -219,10 +237,24 @@ class _ConfigReader(ExpertsReader):
                 )
         return shared
 
+    def swiglu_limits(self, key: str, layers: int) -> tuple[float, ...]:
+        """The limits of SwiGLU in each layer; 0: none."""
+        given = self.get(key) if self.architecture_spec.swiglu_limits else None
+        if given is None:
+            return (0.0,) * layers
+        values = given.tolist() if isinstance(given, np.ndarray) else [given] * layers
+        if len(values) not in (layers, layers + self.draft_heads()) or not all(
+            isinstance(value, float | int) and 0 <= value < math.inf for value in values
+        ):
+            raise self.refused(key, given, f"a number of at least 0, or one for each of {layers} layers")
+        return tuple(float(value) if value > MIN_LIMIT else 0.0 for value in values[:layers])
+
     def per_layer_width(self) -> int:
-        if not self.architecture_spec.layer_outputs:
+        altup = self.architecture_spec.altup
+        if not self.architecture_spec.layer_outputs and not altup:
             return 0
-        width = self.count("embedding_length_per_layer_input", 0, minimum=0, maximum=1 << 12)
+        default, minimum = (DEFAULT_PER_LAYER_WIDTH, 16) if altup else (0, 0)
+        width = self.count("embedding_length_per_layer_input", default, minimum=minimum, maximum=1 << 12)
         if width % 16:
             raise self.refused("embedding_length_per_layer_input", width, "a multiple of 16")
         return width
@@ -267,7 +299,8 @@ class _ConfigReader(ExpertsReader):
             vocabulary_size=vocabulary_size,
             trained_context=trained_context,
             head_dim=head_dim,
-            rope_dim=rope_dim,
+            **self.value_lengths(head_dim),
+            rope_dim=rope_dim // 4 * 2 if spec.half_rope_dims else rope_dim,
             window_head_dim=window_head_dim,
             window_rope_dim=window_rope_dim,
             shared_kv_layers=self.shared_kv_layers(windowed, shapes),
@@ -298,7 +331,10 @@ class _ConfigReader(ExpertsReader):
             own_norms=self.own_norms(),
             has_positions=spec.positions == "always",
             rope_neox=spec.rope_neox or (spec.rope_neox_with_sections and self.has_sections()),
+            altup=altup_config(self, layers) if spec.altup else None,
             latent=latent,
+            expert_limits=self.swiglu_limits("swiglu_clamp_exp", layers),
+            limits=self.swiglu_limits("swiglu_clamp_shexp", layers),
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,
         )

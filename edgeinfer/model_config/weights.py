@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.encoders import position_rows, with_file_activation
@@ -35,12 +36,13 @@ def rope_factors(file: GGUFFile, config: ModelConfig, context: int) -> Factors |
     if name not in file.tensors:
         return None
     factors = file.decode(name).reshape(-1)
-    if len(factors) != config.rope_dim // 2:
-        raise UnsupportedModelError(f"{name}: {len(factors)} factors, wanted {config.rope_dim // 2}")
+    pairs = max(config.rope_dim, config.window_rope_dim) // 2
+    if len(factors) != pairs:
+        raise UnsupportedModelError(f"{name}: {len(factors)} factors, wanted {pairs}")
     wrong = factors[~(np.isfinite(factors) & (factors > 0))]
     if len(wrong):
         raise UnsupportedModelError(f"{name}: a factor of {wrong[0]}, wanted finite numbers above 0")
-    return factors
+    return factors[: config.rope_dim // 2]
 
 
 class FileTensors:
@@ -186,6 +188,12 @@ class LayerTensors:
             raise self._tensors.missing(f"{name}.weight")
         return found
 
+    def model_experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        found = self._tensors.matrix(f"{name}.weight", (count, rows, columns))
+        if found is None:
+            raise self._tensors.missing(f"{name}.weight")
+        return found
+
     def nonzero(self, name: str, length: int) -> Vector:
         tensor = self.required(name, length)
         if self._tensors.shapes_only:
@@ -231,7 +239,8 @@ def read_config(file: GGUFFile) -> ModelConfig:
     routed_layers = frozenset(int(match[1]) for match in found)
     config = config_from_metadata(file.metadata, embedding_rows(file), routed_layers)
     config = with_file_activation(config, file.metadata)
-    spec = config.architecture_spec
+    spec = _with_file_gates(config, file)
+    config = replace(config, architecture_spec=spec)
     if spec.qk_norm_optional and "blk.0.attn_q_norm.weight" not in file.tensors:
         return replace(config, architecture_spec=replace(spec, qk_norm="none"))
     if spec.own_norms == "by_tensor" and "blk.0.attn_norm_2.weight" in file.tensors:
@@ -240,6 +249,18 @@ def read_config(file: GGUFFile) -> ModelConfig:
     if spec.positions == "by_tensor":
         return replace(config, has_positions="position_embd.weight" in file.tensors)
     return config
+
+
+def _with_file_gates(config: ModelConfig, file: GGUFFile) -> Architecture:
+    """The architecture with the kind of gates of attention that the file has."""
+    spec, info = config.architecture_spec, file.tensors.get("blk.0.attn_gate.weight")
+    if spec.head_gate == "never":
+        return spec
+    if info is None:
+        return spec if spec.head_gate == "always" else replace(spec, head_gate="never")
+    if info.shape[0] == config.shapes[0].heads * config.head_dim:
+        return replace(spec, head_gate="never", attention_gate=True)
+    return spec
 
 
 def read_decoder(tensors: FileTensors, spec: DecoderSpec) -> DecoderWeights:

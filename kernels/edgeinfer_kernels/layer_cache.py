@@ -223,16 +223,20 @@ class LayerCache:
         missing = padded(rows.shape[-1]) - rows.shape[-1]
         return rounded_to_nibbles(np.pad(hadamard_rows(rows), ((0, 0), (0, 0), (0, missing))))
 
-    def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
-        """Keys and values (kv_heads, end, head_dim) of the first `end` positions."""
-        keys, values = self.read_keys(0, end, head_dim), self.values[:, :end]
+    def read(
+        self, end: int, head_dim: int, value_dim: int | None = None
+    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+        """Keys (kv_heads, end, head_dim) and values (kv_heads, end, value_dim) of the first `end` positions;
+        value_dim None: head_dim.
+        """
+        keys, values, count = self.read_keys(0, end, head_dim), self.values[:, :end], value_dim or head_dim
         if self.value_scales is None:
-            return keys, values[:, :, :head_dim]  # type: ignore[return-value]
+            return keys, values[:, :, :count]  # type: ignore[return-value]
         scales = by_position(self.value_scales)[:, :end]
         if self.has_hadamard_heads:
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
-            return keys, hadamard_rows(widened(codes, scales)[:, :, :head_dim])
-        return keys, widened(values.astype(np.int8), scales)[:, :, :head_dim]
+            return keys, hadamard_rows(widened(codes, scales)[:, :, :count])
+        return keys, widened(values.astype(np.int8), scales)[:, :, :count]
 
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
         """Keys (kv_heads, end - start, head_dim) of positions start…end."""

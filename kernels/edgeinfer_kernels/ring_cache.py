@@ -62,9 +62,11 @@ class RingCache(LayerCache):
         for slot, part in self.runs(start, len(keys)):
             super().write_keys(slot, keys[part])
 
-    def read(self, end: int, head_dim: int) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    def read(
+        self, end: int, head_dim: int, value_dim: int | None = None
+    ) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
         """As `LayerCache.read`; positions that the ring no longer holds are 0."""
-        keys, values = super().read(self.size, head_dim)
+        keys, values = super().read(self.size, head_dim, value_dim)
         return self._unrolled(keys, 0, end), self._unrolled(values, 0, end)
 
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:

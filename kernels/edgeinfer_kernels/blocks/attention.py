@@ -8,6 +8,7 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_state import AttentionState
+from edgeinfer_kernels.blocks.common.attention_weights import AttentionWeights, check_device_rows
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
     ChunkRows,
@@ -19,7 +20,7 @@ from edgeinfer_kernels.blocks.common.block import (
 from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
 from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, SubNorm, read_attention_sub_norm
+from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
@@ -28,9 +29,8 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     quantized_bytes,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
-from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.matrix import MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -47,7 +47,14 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
-__all__ = ["AttentionSizes", "AttentionSpec", "AttentionState", "AttentionWeights", "result_widths"]
+__all__ = [
+    "AttentionSizes",
+    "AttentionSpec",
+    "AttentionState",
+    "AttentionWeights",
+    "check_device_rows",
+    "result_widths",
+]
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,10 @@ class AttentionSpec:
     chunk, and a chunk has `window` positions. soft_cap 0: none. `sinks`: the softmax of every head has one
     more score, a learned weight, without a value. `gated`: the result of every head is multiplied by
     sigmoid(gate); a head's rows of `attn_q` are those of its query, then those of its gate, which a file may
-    have as `attn_gate` instead. `temperature`: of the queries. `qk_norm_weights` False: the q/k norm has no
+    have as `attn_gate` instead. `head_gated`: the result of every head is multiplied by the function of one
+    gate, a row of `attn_gate`. `gate_function`: of either kind of gates. `value_length`: elements of a head's
+    value, at most head_dim; 0: head_dim. `optional_sinks`: a file may have no sinks.
+    `temperature`: of the queries. `qk_norm_weights` False: the q/k norm has no
     weights. `norm_after_rope`: the q/k norm of heads follows RoPE. RoPE doesn't change the length of a head.
     Queries and keys are normalized before it, without weights, and queries are multiplied by both weights
     after it: cached keys can still be moved to other positions. `ring`: number of positions of the cache of
@@ -83,6 +93,10 @@ class AttentionSpec:
     soft_cap: float = 0.0
     sinks: bool = False
     gated: bool = False
+    optional_sinks: bool = False
+    value_length: int = 0
+    head_gated: bool = False
+    gate_function: Literal["sigmoid", "softplus"] = "sigmoid"
     temperature: Temperature = NO_TEMPERATURE
     qk_norm_weights: bool = True
     chunked: bool = False
@@ -104,6 +118,11 @@ class AttentionSpec:
         return None
 
     @property
+    def value_dim(self) -> int:
+        """Elements of a head's value; cached rows of values have `head_dim`."""
+        return self.value_length or self.head_dim
+
+    @property
     def q_head(self) -> int:
         """Rows of `attn_q` for each head."""
         return self.head_dim * (2 if self.gated else 1)
@@ -114,7 +133,7 @@ class AttentionSpec:
             self.kv_heads * self.head_dim,
             tensors.hidden_size,
         )
-        rows = (self.heads * self.q_head, kv_rows, kv_rows)
+        rows = (self.heads * self.q_head, kv_rows, self.kv_heads * self.value_dim)
         if self.source_layer is not None:
             return self._read_queries(tensors)
         if self.gated and tensors.has_shape("attn_gate", q_rows, tensors.hidden_size):
@@ -141,7 +160,7 @@ class AttentionSpec:
             attn_q=q,
             attn_k=k,
             attn_v=v,
-            attn_output=tensors.matrix("attn_output", width, q_rows),
+            attn_output=tensors.matrix("attn_output", width, self.heads * self.value_dim),
             attn_q_bias=q_bias,
             attn_k_bias=k_bias,
             attn_v_bias=v_bias,
@@ -149,9 +168,16 @@ class AttentionSpec:
             attn_q_norm=q_norm,
             attn_k_norm=k_norm,
             query_weights=query_weights,
-            attn_sinks=tensors.required("attn_sinks.weight", self.heads) if self.sinks else None,
+            attn_sinks=self._read_sinks(tensors),
+            attn_gate=tensors.matrix("attn_gate", self.heads, width) if self.head_gated else None,
             sub_norm=sub_norm,
         )
+
+    def _read_sinks(self, tensors: TensorReader) -> Vector | None:
+        if not self.sinks:
+            return None
+        name = "attn_sinks.weight"
+        return tensors.vector(name, self.heads) if self.optional_sinks else tensors.required(name, self.heads)
 
     def _read_queries(self, tensors: TensorReader) -> "AttentionWeights":
         """The weights of a block without keys and values, whose matrices have no rows. A file may have unused
@@ -183,7 +209,9 @@ class AttentionSpec:
         slopes = alibi_slopes(self.heads, self.alibi) if self.alibi else None
         others = vector_lengths(w.attn_output_bias, *norm_weights, w.attn_sinks, sub_norm, slopes)
         q, k, v, output = map(MatrixSize.of, (w.attn_q, w.attn_k, w.attn_v, w.attn_output))
-        return AttentionSizes(self, q, k, v, output, (*stacked, *norms.vectors, *others), norms.is_own)
+        gate = None if w.attn_gate is None else MatrixSize.of(w.attn_gate)
+        vectors = (*stacked, *norms.vectors, *others)
+        return AttentionSizes(self, q, k, v, output, vectors, gate, norms.is_own)
 
     def has_ring(self, context: int) -> bool:
         """Whether the cache for this context is a ring."""
@@ -215,38 +243,6 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
-    """The weights of an attention block, by GGUF name; None where the architecture has no such weight."""
-
-    kind: ClassVar[str] = "attention"
-
-    attn_q: Matrix
-    attn_k: Matrix
-    attn_v: Matrix
-    attn_output: Matrix
-    attn_q_bias: Vector | None = None
-    attn_k_bias: Vector | None = None
-    attn_v_bias: Vector | None = None
-    attn_output_bias: Vector | None = None
-    attn_q_norm: Vector | None = None
-    attn_k_norm: Vector | None = None
-    query_weights: Vector | None = None
-    """Factors of a head's query after RoPE."""
-    attn_sinks: Vector | None = None
-    sub_norm: SubNorm | None = None
-
-    def inputs(self) -> list[Matrix]:
-        """The matrices of queries, keys and values, if there are any."""
-        return [matrix for matrix in (self.attn_q, self.attn_k, self.attn_v) if matrix.rows]
-
-    def matrices(self) -> list[Matrix]:
-        return [*self.inputs(), self.attn_output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
-
-
-@dataclass(frozen=True)
 class AttentionSizes(BlockSizes):
     """The sizes of an attention block. `vectors`: lengths of norms and biases; `own_norm`: `has_own_norm`."""
 
@@ -259,6 +255,7 @@ class AttentionSizes(BlockSizes):
     v: MatrixSize
     output: MatrixSize
     vectors: tuple[int, ...] = ()
+    gate: MatrixSize | None = None
     own_norm: bool = False
 
     @property
@@ -269,18 +266,19 @@ class AttentionSizes(BlockSizes):
     def reads_other_layers(self) -> bool:  # type: ignore[override]
         return self.spec.source_layer is not None
 
+    @property
+    def cpu_only(self) -> str:  # type: ignore[override]
+        if self.spec.sub_norm:
+            return SUB_NORMS_ON_CPU
+        shorter = self.spec.value_dim != self.spec.head_dim
+        return "a model whose values are shorter than its keys runs on the CPU so far" if shorter else ""
+
     def undivided(self) -> list[MatrixSize]:
         return [*self.inputs(), self.output]
 
     def undivided_device_bytes(self) -> int:
         """Without the RoPE table, which layers share."""
-        if self.q.rows % ROW_MULTIPLE or self.k.rows % ROW_MULTIPLE:
-            raise UnsupportedOnDeviceError(
-                f"{self.k.name}: {self.k.rows} rows (q: {self.q.rows}), the GPU kernels need a "
-                f"multiple of {ROW_MULTIPLE}"
-            )
-        if self.spec.sub_norm:
-            raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
+        check_device_rows(self.spec, self.q, self.k, self.v)
         stack = sum(map(matrix_bytes, self.stacked_inputs()))
         return stack + matrix_bytes(self.output) + vector_bytes(self.vectors)
 
@@ -322,7 +320,8 @@ class AttentionSizes(BlockSizes):
             "queries": 4 * heads * padded(self.spec.head_dim),
             "projected_q": 4 * padded(self.q.rows),
             "projected_k": 4 * padded(self.k.rows),
-            "projected_v": 4 * padded(self.v.rows),
+            "projected_v": 4 * padded(max(self.k.rows, self.v.rows)),
+            **({"head_gates": 4 * padded(self.gate.rows)} if self.gate else {}),
             **(own_input_buffers(hidden_size) if self.own_norm else {}),
         }
 
@@ -336,7 +335,9 @@ class AttentionSizes(BlockSizes):
         return one * attention_pieces(threads, spec.kv_heads)
 
     def inputs(self) -> list[MatrixSize]:
-        return [self.q] if self.reads_other_layers else [self.q, self.k, self.v]
+        if self.reads_other_layers:
+            return [self.q]
+        return [self.q, self.k, self.v, *([self.gate] if self.gate else [])]
 
     def stacked_inputs(self) -> list[MatrixSize]:
         return row_runs(self.inputs())
@@ -371,7 +372,7 @@ class AttentionSizes(BlockSizes):
         return 2 * taken(chunk * max(block.spec.heads * block.spec.head_dim for block in blocks), 2)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
-        return ChunkRows(products=chunk * (self.q.rows + self.k.rows + self.v.rows))
+        return ChunkRows(products=chunk * sum(matrix.rows for matrix in self.inputs()))
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes(self.vectors) + 2 * taken(self.spec.head_dim, 8)

@@ -27,7 +27,15 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
-Activation = Literal["silu", "gelu", "relu", "relu_squared", "clamped_swiglu"]
+
+@dataclass(frozen=True)
+class LimitedSwiglu:
+    """min(silu(gate), limit) · up, with up within ±limit. Source: Step 3.5."""
+
+    limit: float
+
+
+Activation = Literal["silu", "gelu", "relu", "relu_squared", "clamped_swiglu"] | LimitedSwiglu
 CLAMPED_SWIGLU_SLOPE = 1.702
 CLAMPED_SWIGLU_LIMIT = 7.0
 """clamped_swiglu: with g = min(gate, limit) and u = up within ±limit, g · sigmoid(slope · g) · (u + 1).

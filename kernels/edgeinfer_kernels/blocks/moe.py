@@ -53,6 +53,8 @@ class MoeSpec(StatelessSpec):
     Σ weight · expert(h), plus that of the shared expert of `shared_neurons`, if there is one; with
     `shared_gate` multiplied by sigmoid(gate · h). All are feed-forwards, with a gate if `gated`.
 
+    `shared_activation`: that of the shared expert; None: that of the others.
+
     `weighted_input`: the weights multiply what the experts read instead of their results:
     Σ expert(weight · h). Kernels multiply the products of h, before biases.
 
@@ -86,6 +88,11 @@ class MoeSpec(StatelessSpec):
     groups_per_token: int = 1
     dense_norm: NormSpec | None = None
     weighted_input: bool = False
+    shared_activation: Activation | None = None
+
+    @property
+    def activation_of_shared(self) -> Activation:
+        return self.shared_activation or self.activation
 
     @property
     def is_ranked(self) -> bool:

@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
+from edgeinfer_kernels.blocks.feed_forward import Activation, LimitedSwiglu
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     group_bytes,
@@ -19,7 +20,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import (
     padded_rows,
     padded_vector,
 )
-from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT, TILE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, SHARED_INPUT, TILE_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs, RecurrentArgs
@@ -206,6 +207,12 @@ class BlockBuilder:
         norm = self.norm(residual.norm, self.width, w.norm, w.norm_bias)
         block = self.arena.fill(NormRowsArgs, norm=norm, normed=self.input(OWN_INPUT, self.width, readers))
         return (Call("norm_rows_block", block),)
+
+    def activation(self, activation: Activation) -> int:
+        """The code of an activation function, or the address of the float32 limit of `LimitedSwiglu`."""
+        if isinstance(activation, LimitedSwiglu):
+            return self.arena.keep(np.array([activation.limit], np.float32))
+        return ACTIVATION_CODES[activation]
 
     def recurrent(self, state: RecurrentState) -> int:
         """A RecurrentArgs structure; the step's rows are in the buffer "state_rows"."""

@@ -115,6 +115,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             weights=w.block,
             state=self.state.get(index),
             start=start,
+            x=x,
             layer_input=x if layer_input is None else layer_input,
             dtype=self.dtype,
             batch=batch,

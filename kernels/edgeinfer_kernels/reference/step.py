@@ -21,8 +21,8 @@ Array = npt.NDArray[np.floating]
 class BlockStep:
     """One block and one step: specification, weights, state, and the positions of the tokens.
 
-    `layer_input`: the hidden states before the layer. `batch`: the positions of tokens of several sequences;
-    None: they are at start…
+    `x`, `layer_input`: the hidden states before the block and before the layer. `batch`: the positions of
+    tokens of several sequences; None: they are at start…
     """
 
     index: BlockIndex
@@ -30,6 +30,7 @@ class BlockStep:
     weights: Any
     state: Any
     start: int
+    x: Array
     layer_input: Array
     dtype: npt.DTypeLike
     batch: BatchPositions | None = None

@@ -30,6 +30,8 @@ def workspace_rows(sizes: ModelSizes) -> dict[str, int]:
     for block in sizes.blocks:
         for name, nbytes in block.cpu_buffers(width).items():
             rows[name] = max(rows.get(name, 0), aligned(nbytes))
+    if "gate" in rows:  # Kernels of feed-forwards read gates at the distance of the hidden rows.
+        rows["gate"] = max(rows["gate"], rows["hidden"])
     return rows
 
 

@@ -67,7 +67,7 @@ def build_for(name: str, threads: int) -> Build:
     ("model", "kind"),
     [
         *(("llama", "f16"), ("llama", "q4_0"), ("gemma3", "f16"), ("qwen2moe", "f16"), ("starcoder2", "f16")),
-        *(("bloom", "f16"), ("gpt2", "q4_0")),
+        *(("gemma3n", "f16"), ("bloom", "f16"), ("gpt2", "q4_0")),
         *(("deepseek2", "f16"), ("deepseek2", "q4_0")),
     ],
 )
@@ -90,7 +90,7 @@ def test_sequences_with_a_shared_prefix_equal_single_sequences_bit_for_bit(
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
-@pytest.mark.parametrize("model", ["llama", "olmo2-windows", "deepseek2", "bloom", "gpt2"])
+@pytest.mark.parametrize("model", ["llama", "olmo2-windows", "gemma3n", "deepseek2", "bloom", "gpt2"])
 def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa: str, model: str) -> None:
     path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
     engine = engine_for(path, build_for(isa, 2), context=CONTEXT)

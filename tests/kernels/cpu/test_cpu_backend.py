@@ -95,7 +95,10 @@ def relative(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize(
     "name",
-    ["llama", "gemma3", "olmo2-windows", "phi3-longrope", "starcoder2", "bitnet-scales", "gptneox", "mpt"],
+    [
+        *("llama", "gemma3", "gemma3n", "olmo2-windows", "phi3-longrope", "starcoder2"),
+        *("bitnet-scales", "gptneox", "mpt"),
+    ],
 )
 def test_a_chunked_prefill_equals_the_reference(tmp_path: Path, isa: str, name: str) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")
@@ -119,7 +122,9 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2", "bloom", "falcon-40b"])
+@pytest.mark.parametrize(
+    "name", ["llama", "gemma3", "gemma3n", "qwen2moe", "deepseek2", "bloom", "falcon-40b"]
+)
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str, threads: int) -> None:
     engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu(threads=threads), context=LONG)
@@ -135,7 +140,7 @@ def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str
     engine.close()
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3n"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")

@@ -55,7 +55,8 @@ def launch_delta_net() -> None:
         )  # fmt: skip
         apply_gates_kernel[GRID](
             F16 if scaled else f, f, f, 1024,
-            HEAD_DIM=256, DIMENSIONS=256, SCALED=scaled, DEPENDENT=False, num_warps=1,
+            HEAD_DIM=256, DIMENSIONS=256, GATE_AT=0 if scaled else 6144, SOFTPLUS=not scaled, SCALED=scaled,
+            DEPENDENT=False, num_warps=1,
         )  # fmt: skip
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4

@@ -18,12 +18,12 @@ from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened
 from tests.kernels.split_layers import LayerSplit, stages_of
-from tests.model_zoo import ZOO
+from tests.model_zoo import ON_CPU_ONLY, ZOO
 from tests.random_models import RandomModel
 
 WIDE = replace(ZOO["llama"], width=512, feed_forward=768, formats=("Q4_K", "Q6_K", "F16", "Q5_1", "Q3_K"))
 MODELS: dict[str, RandomModel] = {
-    **{name: model for name, model in ZOO.items() if model.architecture != "bitnet"},
+    **{name: model for name, model in ZOO.items() if name not in ON_CPU_ONLY},
     "many formats": WIDE,
     "odd vocabulary": replace(WIDE, tied=True),
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
@@ -143,8 +143,8 @@ def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: st
     assert taken[1] >= taken[0] + pieces
 
 
-def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> None:
-    model = replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24)
+@pytest.mark.parametrize("model", [replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24), ZOO["mimo2"]])
+def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path, model: RandomModel) -> None:
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         with pytest.raises(UnsupportedOnDeviceError) as one:

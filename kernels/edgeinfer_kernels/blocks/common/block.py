@@ -88,6 +88,10 @@ class TensorReader(Protocol):
         """As `matrix`, for a tensor outside the layers."""
         ...
 
+    def model_experts(self, name: str, count: int, rows: int, columns: int) -> Matrix:
+        """As `experts`, for a tensor outside the layers."""
+        ...
+
 
 class BlockWeights(Protocol):
     """The weights of one block."""
@@ -231,6 +235,8 @@ class BlockSizes:
     """Whether it reads results of blocks of other layers, which devices don't exchange."""
     has_own_norm: ClassVar[bool] = False
     """Whether it shares its input with the block before it, but not the norm."""
+    cpu_only: ClassVar[str] = ""
+    """Why the block runs on the CPU only; empty: it runs on a GPU too."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
 

@@ -42,8 +42,9 @@ def build(
         if spec.value_norm
         else 0,
         queries_only=int(queries_only),
+        **_head_gates(builder, w),
         normed=builder.input(OWN_INPUT if residual.has_own_norm else "normed", builder.width, w.inputs()),
-        attn_out=builder.input("attn_out", spec.heads * spec.head_dim, [w.attn_output]),
+        attn_out=builder.input("attn_out", spec.heads * spec.value_dim, [w.attn_output]),
         sub_norm=builder.sub_norm(spec.norm, w.sub_norm),
         slopes=builder.arena.keep(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else 0,
         lane_indices=builder.arena.keep(np.arange(LANES, dtype=np.float32)),
@@ -59,6 +60,14 @@ def build(
     before = builder.own_norm(residual, weights, w.inputs())
     call = Call("attention_block", block, ends_by_token=True)
     return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
+
+
+def _head_gates(builder: BlockBuilder, w: AttentionWeights) -> dict[str, int]:
+    """The fields of gates of whole heads."""
+    if w.attn_gate is None:
+        return {}
+    rows, stride = builder.workspace.rows("head_gates")
+    return {"gate_matrix": builder.matrix(w.attn_gate), "head_gates": rows, "head_gates_stride": stride}
 
 
 def temperature_fields(builder: BlockBuilder, temperature: Temperature, positions: int) -> dict[str, int]:
@@ -86,8 +95,9 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "rope_neox": int(spec.rope.neox) if spec.rope else 0,
         "qk_norm": QK_NORMS[spec.qk_norm],
         "gated": int(spec.gated),
-        "value_dim": spec.head_dim,
-        "padded_value": padded(spec.head_dim),
+        "has_softplus_gates": int(spec.gate_function == "softplus"),
+        "value_dim": spec.value_dim,
+        "padded_value": padded(spec.value_dim),
         "row_width": padded(spec.head_dim),
         "pieces_per_thread": PIECES_PER_THREAD,
         "positions_per_piece": POSITIONS_PER_PIECE,

@@ -2,7 +2,6 @@
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
@@ -29,7 +28,7 @@ def build(
         up_matrix=builder.matrix(w.ffn_up, w.ffn_up_bias, w.up_scale),
         down_matrix=builder.matrix(w.ffn_down, w.ffn_down_bias),
         **builder.norms(residual, weights),
-        activation=ACTIVATION_CODES[spec.activation],
+        activation=builder.activation(spec.activation),
         normed=builder.input("normed", builder.width, readers),
         hidden=builder.input("hidden", hidden_width, [w.ffn_down]),
         sub_norm=0 if spec.sub_norm is None else builder.sub_norm(spec.sub_norm, w.sub_norm),

@@ -5,7 +5,6 @@ import math
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.recurrent_args import LayerOutputArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
@@ -21,16 +20,20 @@ def build(
     options: BlockOptions,
 ) -> BuiltBlock:
     """The kernel of a layer's end; that of the first layer also computes the per-layer inputs."""
-    spec, w = residual.block, weights.block
-    block = builder.arena.fill(
+    block = layer_output_args(builder, residual.block, weights.block)
+    before = (Call("per_layer_inputs_block", block),) if residual.block.is_first else ()
+    return BuiltBlock((Call("layer_output_block", block, ends_by_token=True),), before)
+
+
+def layer_output_args(builder: BlockBuilder, spec: LayerOutputSpec, w: LayerOutputWeights) -> int:
+    """A LayerOutputArgs structure."""
+    return builder.arena.fill(
         LayerOutputArgs,
         norm=builder.norm(spec.norm, builder.width, None),
         scale=w.scale,
         **(_per_layer(builder, spec, w) if spec.width else {}),
         **builder.scratch(),
     )
-    before = (Call("per_layer_inputs_block", block),) if spec.is_first else ()
-    return BuiltBlock((Call("layer_output_block", block, ends_by_token=True),), before)
 
 
 def _per_layer(builder: BlockBuilder, spec: LayerOutputSpec, w: LayerOutputWeights) -> dict[str, float]:
@@ -45,7 +48,7 @@ def _per_layer(builder: BlockBuilder, spec: LayerOutputSpec, w: LayerOutputWeigh
         "layer": spec.layer,
         "layers": spec.layers,
         "width": spec.width,
-        "activation": ACTIVATION_CODES[spec.activation],
+        "activation": builder.activation(spec.activation),
         "inputs": inputs,
         "inputs_stride": stride,
         "normed": builder.input("normed", builder.width, readers),

@@ -4,7 +4,7 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, GATING_CODES, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import GATING_CODES, quantized_bytes
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 from edgeinfer_kernels.layer_cache import padded
@@ -71,7 +71,7 @@ def _routed(
         **_pre_attention(builder, residual, w),
         **(
             _own(builder, residual, weights, normed)
-            | _shared(builder, w, normed)
+            | _shared(builder, spec, w, normed)
             | _dense(builder, residual, weights)
             | _post_norm(builder, residual, weights)
         ),
@@ -115,7 +115,7 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights, normed: in
         "count": w.ffn_up_exps.experts,
         "experts_per_token": spec.experts_per_token,
         "weighted_input": int(spec.weighted_input),
-        "activation": ACTIVATION_CODES[spec.activation],
+        "activation": builder.activation(spec.activation),
         "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
@@ -215,7 +215,7 @@ def _post_norm(builder: BlockBuilder, residual: Residual, weights: Weights) -> d
     return {"post_norm": norm, "sums": sums, "sums_stride": sums_stride}
 
 
-def _shared(builder: BlockBuilder, w: MoeWeights, normed: int) -> dict[str, int]:
+def _shared(builder: BlockBuilder, spec: MoeSpec, w: MoeWeights, normed: int) -> dict[str, int]:
     """The fields of a shared expert that reads the rows `normed`."""
     if w.shared is None:
         return {}
@@ -224,6 +224,7 @@ def _shared(builder: BlockBuilder, w: MoeWeights, normed: int) -> dict[str, int]
     gate, _ = rows("gate")
     out, out_stride = rows("projected")
     return {
+        "shared_activation": builder.activation(spec.activation_of_shared),
         "shared_gate_matrix": builder.matrix(shared.ffn_gate) if shared.ffn_gate else 0,
         "shared_up_matrix": builder.matrix(shared.ffn_up),
         "shared_down_matrix": builder.matrix(shared.ffn_down),

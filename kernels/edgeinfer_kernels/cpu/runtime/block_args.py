@@ -26,6 +26,7 @@ class AttentionArgs(Structure):
 
     qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
+    gate_matrix: 0, or that of gates of whole heads, in head_gates.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
     for temperature_length positions each, the first for temperature_offset fewer. query_weights: 0 or the
@@ -67,6 +68,10 @@ class AttentionArgs(Structure):
     k_norm: Norm
     value_norm: Norm
     queries_only: Int
+    gate_matrix: Matrix
+    head_gates: Int
+    head_gates_stride: Int
+    has_softplus_gates: Int
     post_norm: Norm
     residual_scale: Float
     normed: Input

@@ -80,6 +80,7 @@ class ExpertsArgs(Structure):
     down_matrix: Matrix
     out: Int
     out_stride: Int
+    shared_activation: Int
     shared_gate_matrix: Matrix
     shared_up_matrix: Matrix
     shared_down_matrix: Matrix

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
+from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
@@ -32,7 +32,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Tuning
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -86,21 +85,16 @@ def take(
     builder: DeviceBuilder, spec: AttentionSpec, w: AttentionWeights, shards: Sequence[Shard] = ()
 ) -> DeviceAttention:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
-    if w.attn_q.rows % ROW_MULTIPLE or w.attn_k.rows % ROW_MULTIPLE:
-        raise UnsupportedOnDeviceError(
-            f"{w.attn_k.name}: {w.attn_k.rows} rows (q: {w.attn_q.rows}), the GPU kernels need a "
-            f"multiple of {ROW_MULTIPLE}"
-        )
-    if w.sub_norm is not None:
-        raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
+    check_device_rows(spec, w.attn_q, w.attn_k, w.attn_v)
     order = head_order(spec.rope, spec.head_dim)
     q_order = np.concatenate([order, np.arange(spec.head_dim, spec.q_head)])
     biases = (w.attn_q_bias, w.attn_k_bias, w.attn_v_bias)
-    projections = [(w.attn_q, q_order), (w.attn_k, order), (w.attn_v, None)][: len(w.inputs())]
+    orders = q_order, order, None, None
+    projections = list(zip(w.inputs(), orders, strict=False))
     return DeviceAttention(
         qkv=builder.stack(projections),
         output=builder.matrix(w.attn_output),
-        qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), (q_order, order, None)),
+        qkv_bias=builder.stacked_bias(biases, (w.attn_q, w.attn_k, w.attn_v), orders[:3]),
         output_bias=builder.vector(w.attn_output_bias),
         q_norm=builder.vector(reordered(w.attn_q_norm, order)),
         k_norm=builder.vector(reordered(w.attn_k_norm, order)),
@@ -185,7 +179,8 @@ def _attend(
     launches, space = step.launches, step.space("attention")
     out = space.attn_out(spec)
     split = split_config(launches.tuning, spec, launches.model.positions, tokens)
-    direct = spec.head_dim % 16 == 0 and not spec.gated
+    is_gated = spec.gated or spec.head_gated
+    direct = spec.head_dim % 16 == 0 and not is_gated
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
@@ -216,7 +211,7 @@ def _attend(
         DIRECT=direct,
         warps=min(launches.tuning.attention_warps * max(1, split.queries // 16), MAX_WARPS),
     )
-    if spec.gated:
+    if is_gated:
         launches.launch(
             apply_gates_kernel,
             (tokens, spec.heads),
@@ -226,11 +221,18 @@ def _attend(
             space.qkv.shape[1],
             HEAD_DIM=spec.head_dim,
             DIMENSIONS=head_dimensions(spec.head_dim),
+            GATE_AT=gate_at(spec),
+            SOFTPLUS=spec.gate_function == "softplus",
             SCALED=False,
             warps=1,
         )
     if not direct:
         launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
+
+
+def gate_at(spec: AttentionSpec) -> int:
+    """Where the gates of whole heads begin in a row of the projection; 0: there are none."""
+    return spec.heads * spec.head_dim + 2 * spec.kv_heads * spec.head_dim if spec.head_gated else 0
 
 
 def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
@@ -281,10 +283,11 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
     tile = _tile(prompt, spec, cache)
     flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring, w.slopes)
-    if spec.gated:
+    if spec.gated or spec.head_gated:
         apply_gates_kernel[(tokens, spec.heads)](
             attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,
-            DIMENSIONS=head_dimensions(spec.head_dim), SCALED=True, DEPENDENT=False, num_warps=1,
+            DIMENSIONS=head_dimensions(spec.head_dim), GATE_AT=gate_at(spec),
+            SOFTPLUS=spec.gate_function == "softplus", SCALED=True, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import scale_rows, warps_for
-from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import (
     finish_layer_kernel,
@@ -130,7 +130,7 @@ def decode(
         launches.launch(
             gate_inputs_kernel, (tokens,),
             space.gate, space.gate.stride(0), launches.workspace.nothing, inputs, inputs.stride(0),
-            **_shape(spec.width), ACTIVATION=int(ACTIVATIONS[spec.activation]), SCALED=False, warps=1,
+            **_shape(spec.width), ACTIVATION=activation_code(spec.activation), SCALED=False, warps=1,
         )  # fmt: skip
         launches.quantize(space.gate, spec.width, space.hidden, tokens, space.gate.stride(0))
         launches.rows((w.proj,), Source(space.hidden, source.sum_squares), y, None, "down", tokens)
@@ -175,7 +175,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         gate = prompt.products.product(chunk.h.rows, w.inp_gate)
         gate_inputs_kernel[(tokens,)](
             gate, gate.stride(0), chunk.h.scales, inputs, inputs.stride(0), **_shape(spec.width),
-            ACTIVATION=int(ACTIVATIONS[spec.activation]), SCALED=True, DEPENDENT=False, num_warps=1,
+            ACTIVATION=activation_code(spec.activation), SCALED=True, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
         hidden = prompt.products.hidden(tokens, spec.width)
         scale_rows(gate, hidden.rows, hidden.scales)

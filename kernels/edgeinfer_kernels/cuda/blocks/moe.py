@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     select_experts_kernel,
 )
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
-from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     DownConfig,
     GatedConfig,
@@ -198,7 +198,7 @@ def _shared(
         norm, y = NextNorm(spec.dense_norm, w.shared_input_norm, None), space.other_result
         launches.add_norm(None, None, 0.0, norm, space.other_input, tokens)
         source = Source(space.other_input, step.workspace.sum_squares[0])
-    launches.gated(spec.activation, shared, source, space.shared_hidden, tokens)
+    launches.gated(spec.activation_of_shared, shared, source, space.shared_hidden, tokens)
     hidden = Source(space.shared_hidden, source.sum_squares)
     launches.rows((shared.down,), hidden, y, shared.down_bias, "down", tokens)
     if w.shared_router is not None:
@@ -224,7 +224,7 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
     launches, space = step.launches, step.space("moe")
     out, shape, blocks = space.expert_hidden, launches.tuning.gated, source.activations.blocks
     gate, has_gate, has_bias = w.gate or w.up, w.gate is not None, w.up_bias is not None
-    tiles, code = (gate.shapes.tile, w.up.shapes.tile), int(ACTIVATIONS[spec.activation])
+    tiles, code = (gate.shapes.tile, w.up.shapes.tile), activation_code(spec.activation)
     at_once = shape.step_for(blocks)
     launches.launch(
         expert_gated_kernel,

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 )
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
-from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS
+from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GatedConfig,
@@ -170,7 +170,7 @@ class StepLaunches:
         self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int
     ) -> None:
         """Gate and up to the hidden rows, as activations."""
-        gate, code = ffn.gate or ffn.up, int(ACTIVATIONS[activation])
+        gate, code = ffn.gate or ffn.up, activation_code(activation)
         has_gate, has_bias = ffn.gate is not None, ffn.up_bias is not None
         gated = GatedConfig(gate.shapes.tile, ffn.up.shapes.tile, has_gate, has_bias, code)
         self.launch(

@@ -158,7 +158,7 @@ class PrefillExperts:
         assignments = self._group(spec, w, ids, weights)
         total = self._sum[:tokens].zero_()
         if w.shared is not None and spec.dense_norm is None:
-            y, scales = self._products.dense(spec.activation, w.shared, h)
+            y, scales = self._products.dense(spec.activation_of_shared, w.shared, h)
             if w.shared_router_rows is not None:
                 scales = scales * torch.sigmoid(floats @ w.shared_router_rows[0])
             torch.mul(y, scales[:, None], out=total)
@@ -178,7 +178,7 @@ class PrefillExperts:
         (tokens, width), epsilon = x.shape, spec.dense_norm.epsilon
         h = ScaledRows(self._dense[: tokens * width].view(tokens, width), self._dense_scales[:tokens])
         norm_rows(x, spec.dense_norm, w.shared_input_norm, None, h.rows, h.scales)
-        y, scales = self._products.dense(spec.activation, w.shared, h)
+        y, scales = self._products.dense(spec.activation_of_shared, w.shared, h)
         add_normed_kernel[(tokens,)](
             total, total.stride(0), y, y.stride(0), scales, NormArgs(w.expert_norm, None, epsilon),
             NormArgs(w.shared_norm, None, epsilon), WIDTH=width, BLOCK=next_power_of_two(width), SCALED=True,

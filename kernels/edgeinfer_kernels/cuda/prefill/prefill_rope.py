@@ -133,7 +133,7 @@ def rope_append_kernel(
     sine = tl.where(dimension < HALF_DIM, -sine, sine)
     Q_HEAD: tl.constexpr = ROPE.q_head
     KV_ROWS: tl.constexpr = 0 if ROPE.queries_only else 2 * KV_HEADS * HEAD_DIM
-    row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + KV_ROWS)
+    row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + KV_ROWS + ROPE.gate_rows)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
     q = scaled_queries(q, query_weights, position, ROPE)
@@ -187,7 +187,8 @@ def rope_append(
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature.scale,
         temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
-        has_positions=positions is not None, temperature_offset=spec.temperature.offset, clamp=spec.clamp,
+        has_positions=positions is not None, temperature_offset=spec.temperature.offset,
+        gate_rows=spec.heads if spec.head_gated else 0, clamp=spec.clamp,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, positions, spec.norm.epsilon,

@@ -14,7 +14,7 @@ import triton.language as tl
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
-from edgeinfer_kernels.cuda.triton_ops.activations import ACTIVATIONS, activate, activate_gated
+from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated, activation_code
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormRowsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
@@ -282,7 +282,7 @@ def activation_rows(
         raise ValueError(f"gate and up: rows {gate.stride(0)} and {up.stride(0)} apart, wanted one distance")
     activation_rows_kernel[(tokens,)](
         up if gate is None else gate, up, gate_bias, up_bias, in_scales, out, row_scales, up.stride(0),
-        WIDTH=width, BLOCK=min(PIECE, next_power_of_two(width)), ACTIVATION=ACTIVATIONS[activation],
+        WIDTH=width, BLOCK=min(PIECE, next_power_of_two(width)), ACTIVATION=activation_code(activation),
         GATED=gate is not None, GATE_BIAS=gate_bias is not None, UP_BIAS=up_bias is not None, num_warps=8,
     )  # fmt: skip
 

@@ -5,7 +5,12 @@ kernels.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.blocks.feed_forward import CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
+from edgeinfer_kernels.blocks.feed_forward import (
+    CLAMPED_SWIGLU_LIMIT,
+    CLAMPED_SWIGLU_SLOPE,
+    Activation,
+    LimitedSwiglu,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 SILU = tl.constexpr(0)
@@ -20,8 +25,17 @@ ACTIVATIONS = {
     "relu_squared": RELU_SQUARED,
     "clamped_swiglu": CLAMPED_SWIGLU,
 }
+LIMITED_SWIGLU = tl.constexpr(1024)
+"""The code of `LimitedSwiglu` is its limit plus this number."""
 SLOPE = tl.constexpr(CLAMPED_SWIGLU_SLOPE)
 LIMIT = tl.constexpr(CLAMPED_SWIGLU_LIMIT)
+
+
+def activation_code(activation: Activation) -> float:
+    """The code of an activation function for kernels."""
+    if isinstance(activation, LimitedSwiglu):
+        return int(LIMITED_SWIGLU) + activation.limit
+    return int(ACTIVATIONS[activation])
 
 
 @triton.jit
@@ -45,6 +59,10 @@ def activate_gated(gate, up, ACTIVATION: tl.constexpr):
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
         return gate / (1.0 + tl.exp(-SLOPE * gate)) * (up + 1.0)
+    elif ACTIVATION >= LIMITED_SWIGLU:
+        limit: tl.constexpr = ACTIVATION - LIMITED_SWIGLU
+        up = tl.minimum(tl.maximum(up, -limit), limit)
+        return tl.minimum(activate(gate, SILU), limit) * up
     else:
         return activate(gate, ACTIVATION) * up
 
@@ -64,22 +82,28 @@ def softplus(x):
 
 @triton.jit
 def apply_gates_kernel(
-    values, queries, scales, stride,
-    HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    values, queries, scales, stride, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, GATE_AT: tl.constexpr,
+    SOFTPLUS: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """values (tokens, heads · HEAD_DIM) *= sigmoid(gate), in place; program (token, head).
+    """values (tokens, heads · HEAD_DIM) *= sigmoid(gate), or softplus, in place; program (token, head).
 
-    `queries`: rows of `stride` elements; the gate of each head follows its query. With SCALED they are still
-    to be multiplied by `scales` (tokens,). Reads at most 8 bytes per element, writes 4.
+    `queries`: rows of `stride` elements. The gates of a head follow its query, or, if GATE_AT isn't 0, each
+    head has one from there on. With SCALED they are still to be multiplied by `scales` (tokens,). Reads at
+    most 8 bytes per element, writes 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dimension = tl.arange(0, DIMENSIONS)
     mask = dimension < HEAD_DIM
-    gate = tl.load(queries + token * stride + (2 * head + 1) * HEAD_DIM + dimension, mask=mask, other=0.0)
+    if GATE_AT == 0:
+        gate_at = (2 * head + 1) * HEAD_DIM + dimension
+    else:
+        gate_at = GATE_AT + head + dimension * 0
+    gate = tl.load(queries + token * stride + gate_at, mask=mask, other=0.0)
     if SCALED:
         gate = gate * tl.load(scales + token)
     at = values + (token * tl.num_programs(1) + head) * HEAD_DIM + dimension
-    value = tl.load(at, mask=mask, other=0.0).to(tl.float32) * sigmoid(gate)
+    factor = softplus(gate) if SOFTPLUS else sigmoid(gate)
+    value = tl.load(at, mask=mask, other=0.0).to(tl.float32) * factor
     tl.store(at, value.to(values.dtype.element_ty), mask=mask)

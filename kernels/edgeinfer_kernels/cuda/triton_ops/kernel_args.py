@@ -104,7 +104,7 @@ class GatedConfig(NamedTuple):
     up: Tile
     has_gate: bool
     has_bias: bool
-    activation: int
+    activation: float
     is_weighted: bool = False
 
 
@@ -230,7 +230,8 @@ class PromptConfig(NamedTuple):
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
     is_row_norm; temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache.
+    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache;
+    gate_rows: elements of a row after the values.
     """
 
     heads: int
@@ -253,6 +254,7 @@ class RopeConfig(NamedTuple):
     clamp: float = 0.0
     has_positions: bool = False
     temperature_offset: int = 0
+    gate_rows: int = 0
 
 
 class DeltaNetConfig(NamedTuple):

@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import Temperature
 from edgeinfer_kernels.matrix import Vector
-from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap
+from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap, softplus
 
 
 class ScoreSpec(Protocol):
@@ -46,14 +46,20 @@ def forward(step: BlockStep, h: Array) -> Array:
     if step.batch is None:
         if spec.source_layer is None:
             cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
-        keys, values = (held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim))
+        keys, values = (
+            held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim, spec.value_dim)
+        )
         out = attend(_rope_queries(step, q, step.start), keys, values, step.start, spec, w.attn_sinks)
     else:
         out = _attend_batch(step, step.batch, q, k, v)
     out = out.reshape(len(h), -1)
     if w.sub_norm is not None:
         out = normalize(out, w.sub_norm.spec(spec.norm), w.sub_norm.weight)
-    return step.times(out if gate is None else out * sigmoid(gate), w.attn_output, w.attn_output_bias)
+    if w.attn_gate is not None:
+        gate = np.repeat(step.times(h, w.attn_gate), spec.head_dim, axis=1)
+    if gate is not None:
+        out = out * (softplus(gate) if spec.gate_function == "softplus" else sigmoid(gate))
+    return step.times(out, w.attn_output, w.attn_output_bias)
 
 
 def _clamped(rows: Array, spec: AttentionSpec) -> Array:
@@ -78,7 +84,7 @@ def _heads(rows: Array, spec: AttentionSpec, norm: Vector | None) -> Array:
 
 def _values(rows: Array, spec: AttentionSpec) -> Array:
     """Projected rows as (tokens, kv_heads, head_dim), normalized if the block does that."""
-    heads = rows.reshape(len(rows), -1, spec.head_dim)
+    heads = rows.reshape(len(rows), -1, spec.value_dim)
     return normalize(heads, spec.norm, np.ones(spec.head_dim, rows.dtype)) if spec.value_norm else heads
 
 
@@ -154,11 +160,11 @@ def _attend_batch(step: BlockStep, batch: BatchPositions, q: Array, k: Array, v:
         copies = (batch.copies or [()] * len(k))[token]
         for slot in (int(batch.slots(token, position + 1)[-1]), *copies):
             cache.write(slot, key, v[token : token + 1])
-    out = np.empty_like(q)
+    out = np.empty((*q.shape[:2], spec.value_dim), q.dtype)
     for token, position in enumerate(positions):
         query = _rope_queries(step, q[token : token + 1], position)
         slots = batch.slots(token, position + 1)
-        held = cache.read(cache.positions, spec.head_dim)
+        held = cache.read(cache.positions, spec.head_dim, spec.value_dim)
         keys, values = (part[:, slots].astype(step.dtype) for part in held)
         out[token] = attend(query, keys, values, position, spec, sinks)[0]
     return out

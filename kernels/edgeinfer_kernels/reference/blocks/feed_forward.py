@@ -7,6 +7,7 @@ from edgeinfer_kernels.blocks.feed_forward import (
     CLAMPED_SWIGLU_SLOPE,
     Activation,
     FeedForwardWeights,
+    LimitedSwiglu,
 )
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize
 
@@ -43,6 +44,9 @@ def activate(x: Array, activation: Activation) -> Array:
 
 def activate_gated(gate: Array, up: Array, activation: Activation) -> Array:
     """activation(gate) · up; clamped SwiGLU as defined in `blocks.feed_forward`."""
+    if isinstance(activation, LimitedSwiglu):
+        limit = activation.limit
+        return np.asarray(np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit))
     if activation != "clamped_swiglu":
         return activate(gate, activation) * up
     gate = np.minimum(gate, CLAMPED_SWIGLU_LIMIT)

@@ -19,16 +19,17 @@ def per_layer_inputs(step: BlockStep, x: Array) -> Array:
 
 
 def normed_result(step: BlockStep, x: Array) -> Array:
-    """The gated per-layer input of x, projected back."""
+    """The norm of the gated per-layer input of x, projected back."""
     spec, w = step.spec, step.weights
     if spec.is_first:
         step.shared[PER_LAYER_INPUTS] = per_layer_inputs(step, step.layer_input)
     inputs = step.shared[PER_LAYER_INPUTS][:, spec.layer]
-    return step.times(activate(step.times(x, w.inp_gate), spec.activation) * inputs, w.proj)
+    projected = step.times(activate(step.times(x, w.inp_gate), spec.activation) * inputs, w.proj)
+    return normalize(projected, spec.norm, w.post_norm)
 
 
 def forward(step: BlockStep, h: Array) -> Array:
     """(tokens, hidden_size): what is added to x so that it becomes the layer's output."""
     spec, w = step.spec, step.weights
-    y = normalize(normed_result(step, h), spec.norm, w.post_norm) if spec.width else 0.0
+    y = normed_result(step, h) if spec.width else 0.0
     return np.asarray(w.scale * (h + y) - h)

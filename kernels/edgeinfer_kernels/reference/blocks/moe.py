@@ -30,10 +30,10 @@ def forward(step: BlockStep, h: Array) -> Array:
     if w.ffn_latent_up is not None:
         y = step.times(y, w.ffn_latent_up)
     if spec.dense_norm is not None:
-        shared = dense(step, h * w.shared_gain, spec.activation, w.shared)
+        shared = dense(step, h * w.shared_gain, spec.activation_of_shared, w.shared)
         y = normalize(y, spec.dense_norm, w.expert_norm) + normalize(shared, spec.dense_norm, w.shared_norm)
     elif w.shared is not None:
-        shared = dense(step, h, spec.activation, w.shared)
+        shared = dense(step, h, spec.activation_of_shared, w.shared)
         if w.ffn_gate_inp_shexp is not None:
             shared = shared / (1 + np.exp(-h @ w.ffn_gate_inp_shexp))[:, None]
         y += shared

@@ -17,6 +17,7 @@ from tests.kernels.cuda.decoders import Decoder, Logits, opened, worst
 from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, divisible_weights, split_decoder
 from tests.kernels.split_layers import LayerSplit
 from tests.model_zoo import ZOO
+from tests.random_hybrids import interleaved_experts
 from tests.random_models import RandomModel
 
 TOLERANCE = 0.05
@@ -25,6 +26,7 @@ MODELS = {
     **ZOO,
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
     "afmoe experts": replace(ZOO["afmoe"], dense_layers=0),
+    "llama4 experts": replace(ZOO["llama4"], hybrid=interleaved_experts(1)),
 }
 
 
@@ -109,7 +111,8 @@ CASES = [
     ("bailingmoe2", mixed),
     ("jamba-moe", mixed),
     ("afmoe", mixed),
-    ("llama4", split_halves),
+    ("step35", mixed),
+    ("llama4 experts", split_halves),
     ("afmoe experts", split_halves),
     ("afmoe experts", attention_alone),
     ("nemotron_h", split_halves),
@@ -175,7 +178,8 @@ STREAMED = [
     ("deepseek2 dense", mixed),
     ("jamba-moe", mixed),
     ("afmoe experts", split_halves),
-    ("llama4", split_halves),
+    ("llama4 experts", split_halves),
+    ("step35", mixed),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
     on_a_gpu("qwen2moe", attention_alone),

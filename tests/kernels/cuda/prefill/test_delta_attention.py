@@ -140,8 +140,9 @@ def test_the_recurrence_equals_the_formula(device: str, decays: str, is_prompt: 
     state = RecurrentState(shape, ring, torch.zeros((shape.slots, shape.slot_width), device=device))
     for start, tokens, step in STEPS:
         inputs = Inputs.of(random, tokens, DECAYS[decays])
+        qkv, weights = inputs.qkv, Weights(taps)
         block = BlockStep(
-            BlockIndex(0, 0), SPEC, Weights(taps), reference, start, inputs.qkv, np.float64, recurrent=step
+            BlockIndex(0, 0), SPEC, weights, reference, start, qkv, qkv, np.float64, recurrent=step
         )
         wide = (part.astype(np.float64) for part in (inputs.qkv, inputs.beta, inputs.g))
         expected = delta_rule(block, *wide).reshape(tokens, -1)

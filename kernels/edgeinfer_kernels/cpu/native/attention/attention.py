@@ -4,6 +4,8 @@
 is fixed at load time: the specification, and addresses of matrices, cache and workspace.
 """
 
+import numpy as np
+
 from edgeinfer_kernels.cpu.native.attention.attention_states import (
     STATE_BYTES,
     add_sink,
@@ -43,7 +45,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
-from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
+from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid, softplus
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATIONS_PER_BLOCK,
     ROWS_SCRATCH,
@@ -123,15 +125,34 @@ def heads_fill_blocks(block):
 
 
 @device_function
-def apply_gate(values, gates, count):
-    """values *= sigmoid(gates)."""
+def gate_of(x, is_softplus):
+    """The function of sixteen gates."""
+    if is_softplus:
+        return softplus(x, splat_f32(np.float32(0)))
+    return sigmoid(x)
+
+
+@device_function
+def apply_gate(values, gates, count, is_softplus):
+    """values *= sigmoid(gates) or softplus(gates)."""
     whole = count // 16 * 16
     for i in range(0, whole, 16):
-        gate = sigmoid(load_floats(gates + 4 * i))
+        gate = gate_of(load_floats(gates + 4 * i), is_softplus)
         store_floats(values + 4 * i, multiply(load_floats(values + 4 * i), gate))
     for i in range(whole, count):
-        gate = first_lane(sigmoid(splat_f32(load_f32(gates + 4 * i))))
+        gate = first_lane(gate_of(splat_f32(load_f32(gates + 4 * i)), is_softplus))
         store_f32(values + 4 * i, load_f32(values + 4 * i) * gate)
+
+
+@device_function
+def gate_head(values, gate, count, is_softplus):
+    """values *= the function of one gate."""
+    factor = gate_of(splat_f32(load_f32(gate)), is_softplus)
+    whole = count // 16 * 16
+    for i in range(0, whole, 16):
+        store_floats(values + 4 * i, multiply(load_floats(values + 4 * i), factor))
+    for i in range(whole, count):
+        store_f32(values + 4 * i, load_f32(values + 4 * i) * first_lane(factor))
 
 
 @device_function
@@ -150,10 +171,17 @@ def write_heads(block, token, tokens, first_head, heads, states):
         for g in range(heads):
             hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, value_dim, padded)
     write_states(states, heads, value_dim, padded, row + 4 * value_dim * first_head)
+    is_softplus = block.has_softplus_gates != 0
+    if block.gate_matrix.address != 0:
+        gates = block.head_gates + token * block.head_gates_stride
+        for head in range(first_head, first_head + heads):
+            gate_head(row + 4 * value_dim * head, gates + 4 * head, value_dim, is_softplus)
     if block.gated != 0:
         gates = block.projected_q + token * block.q_stride
         for head in range(first_head, first_head + heads):
-            apply_gate(row + 4 * value_dim * head, gates + 4 * value_dim * (2 * head + 1), value_dim)
+            apply_gate(
+                row + 4 * value_dim * head, gates + 4 * value_dim * (2 * head + 1), value_dim, is_softplus
+            )
 
 
 @device_function
@@ -258,6 +286,9 @@ def attention_block(block, step_args, pool, thread):
     if block.queries_only == 0:
         project(pool, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
         project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
+    if block.gate_matrix.address != 0:
+        gates, gate_stride = block.head_gates, block.head_gates_stride
+        project(pool, 10, thread, tokens, block.gate_matrix, normed, gates, gate_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
     ahead = barrier_prefetching(pool, ahead, end)
     store_heads(pool, 4, thread, block, step_args, share, scratch)

@@ -50,13 +50,12 @@ def copy_padded(source, target, count, padded):
 
 
 @device_function
-def take_head(block, matrix, norm, row, index, target):
+def take_head(block, matrix, norm, row, index, target, head_dim):
     """Copy the `index`-th range of head_dim values of a projected row, with bias, clamp and q/k norm, to
     `target`, padded.
 
     `norm`: at address 0 for none.
     """
-    head_dim = block.head_dim
     padded = block.padded_head
     qk_norm = block.qk_norm
     copy_padded(row + 4 * head_dim * index, target, head_dim, padded)
@@ -138,7 +137,7 @@ def rope_and_store(block, step_args, token, index, head):
         target = block.queries + token * block.query_stride
         target += 4 * padded * index
         norm = block.q_norm
-        take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target)
+        take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target, head_dim)
         apply_rope(target, table, rope_dim, is_neox)
         scale_query(block, position, target)
         if has_hadamard_heads(block):
@@ -147,7 +146,7 @@ def rope_and_store(block, step_args, token, index, head):
         kv_head = index - heads
         row = block.projected_k + kv_offset
         norm = block.k_norm
-        take_head(block, block.k_matrix, norm, row, kv_head, head)
+        take_head(block, block.k_matrix, norm, row, kv_head, head, head_dim)
         apply_rope(head, table, rope_dim, is_neox)
         if has_hadamard_heads(block):
             hadamard_head(head, head_dim, padded)
@@ -155,11 +154,12 @@ def rope_and_store(block, step_args, token, index, head):
     else:
         kv_head = index - heads - kv_heads
         row = block.projected_v + kv_offset
-        take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head)
+        value_dim = block.value_dim
+        take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head, value_dim)
         if block.value_norm.address != 0:
             normalize(block.value_norm, head, head)
         if has_hadamard_heads(block):
-            hadamard_head(head, head_dim, padded)
+            hadamard_head(head, value_dim, block.padded_value)
         store_all_values(block, kv_head, token_args, position, head, spare)
 
 

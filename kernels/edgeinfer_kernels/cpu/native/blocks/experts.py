@@ -258,7 +258,7 @@ def activate_shared(pool, block, tokens):
         pool,
         10,
         tokens,
-        block.activation,
+        block.shared_activation,
         block.shared_gate_matrix,
         block.shared_up_matrix,
         block.shared_gate,

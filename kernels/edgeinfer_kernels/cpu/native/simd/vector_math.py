@@ -24,10 +24,13 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     subtract,
     two_to_the,
 )
+from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
 
 SILU, GELU, RELU = (ACTIVATION_CODES[name] for name in ("silu", "gelu", "relu"))
 CLAMPED_SWIGLU = ACTIVATION_CODES["clamped_swiglu"]
+FIRST_ADDRESS = 1 << 10
+"""Codes from here on are addresses."""
 SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT)
 
 
@@ -101,8 +104,12 @@ def activate(code, x):
 @device_function
 def activate_gated(code, gate, up):
     """activation(gate)·up; clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), g = min(gate, limit), u = up within
-    ±limit.
+    ±limit. A larger code is the address of the limit of min(silu(gate), limit)·up, up within ±limit.
     """
+    if code >= FIRST_ADDRESS:
+        limit = load_f32(code)
+        up = at_least(at_most(up, limit), -limit)
+        return multiply(at_most(activate(SILU, gate), limit), up)
     if code == CLAMPED_SWIGLU:
         gate = at_most(gate, LIMIT)
         up = at_least(at_most(up, LIMIT), -LIMIT)

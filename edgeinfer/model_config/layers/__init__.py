@@ -1,0 +1,1 @@
+"""The config of layers that only one architecture has."""

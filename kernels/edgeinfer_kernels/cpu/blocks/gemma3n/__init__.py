@@ -1,0 +1,1 @@
+"""The structures of the kernels of Gemma 3n's blocks."""

@@ -1,0 +1,1 @@
+"""The formulas of Gemma 3n's kinds of blocks."""
