@@ -173,7 +173,7 @@ def broken(path: Path, kind: str) -> Path:
             ZOO["llama"]
             .write(path)
             .read_bytes()
-            .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0plamo")
+            .replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0dream")
         )
     return path
 

@@ -39,7 +39,7 @@ def of_tokenizer(content: bytes, name: bytes) -> bytes:
 
 
 UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
-    "architecture": (lambda content: of_architecture(content, b"plamo"), "architecture plamo isn't one"),
+    "architecture": (lambda content: of_architecture(content, b"dream"), "architecture dream isn't one"),
     "type": (lambda content: of_type(content, 16), "type IQ2_XXS (16) is not supported"),
     "tokenizer": (lambda content: of_tokenizer(content, b"plamo"), "tokenizer.ggml.model: 'plamo'"),
 }

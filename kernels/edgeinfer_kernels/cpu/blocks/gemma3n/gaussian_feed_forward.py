@@ -5,7 +5,6 @@ from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import (
     GaussianFeedForwardWeights,
 )
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES
 from edgeinfer_kernels.cpu.runtime.gemma3n_args import GaussianFeedForwardArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
@@ -30,7 +29,7 @@ def build(
         gate_matrix=builder.matrix(w.ffn_gate),
         up_matrix=builder.matrix(w.ffn_up),
         down_matrix=builder.matrix(w.ffn_down),
-        activation=ACTIVATION_CODES[spec.activation],
+        activation=builder.activation(spec.activation),
         deviations=spec.deviations,
         normed=builder.input("normed", builder.width, [w.ffn_gate, w.ffn_up]),
         hidden=builder.input("hidden", spec.neurons, [w.ffn_down]),
