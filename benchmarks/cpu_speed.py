@@ -8,13 +8,12 @@ python benchmarks/cpu_speed.py --tests embeddings --texts 256 --types Q8_0
 from collections.abc import Sequence
 from itertools import product
 
-from edgeinfer.benchmarking.embedding_runs import embeddings_table
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import markdown, shown_milliseconds
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.loading.loading import load
-from harness import suites
+from harness import embedding_runs, suites
 from harness.suites import Suite
 from harness.token_time import token_time
 
@@ -94,7 +93,8 @@ def main() -> None:
     if suite.smoke or "embeddings" in suites.words(options.tests):
         kinds = ("Q8_0",) if suite.smoke else suite.types
         for threads, kind in product(suite.threads, kinds):
-            table = embeddings_table(threads, suite.rounds, options.texts, kind, suite.smoke, suite.alone)
+            run = embedding_runs.EmbeddingRun(options.texts, suite.rounds, kind, suite.smoke)
+            table = embedding_runs.cpu_table(run, threads, suite.alone)
             sections.append((f"Embeddings of texts, {kind}, {threads} threads", table))
     suite.publish(sections)
 

@@ -2,12 +2,16 @@
 
 python benchmarks/cuda_speed.py --tests decode --llama-bench PATH --shapes llama-3-8b --types Q4_0,Q4_K_M,Q8_0
 python benchmarks/cuda_speed.py --tests prompts --llama-bench PATH --prompts 512 --depths 0,4096
+python benchmarks/cuda_speed.py --tests embeddings --llama-bench PATH --texts 256 --types Q8_0
 """
 
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
-from harness import cuda_runs, suites
+from harness import cuda_runs, embedding_runs, suites
+from harness.llama_bench import LlamaBench
 
+EMBEDDING = ("-embd", "1", "-b", "2048", "-ub", "2048")
+"""Further arguments of llama-bench for embeddings."""
 DEPTHS = {"decode": "0,512,4096", "prompts": "0"}
 """Tokens in the cache, by test."""
 TITLES = {"generate": "tg, tokens/s", "verify": "Cost of verifying n tokens", "prompt": "pp, tokens/s"}
@@ -16,13 +20,17 @@ TITLES = {"generate": "tg, tokens/s", "verify": "Cost of verifying n tokens", "p
 def main() -> None:
     """Run the tests given on the command line."""
     parser = cuda_runs.parser(__doc__ or "")
-    parser.add_argument("--tests", default="decode,prompts", help="(%(default)s)")
+    parser.add_argument("--tests", default="decode,prompts", help="also: embeddings (%(default)s)")
     parser.add_argument("--prompts", default="512,2048", help="lengths with commas (%(default)s)")
     parser.add_argument("--depths", help="tokens in the cache (decode: 0,512,4096; prompts: 0)")
+    parser.add_argument("--texts", type=int, default=256, help="texts to embed (%(default)s)")
     options = parser.parse_args()
     suite = cuda_runs.suite(options)
+    tests = suites.words(options.tests)
     workloads: list[Workload] = []
-    for test in suites.words(options.tests):
+    for test in tests:
+        if test == "embeddings":
+            continue
         listed = "0" if options.smoke else options.depths or DEPTHS[test]
         depths = suites.whole_numbers("--depths", listed, 0)
         if test == "decode":
@@ -31,12 +39,19 @@ def main() -> None:
         else:
             prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
             workloads += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]
-    comparisons = list(suite.compare(workloads))
+    comparisons = list(suite.compare(workloads)) if workloads else []
     sections = []
     for kind, title in TITLES.items():
         rows = [each for each in comparisons if each.workload.kind == kind]
         if rows:
             sections.append((title, (cuda_runs.widths_table if kind == "verify" else cuda_runs.table)(rows)))
+    if options.smoke or "embeddings" in tests:
+        bench = suite.bench and LlamaBench(options.llama_bench, ("-ngl", "99", *EMBEDDING))
+        for kind in ("Q8_0",) if options.smoke else suite.types:
+            run = embedding_runs.EmbeddingRun(options.texts, suite.rounds, kind, options.smoke)
+            sections.append(
+                (f"Embeddings of texts, {kind}", embedding_runs.gpu_table(run, suite.device, bench))
+            )
     cuda_runs.publish("Decoding and prompts on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)
 
 

@@ -1,21 +1,26 @@
-"""Embeddings of many texts on the CPU against llama.cpp, alternating: a random BERT base."""
+"""Embeddings of many texts against llama.cpp, alternating: a random BERT base."""
 
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
+from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.llama_cpp.library import llama_cpp_library
 from edgeinfer.loading.loading import load
 from edgeinfer_quant_formats import GGUFWriter
+from harness.llama_bench import LlamaBench
 
 Vectors = npt.NDArray[np.float32]
 SHORTEST, LONGEST = 20, 500
@@ -23,8 +28,30 @@ SHORTEST, LONGEST = 20, 500
 CONTEXT = 512
 LLAMA_CPP_BATCH = 2048
 """Tokens of a batch of llama.cpp, which holds several texts."""
-HEAD = ("engine", "texts", "tokens", "best decile t/s", "median t/s", "best decile ratio", "median ratio")
+LLAMA_BENCH_TEXTS = (128, 256, 512, LLAMA_CPP_BATCH)
+"""Tokens of the one text that llama-bench reads; the fastest counts."""
+HEAD = ("engine", "run", "tokens", "best decile t/s", "median t/s", "best decile ratio", "median ratio")
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+
+
+@dataclass(frozen=True)
+class EmbeddingRun:
+    """What is measured: `texts` texts with a file of `kind`; `smoke`: four short ones with a small model."""
+
+    texts: int
+    rounds: int
+    kind: str
+    smoke: bool
+
+    @contextmanager
+    def file(self) -> Iterator[tuple[Path, list[str], int]]:
+        """A file of a random BERT, the texts, and the number of their tokens."""
+        sizes = (2, 128, 1000) if self.smoke else (12, 768, 30_522)
+        count, longest = (4, 40) if self.smoke else (self.texts, LONGEST)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "bert.gguf"
+            words = write_bert(path, *sizes, self.kind)
+            yield path, *random_texts(words, count, longest)
 
 
 def write_bert(path: Path, layers: int, width: int, vocabulary: int, kind: str) -> list[str]:
@@ -35,7 +62,7 @@ def write_bert(path: Path, layers: int, width: int, vocabulary: int, kind: str) 
         "general.architecture": "bert",
         "bert.block_count": layers,
         "bert.embedding_length": width,
-        "bert.context_length": CONTEXT,
+        "bert.context_length": LLAMA_CPP_BATCH,
         "bert.feed_forward_length": 4 * width,
         "bert.attention.head_count": width // 64,
         "bert.attention.layer_norm_epsilon": 1e-12,
@@ -57,7 +84,11 @@ def write_bert(path: Path, layers: int, width: int, vocabulary: int, kind: str) 
         return random.standard_normal(shape, np.float32) / np.float32(np.sqrt(shape[-1]))
 
     with GGUFWriter(path, metadata) as writer:
-        for name, rows in (("token_embd", vocabulary), ("position_embd", CONTEXT), ("token_types", 2)):
+        for name, rows in (
+            ("token_embd", vocabulary),
+            ("position_embd", LLAMA_CPP_BATCH),
+            ("token_types", 2),
+        ):
             writer.add_tensor(f"{name}.weight", values(rows, width), kind if rows == vocabulary else "F32")
         norms = ["token_embd_norm"]
         for layer in range(layers):
@@ -98,11 +129,9 @@ def seconds_of(embed: Callable[[list[str]], Vectors], texts: list[str]) -> float
     return time.perf_counter() - begin
 
 
-def measure(
-    path: Path, texts: list[str], tokens: int, threads: int, rounds: int, alone: bool
-) -> list[list[str]]:
-    """A row of the table for each engine."""
-    with load(path, context=CONTEXT, threads=threads, device="cpu") as model:
+def cpu_table(run: EmbeddingRun, threads: int, alone: bool) -> str:
+    """Many texts on the CPU, against llama.cpp with the same texts unless `alone`."""
+    with run.file() as (path, texts, tokens), load(path, **_loading("cpu", threads)) as model:
         engines: dict[str, Callable[[list[str]], Vectors]] = {"edgeinfer": model.embed}
         if not alone:
             engines["llama.cpp"] = llama_cpp_embedder(path, threads)
@@ -111,24 +140,40 @@ def measure(
         closest = min(float((vectors[0] * other).sum(axis=1).min()) for other in vectors)
         print(f"cosine of the first texts: at least {closest:.5f}", file=sys.stderr, flush=True)
         seconds: dict[str, list[float]] = {name: [] for name in engines}
-        for _ in range(rounds):
+        for _ in range(run.rounds):
             for name, embed in engines.items():
                 seconds[name].append(seconds_of(embed, texts))
     timings = {name: Timings(tuple(each), tokens) for name, each in seconds.items()}
+    return _table(timings, f"{len(texts)} texts")
+
+
+def gpu_table(run: EmbeddingRun, device: str, bench: LlamaBench | None) -> str:
+    """Many texts on a device, against llama-bench with one text of several lengths."""
+    timings: dict[str, Timings] = {}
+    workloads = [Workload("prompt", tokens, 0) for tokens in LLAMA_BENCH_TEXTS]
+    with run.file() as (path, texts, tokens), load(path, **_loading(device, None)) as model:
+        model.embed(texts)
+        own: list[float] = []
+        theirs: dict[int, list[float]] = {each.tokens: [] for each in workloads}
+        for _ in range(run.rounds):
+            own.append(seconds_of(model.embed, texts))
+            for each in bench.run(path, workloads, run.rounds) if bench else ():
+                theirs[each.tokens] += each.seconds
+    timings["edgeinfer"] = Timings(tuple(own), tokens)
+    for length, seconds in theirs.items():
+        if seconds:
+            timings[f"llama.cpp, {length} tokens"] = Timings(tuple(seconds), length)
+    return _table(timings, f"{len(texts)} texts")
+
+
+def _loading(device: str, threads: int | None) -> dict[str, Any]:
+    return {"context": CONTEXT, "device": device} | ({} if threads is None else {"threads": threads})
+
+
+def _table(timings: Mapping[str, Timings], described: str) -> str:
     rows = []
     for name, each in timings.items():
         rates = [f"{each.rate_at(share):.0f}" for share in (BEST_DECILE, MEDIAN)]
         ratios = [f"{speed_ratio(timings['edgeinfer'], each, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
-        rows.append([name, str(len(texts)), str(tokens), *rates, *ratios])
-    return rows
-
-
-def embeddings_table(threads: int, rounds: int, texts: int, kind: str, smoke: bool, alone: bool) -> str:
-    """Many texts with a random BERT, of the size of BERT base unless `smoke`."""
-    sizes = (2, 128, 1000) if smoke else (12, 768, 30_522)
-    count, longest = (4, 40) if smoke else (texts, LONGEST)
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "bert.gguf"
-        words = write_bert(path, *sizes, kind)
-        given, tokens = random_texts(words, count, longest)
-        return markdown(HEAD, measure(path, given, tokens, threads, rounds, alone), left=(0,))
+        rows.append([name, described, str(each.tokens), *rates, *ratios])
+    return markdown(HEAD, rows, left=(0, 1))
