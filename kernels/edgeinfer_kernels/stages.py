@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
-from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import (
     BlockIndex,
@@ -164,8 +164,6 @@ def part_of_decoder(
         raise ValueError(
             "layers read keys, values or inputs of other layers: they can't be on different devices"
         )
-    if any(block.dense_norm for block in spec.specs(MoeSpec)):
-        raise ValueError("experts with a dense feed-forward and norms of both can't be on different devices")
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
         LayerWeights(

@@ -206,11 +206,6 @@ class MoeSizes(DivisibleSizes):
     post_normed: bool = False
 
     @property
-    def needs_whole_model(self) -> bool:  # type: ignore[override]
-        """A norm of the experts' sum needs all experts on the device of the dense feed-forward."""
-        return self.spec.dense_norm is not None
-
-    @property
     def label(self) -> str:  # type: ignore[override]
         """The name of the undivided part."""
         return "router and shared expert" if self.shared else "router"

@@ -26,10 +26,6 @@ def build(
     """The kernels of an MoE block. If another device selects the experts, it may have only some of them; it
     must have all if requests are counted.
     """
-    if residual.block.dense_norm is not None and options.expert_weights:
-        raise ValueError(
-            f"{weights.block.ffn_gate_inp.name}: experts with a norm of their sum can't be split"
-        )
     if options.expert_weights:
         return BuiltBlock((Call("selected_experts_block", _given(builder, residual, weights, options)),))
     block = _routed(builder, residual, weights, options.routing)
@@ -89,7 +85,7 @@ def _given(
     """
     w, routing = weights.block, options.routing
     assert routing is not None
-    is_partial = weights.post_norm is not None
+    is_partial = weights.post_norm is not None or residual.block.dense_norm is not None
     normed = builder.input("normed", builder.width, _normed_readers(w))
     return builder.arena.fill(
         ExpertsArgs,

@@ -148,9 +148,12 @@ def decode(
         _project_back(step, spec, w, w.latent_up, tokens)
     elif w.latent_up is None and y is not None:
         _down(step, spec, w, y, tokens)
-    if spec.dense_norm is not None:
-        _add_dense(step, spec, w, tokens)
     scale = block.residual.residual_scale
+    if spec.dense_norm is not None:
+        if stage:  # The norm is of the sum of all experts.
+            step.receive_sum(stage, step.workspace.y, tokens)
+        _add_dense(step, spec, w, tokens)
+        return step.add(number, y, scale, tokens)
     if stage:
         return step.receive_part(stage, y, scale, number, tokens)
     return step.add(number, y, scale, tokens)
@@ -293,7 +296,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     stage = chunk.parallel_stage(number)
     send = partial(stage.send, chunk.x) if stage else None
     y = prompt.experts.read(block.residual.block, block.weights, chunk.h, block.streamed_experts, send)
-    if stage and block.norms.post_norm is not None:
+    if stage and (block.norms.post_norm is not None or block.residual.block.dense_norm is not None):
         part = prompt.experts.floats[: len(y)]
         stage.receive(part, chunk.start)  # The host's part of the sum.
         y += part

@@ -115,6 +115,11 @@ class DecodeStep:
         post = NextNorm.of_result(block.residual, block.norms)
         return self._receive(stage, y, scale, number, tokens, post if post.weight is not None else None)
 
+    def receive_sum(self, stage: int, y: Tensor, tokens: int) -> None:
+        """y += the host's part of a block's sum."""
+        assert self.exchange is not None
+        self.exchange.receive_sum(self.launches, stage, y, tokens)
+
     def _receive(
         self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int, post: NextNorm | None
     ) -> Source:

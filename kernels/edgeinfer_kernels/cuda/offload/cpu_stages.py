@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
-from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, send_kernel
+from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, receive_sum_kernel, send_kernel
 from edgeinfer_kernels.stages import CpuStages
 
 
@@ -111,6 +111,26 @@ class DecodeExchange:
             STRIDE=box.rows.shape[1],
             NORM=launches.norm_config(norm, adds=y is not None, has_post_norm=post_norm is not None),
             OUT=out.config,
+            warps=8,
+        )
+
+    def receive_sum(self, launches: StepLaunches, stage: int, y: Tensor, tokens: int) -> None:
+        """y += the host's part of a block's sum."""
+        if self.between is not None:
+            self.between(stage)
+        space, box = launches.workspace, self.exchange_buffer
+        launches.launch(
+            receive_sum_kernel,
+            (tokens,),
+            self._word(ANSWERED),
+            self._word(LOST),
+            stage,
+            space.state[LOST_AT:],
+            box.rows,
+            y,
+            y.stride(0),
+            WIDTH=launches.model.spec.hidden_size,
+            STRIDE=box.rows.shape[1],
             warps=8,
         )
 

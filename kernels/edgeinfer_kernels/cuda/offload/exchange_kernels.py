@@ -111,6 +111,33 @@ def send_kernel(
 
 
 @triton.jit(do_not_specialize=["stage"])
+def receive_sum_kernel(
+    answered,
+    host_lost,
+    stage,
+    lost,
+    rows,
+    y,
+    y_stride,
+    WIDTH: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """y += the exchange buffer's rows after the host has `answered` this stage; one program per token. Reads
+    4·WIDTH bytes of host memory; reads and writes as many of y.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    _await_number(answered, stage.to(tl.int64), lost, host_lost)
+    token = tl.program_id(0)
+    column = tl.arange(0, triton.next_power_of_2(WIDTH))
+    inside = column < WIDTH
+    at = y + token * y_stride + column
+    value = tl.load(at, mask=inside, other=0.0)
+    tl.store(at, value + tl.load(rows + token * STRIDE + column, mask=inside, other=0.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["stage"])
 def receive_kernel(
     answered,
     host_lost,

@@ -12,6 +12,7 @@ from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cuda.blocks.attention import attention_config, split_config, take_state
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_sum_kernel
 from edgeinfer_kernels.cuda.prefill.expert_kernels import select_experts_kernel
 from edgeinfer_kernels.cuda.prefill.flash_attention import attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
@@ -80,6 +81,10 @@ def launch_layer_output() -> None:
         no_norm = NormArgs(None, None, 1e-6)
         wide["SCALED"] = True
         output.finish_layer_kernel[GRID](f, f, 2560, None, no_norm, 0.5, **wide, ADDS=False, num_warps=4)
+    number = tensor(1, dtype=torch.int64)
+    receive_sum_kernel[GRID](
+        number, number, 1, WORDS, f, f, 2816, WIDTH=2816, STRIDE=2816, DEPENDENT=False, num_warps=8
+    )
     select_experts_kernel[GRID](
         f, 128, WORDS, f, f, f, 1.0, COUNT=128, EXPERTS_PER_TOKEN=8, GATING=0, NORMALIZED=True,
         BIASED=False, SCALED=True, GROUPS=1, GROUPS_PER_TOKEN=1, DEPENDENT=False, num_warps=1,

@@ -115,6 +115,9 @@ CASES = [
     ("llama4 experts", split_halves),
     ("afmoe experts", split_halves),
     ("afmoe experts", attention_alone),
+    ("gemma4-moe", split_halves),
+    on_a_gpu("gemma4-moe", attention_alone),
+    on_a_gpu("gemma4-moe", mixed),
     ("nemotron_h", split_halves),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
@@ -178,6 +181,7 @@ STREAMED = [
     ("deepseek2 dense", mixed),
     ("jamba-moe", mixed),
     ("afmoe experts", split_halves),
+    ("gemma4-moe", split_halves),
     ("llama4 experts", split_halves),
     ("step35", mixed),
     ("nemotron_h_moe", split_halves),
@@ -260,7 +264,6 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
     [
         ("rwkv7", "time mixings read values of the first layer"),
         ("gemma4-per-layer", "layers read keys, values or inputs of other layers"),
-        ("gemma4-moe", "experts with a dense feed-forward and norms of both"),
     ],
 )
 def test_a_model_that_needs_one_device_is_not_split(
