@@ -296,9 +296,13 @@ class AttentionSizes(BlockSizes):
         return self.spec.state_nbytes(context, cache_type)
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
+        return 0 if self.reads_other_layers else self.read_state_device_bytes(context, cache_type)
+
+    def read_state_bytes(self, context: int, cache_type: CacheType) -> int:
+        return LayerCache.nbytes_for(self.spec, self.spec.cached_positions(context), cache_type)
+
+    def read_state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        if self.reads_other_layers:
-            return 0
         rows = self.spec.kv_heads * self.spec.device_positions(context)
         return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
 

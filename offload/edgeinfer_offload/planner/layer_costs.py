@@ -87,9 +87,9 @@ class Pricing:
         """The state of one layer, such as its keys and values."""
         nbytes, reading = 0, 0.0
         for block in layer.blocks:
-            held = block.state_bytes(self.context, self.kv)
-            nbytes += held
-            reading += self._read_share(block, depth) * held / self.machine.processor.cache_rate
+            nbytes += block.state_bytes(self.context, self.kv)
+            read = self._read_share(block, depth) * block.read_state_bytes(self.context, self.kv)
+            reading += read / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 
     def state_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
@@ -98,10 +98,9 @@ class Pricing:
             return None
         nbytes, reading = 0, 0.0
         for block in layer.blocks:
-            held = block.state_device_bytes(self.context, self.kv)
-            as_f16 = block.state_device_bytes(self.context, "f16")
-            nbytes += held
-            reading += self._read_share(block, depth) * self.graphics.cache_seconds(held, as_f16)
+            nbytes += block.state_device_bytes(self.context, self.kv)
+            whole, as_f16 = (block.read_state_device_bytes(self.context, kv) for kv in (self.kv, "f16"))
+            reading += self._read_share(block, depth) * self.graphics.cache_seconds(whole, as_f16)
         return Cost(nbytes, reading, reading)
 
     def _read_share(self, block: BlockSizes, depth: int | None) -> float:

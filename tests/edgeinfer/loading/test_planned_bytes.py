@@ -11,7 +11,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import read_config
-from edgeinfer_kernels.blocks.attention import AttentionState
+from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionState
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionState
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -172,3 +172,15 @@ def test_a_budget_too_small_for_any_context_suggests_a_smaller_model(zoo_file: Z
 def test_a_context_beyond_memory_is_refused_before_allocation(zoo_file: ZooFile) -> None:
     with pytest.raises(OutOfMemoryError, match="with a context of 256 it fits"):
         edgeinfer.load(zoo_file("llama"), context=1 << 40)
+
+
+def test_layers_that_share_a_cache_read_it(zoo_file: ZooFile) -> None:
+    with GGUFFile.open(zoo_file("gemma4-per-layer")) as file:
+        blocks = file_sizes(file, read_config(file)).of_kind(AttentionSizes)
+    sharing = [block for block in blocks if block.spec.source_layer is not None]
+    assert sharing
+    for block in sharing:
+        source = blocks[block.spec.source_layer or 0]
+        assert block.state_bytes(900, "f16") == block.state_device_bytes(900, "f16") == 0
+        assert block.read_state_bytes(900, "f16") == source.state_bytes(900, "f16") > 0
+        assert block.read_state_device_bytes(900, "q8_0") == source.state_device_bytes(900, "q8_0") > 0

@@ -264,8 +264,18 @@ class BlockSizes:
         """Bytes of the state on a GPU."""
         return 0
 
+    def read_state_bytes(self, context: int, cache_type: CacheType) -> int:
+        """Bytes in main memory of the state that the block reads, maybe that of another layer."""
+        return self.state_bytes(context, cache_type)
+
+    def read_state_device_bytes(self, context: int, cache_type: CacheType) -> int:
+        """As `read_state_bytes`, on a GPU."""
+        return self.state_device_bytes(context, cache_type)
+
     def state_share(self, depth: int, context: int) -> float:
-        """Share of the state, for a context of `context`, that a token after `depth` ones reads or writes."""
+        """Share of the state it reads, for a context of `context`, that a token after `depth` ones reads or
+        writes.
+        """
         return 0.0
 
     def state_operations(self, tokens: int, start: int) -> float:
