@@ -46,8 +46,8 @@ class ContextShift:
             return None
         if not engine.capabilities.can_evict:
             raise SettingError(
-                f"context_overflow: saw {shown(context_overflow)}, but tokens can't be evicted with "
-                "recurrent layers, learned positions or llama.cpp; take 'stop'"
+                f"context_overflow: saw {shown(context_overflow)}, but tokens can't be evicted from "
+                f"{engine.capabilities.unevictable}; take 'stop'"
             )
         if policy is HeavyHitters and not engine.capabilities.has_attention_scores:
             raise SettingError(

@@ -22,6 +22,7 @@ from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.reasoning_marks import TOKEN_TEXTS
 from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
+from edgeinfer_kernels.backend import Capabilities
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
 
@@ -148,6 +149,8 @@ def _filled(convert: Any) -> bytes:
 
 class LlamaCppEngine(BasicEngine):
     """The engine protocol over llama.cpp: llama.cpp computes logits, edgeinfer samples."""
+
+    capabilities = Capabilities(unevictable="the cache of llama.cpp")
 
     def __init__(self, llama: Any, context: int, bytes_per_token: int) -> None:
         self._llama = llama

@@ -35,7 +35,7 @@ class Capabilities:
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
     - `skips_layers`: `forward` can run some of the layers.
     - `has_attention_scores`: `attention_scores` is supported.
-    - `can_evict`: `evict` is supported.
+    - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
@@ -47,6 +47,7 @@ class Capabilities:
     skips_layers: bool = False
     has_attention_scores: bool = False
     can_evict: bool = False
+    unevictable: str = "the cache of this engine"
     is_fork_safe: bool = False
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
@@ -56,12 +57,19 @@ class Capabilities:
         if spec.is_encoder:
             return Capabilities(text_tokens=self.text_tokens, is_fork_safe=self.is_fork_safe)
         if not spec.is_recurrent:
-            can_evict = self.can_evict and not spec.has_positions
             return replace(
-                self, skips_layers=self.skips_layers and not spec.reads_other_layers, can_evict=can_evict
+                self,
+                skips_layers=self.skips_layers and not spec.reads_other_layers,
+                can_evict=self.can_evict and not spec.has_positions,
+                unevictable="a text with learned positions",
             )
         return replace(
-            self, max_batch_tokens=0, skips_layers=False, has_attention_scores=False, can_evict=False
+            self,
+            max_batch_tokens=0,
+            skips_layers=False,
+            has_attention_scores=False,
+            can_evict=False,
+            unevictable="the state of recurrent layers",
         )
 
 

@@ -18,7 +18,7 @@ def test_a_longer_context_and_context_shift_are_refused(tmp_path: Path, name: st
     with pytest.raises(SettingError, match="saw 257, but model has learned positions for 256 tokens only"):
         edgeinfer.load(path, device="cpu", context=257)
     with edgeinfer.load(path, device="cpu", draft=None, context=96) as model:
-        with pytest.raises(SettingError, match="learned positions"):
+        with pytest.raises(SettingError, match="evicted from a text with learned positions; take 'stop'"):
             model.generate("the", max_tokens=4, context_overflow="shift")
         assert len(model.generate("the", max_tokens=4, temperature=0.0, logit_bias=NO_END).ids) == 4
 

@@ -10,13 +10,7 @@ import pytest
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.decoder import (
-    BlockIndex,
-    LayerSpec,
-    LayerWeights,
-    ResidualBlock,
-    ResidualWeights,
-)
+from edgeinfer_kernels.decoder import BlockIndex, LayerSpec, LayerWeights, ResidualWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.stages import Shard, part_of_decoder
@@ -108,7 +102,18 @@ def test_a_block_without_a_block_before_it_and_a_divisible_one_share_no_input(tm
     for blocks in (
         (replace(attention, norm_name="", shares_input=True), feed_forward),
         (attention, replace(feed_forward, norm_name="", shares_input=True)),
-        (feed_forward, ResidualBlock(attention.block, attention.norm, "attn_norm", shares_input=True)),
     ):
         with pytest.raises(ValueError, match="can't share the input"):
             LayerSpec(blocks)
+
+
+@pytest.mark.parametrize(("norm_name", "shares_norm"), [("", True), ("attn_norm", False)])
+def test_parallel_blocks_have_one_norm_or_their_own(
+    norm_name: str, shares_norm: bool, tmp_path: Path
+) -> None:
+    with opened(MODEL, tmp_path) as decoder:
+        attention, feed_forward = decoder.specification.layers[0].blocks
+    layer = LayerSpec((feed_forward, replace(attention, norm_name=norm_name, shares_input=True)))
+    assert layer.has_shared_norm(0) == shares_norm
+    assert layer.blocks[1].has_own_norm != shares_norm
+    assert list(layer.parallel(0)) == [0, 1]
