@@ -111,24 +111,24 @@ class LoadOptions:
 
     context: int | None = _option(
         None, "Maximum tokens of prompt and completion.", allowed=whole(1), flags=("--context", "-c"),
-        commands="run chat serve plan", default_note="as trained, at most 4096",
+        commands="run chat serve plan embed rank", default_note="as trained, at most 4096",
     )  # fmt: skip
     engine: EngineName = _option(
         "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
         commands="run chat serve pull",
     )  # fmt: skip
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench")
+    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench embed rank")
     vram: int | None = _option(
         None, "Maximum GPU memory, as 8GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan", default_note="what is free",
+        commands="run chat serve plan embed rank", default_note="what is free",
     )  # fmt: skip
     ram: int | None = _option(
         None, "Maximum main memory, as 12GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan", default_note="what is free",
+        commands="run chat serve plan embed rank", default_note="what is free",
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
-        commands="run chat serve plan eval profile quantize doctor", default_note="measured",
+        commands="run chat serve plan eval profile quantize doctor embed rank", default_note="measured",
     )  # fmt: skip
     repack: bool = _option(
         True, "Copy the weights into the kernels' layout, or keep them memory-mapped, which takes almost no "

@@ -6,7 +6,9 @@ from edgeinfer.options.option_field import options_of
 from edgeinfer_tui.options.command_options import CLASSES, command_options
 from edgeinfer_tui.options.settings import setting_names
 
-COMMANDS = ("run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull")
+COMMANDS = (
+    "run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull", "embed", "rank",
+)  # fmt: skip
 
 
 def test_every_command_of_an_option_exists_and_every_name_is_used_once() -> None:
