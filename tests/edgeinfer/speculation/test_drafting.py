@@ -21,6 +21,10 @@ from tests.edgeinfer.conftest import ZooFile
 BaselineCompletion = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
 REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
+FABLE = 2 * (
+    "Once upon a time there was a little fox who lived in a wood. One day the fox met a bear. "
+    "The bear said: I am hungry. "
+)
 
 
 def always_draft(model: Model, length: int) -> None:
@@ -273,14 +277,16 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
         drafter.max_prompt = max_prompt
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0, "top_k": 20}]
+)
 def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> None:
     requested = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
         assert drafter.max_prompt == 16
-        ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
+        ids = model.tokenizer.encode(FABLE)
         # A whole text, some tokens more, one less, another one: all cases of a shared prefix with the cache.
         # There are fewer tokens than AMX kernels process, which round differently.
         texts = [ids[10:30], ids[10:33], ids[10:32], ids[5:25], ids[:1]]
