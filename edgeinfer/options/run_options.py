@@ -50,7 +50,11 @@ class RunOptions:
     """
 
     max_tokens: int | None = _option(
-        None, "Maximum tokens to generate.", allowed=whole(0), default_note="no limit, also -1"
+        None,
+        "Maximum tokens to generate.",
+        allowed=whole(0),
+        default_note="no limit, also -1",
+        common=True,
     )
     stop: tuple[str, ...] = _option(
         (), r"End the completion before this text; \n is a newline. May be repeated.", convert=texts,
@@ -89,7 +93,7 @@ class RunOptions:
     raw: bool = _option(
         True, "Continue the prompt as a text, or apply the model's chat template.",
         flags=("--raw/--chat",), panel="Prompt", commands="run", persistent=False,
-        default_note="chat if there is a template, except tiny",
+        default_note="chat if there is a template, except tiny", common=True,
     )  # fmt: skip
     tools: Sequence[Tool] = option(
         (), "Functions that the model may call.", convert=lambda name, given: given or ()

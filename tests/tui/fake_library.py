@@ -163,6 +163,7 @@ class FakeModel:
     def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
         self.warnings: tuple[str, ...] = ("a warning of loading",)
+        self.details: tuple[str, ...] = ("drafting with a small model",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()

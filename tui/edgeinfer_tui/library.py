@@ -46,6 +46,8 @@ class LoadedModel(Protocol):
     name: str
     warnings: tuple[str, ...]
     """Warnings from loading, one line each."""
+    details: tuple[str, ...]
+    """Lines about how the model runs."""
     tokenizer: Any
     plan: Any
     chat_format: Any | None

@@ -163,7 +163,7 @@ def test_auto_reports_the_cost_of_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
-        assert [warning for warning in model.warnings if warning.startswith("drafting with")] == [
+        assert [line for line in model.details if line.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
 
@@ -211,12 +211,13 @@ def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_too_small_for_both_omits_the_draft_with_a_warning() -> None:
+def test_a_budget_too_small_for_both_omits_the_draft_and_says_so_in_the_details() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("using prompt lookup instead" in warning for warning in model.warnings)
+        assert any("using prompt lookup instead" in line for line in model.details)
+        assert model.warnings == ()
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 

@@ -21,7 +21,7 @@ from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.completion_output import print_completion, print_text
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, shown_time
 from edgeinfer_tui.output.script_output import collected, print_failure, print_record, prompts_by_line
-from edgeinfer_tui.output.status_line import context_lines, status_line
+from edgeinfer_tui.output.status_line import context_lines, short_status_line, status_line
 from edgeinfer_tui.output.terminal_output import control
 from edgeinfer_tui.output.word_wrap import WordWrap
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
@@ -95,8 +95,8 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
     start = time.perf_counter()
     with _load(options) as loaded:
         if options.verbose or on_terminal(sys.stderr):
-            for note in loaded.warnings:
-                say(note)
+            for warning in loaded.warnings:
+                say(warning)
         if options.verbose:
             _describe(loaded, options, time.perf_counter() - start)
         session = None if store is None else _session(store, options)
@@ -307,6 +307,8 @@ def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> No
             "given: "
             + ", ".join(f"{name} {value!r}" for name, value in given.items() if name != "chat_template")
         )
+    for detail in loaded.details:
+        say(detail)
     if loaded.plan is not None:
         print(loaded.plan.explain(), file=sys.stderr)
 
@@ -326,5 +328,7 @@ def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -
             )
     for line in context_lines(answer, loaded.context):
         say(line)
-    if options.speed or on_terminal(sys.stderr):
+    if options.speed:
         print(status_line(answer, loaded.context), file=sys.stderr)
+    elif on_terminal(sys.stderr):
+        print(short_status_line(answer), file=sys.stderr)

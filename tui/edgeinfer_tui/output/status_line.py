@@ -1,4 +1,4 @@
-"""The line after a completion: time to first token, prompt and decode speed, context use."""
+"""The line after a completion: its speed; with --speed also that of the prompt, drafting and context use."""
 
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,18 @@ ENDINGS = {
     "length": "stopped at --max-tokens",
     "cancelled": "stopped by you",
 }
+
+
+def short_status_line(completion: "Generation") -> str:
+    """For example: 54 tokens/s, first token 0.2 s."""
+    speed = completion.speed
+    first = speed.seconds_to_first_token
+    parts = [f"first token {first:.1f} s" if 0.05 <= first < 10 else f"first token {shown_time(first, True)}"]
+    if speed.decode_tokens_per_second > 0:
+        parts.insert(0, f"{_number(speed.decode_tokens_per_second)} tokens/s")
+    if completion.finish_reason in ENDINGS:
+        parts.append(ENDINGS[completion.finish_reason])
+    return ", ".join(parts)
 
 
 def status_line(completion: "Generation", context: int) -> str:
@@ -95,7 +107,11 @@ def _times(count: int) -> str:
 def _rate(tokens_per_second: float) -> str:
     if tokens_per_second <= 0:
         return "- t/s"
-    return f"{tokens_per_second:.1f} t/s" if tokens_per_second < 10 else f"{tokens_per_second:.0f} t/s"
+    return f"{_number(tokens_per_second)} t/s"
+
+
+def _number(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:.1f}" if tokens_per_second < 10 else f"{tokens_per_second:.0f}"
 
 
 def _tokens(count: int) -> str:
