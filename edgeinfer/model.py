@@ -103,6 +103,12 @@ class Model:
         self._lock = ModelLock()
         self._closed = False
 
+    def __repr__(self) -> str:
+        kind = "encoder" if self.is_encoder else "model"
+        state = "closed" if self._closed else f"context {self.context}"
+        read = f"{self.engine.bytes_per_token / 1e6:,.1f} MB read per token"
+        return f"<edgeinfer {kind} {self.name}: {state}, {read}>"
+
     @cached_property
     def plan(self) -> MemoryPlan | None:
         """The memory plan: bytes per device and the cost of reading them; None if another engine places

@@ -120,7 +120,7 @@ class LoadOptions:
     )  # fmt: skip
     device: str = _option(
         "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
-        commands="run chat serve bench embed rank", common=True,
+        commands="run chat serve bench eval embed rank", common=True,
     )  # fmt: skip
     vram: int | None = _option(
         None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",

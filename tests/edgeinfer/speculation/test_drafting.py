@@ -211,7 +211,7 @@ def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_too_small_for_both_omits_the_draft_and_says_so_in_the_details() -> None:
+def test_a_budget_too_small_for_both_omits_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
         needed = model.plan.nbytes

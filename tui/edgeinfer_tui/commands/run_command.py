@@ -177,7 +177,7 @@ def check_model(options: ParsedOptions) -> None:
     try:
         find_model(options.model)
     except NotPulledError as missing:
-        if not _confirm_pull(missing.name):
+        if not (options.yes or _confirm_pull(missing.name)):
             raise
         pull_model(missing.name, options.loading.get("engine", "edgeinfer"))
     except UnknownModelError:

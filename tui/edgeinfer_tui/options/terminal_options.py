@@ -35,6 +35,10 @@ class TerminalOptions:
         metavar="NAME", panel=PROMPT, commands="run chat", persistent=False,
     )  # fmt: skip
     private: bool = option(False, "Don't save this chat.", panel=PROMPT, commands="run chat")
+    yes: bool = option(
+        False, "Pull a model that isn't on this disk without asking.", flags=("--yes", "-y"), panel=MODEL,
+        commands="run chat", persistent=False,
+    )  # fmt: skip
     light: bool = option(
         False, "For a light terminal; F7 changes it. NO_COLOR is supported.", panel=DISPLAY, commands="chat",
         persistent=False, common=True,
