@@ -17,16 +17,12 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
-from tests.model_zoo import ON_CPU_ONLY, ZOO
-from tests.random_gemma import gemma3n_layers
+from tests.model_zoo import ON_CPU_ONLY, SMALL_GEMMA3N, ZOO
 from tests.random_models import RandomModel
 
 QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""
 QUANTIZED = ("Q8_0", "Q4_0")
-
-GEMMA3N = replace(ZOO["gemma3n"], layers=4, hybrid=gemma3n_layers(own_caches=2, sparse=1, pattern=2))
-"""Two layers with a cache and two that share it, one with few active neurons."""
 
 # property under test -> the model, and the layers that cover it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
@@ -68,8 +64,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         replace(ZOO["gemma4-per-layer"], formats=QUANTIZED),
         (0, 1, 2, 3, 4, 5),
     ),
-    "AltUp, Laurel, few active neurons": (GEMMA3N, (0, 1, 2, 3)),
-    "AltUp, Laurel, few active neurons, quantized": (replace(GEMMA3N, formats=QUANTIZED), (0, 1, 2, 3)),
+    "AltUp, Laurel, few active neurons": (SMALL_GEMMA3N, ()),
+    "AltUp, Laurel, few active neurons, quantized": (replace(SMALL_GEMMA3N, formats=QUANTIZED), ()),
     "experts besides a dense feed-forward": (ZOO["gemma4-moe"], (0, 1)),
     "experts besides a dense feed-forward, quantized": (replace(ZOO["gemma4-moe"], formats=QUANTIZED), (0,)),
     "short convolutions": (ZOO["lfm2"], (0, 1, 2, 3)),
