@@ -17,8 +17,8 @@ OWN_CACHES, SPARSE_LAYERS = 20, 10
 def gemma3n_layers(
     has_keys: bool = True, own_caches: int = OWN_CACHES, sparse: int = SPARSE_LAYERS, pattern: int = 5
 ) -> Hybrid:
-    """Layers of Gemma 3n, every fifth (`pattern`) and the last one without a window. `has_keys`: with the keys
-    of published files. `own_caches`, `sparse`: first layers with a cache, and with few active neurons.
+    """Layers of Gemma 3n, of which every fifth (`pattern`) and the last have no window. `has_keys`: with the
+    keys of published files. `own_caches`, `sparse`: first layers with a cache, and with few active neurons.
     """
 
     def metadata(model: Model) -> Mapping[str, Any]:

@@ -22,9 +22,9 @@ from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes, padded_rows, row
 class AltUpPredictSpec(StatelessSpec):
     """P_j = S_j + Σ_i C_ji · S_i, then x ← P_0, with C = W_predict · m and m = tanh(W_router · norm(x) / d).
 
-    A token has `streams` hidden states S of d elements, `width`. The first is x, which the blocks of a layer read and
-    change; the others pass through AltUp only. Before the first layer, S_0 = x, and S_j = A_j · x with the
-    length of x.
+    A token has `streams` hidden states S of d elements, `width`. The first is x, which the blocks of a layer
+    read and change; the others pass through AltUp only. Before the first layer, S_0 = x, and S_j = A_j · x
+    with the length of x.
     Source: Baykal et al. 2023, "Alternating Updates for Efficient Transformers".
     """
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from edgeinfer_kernels.cuda.blocks.gemma3n import gaussian_feed_forward, laurel
-from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import row_warps, streams_config
+from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import PIECE, row_warps, streams_config
 from edgeinfer_kernels.cuda.triton_ops.gemma3n import altup
 from edgeinfer_kernels.cuda.triton_ops.gemma3n.gaussian_feed_forward import (
     gaussian_hidden_kernel,
@@ -51,7 +51,7 @@ def launch_laurel(out: WordsConfig | None) -> None:
     """As `launch_altup`, for Laurel's sum."""
     following = InputArgs(None, None, None) if out is None else InputArgs(WORDS, F, F)
     laurel_kernel[GRID](
-        F, F, NORM, F, WIDTH, F, NORM, 0.5, following, WIDTH=WIDTH, BLOCK=WIDTH, PIECE=laurel.PIECE,
+        F, F, NORM, F, WIDTH, F, NORM, 0.5, following, WIDTH=WIDTH, BLOCK=WIDTH, PIECE=PIECE,
         SCALED=out is None, GAIN=out is not None, OUT=out, DEPENDENT=False, num_warps=laurel.WARPS,
     )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""AltUp before a layer on a GPU: weights, the streams of all tokens, and the launches of decode and prefill."""
+"""AltUp before a layer on a GPU: weights, the streams of tokens, and the launches of decode and prefill."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
-"""A feed-forward of which few neurons are active on a GPU: weights, buffers of a decode step, and the launches
-of decode and prefill.
+"""A feed-forward of which few neurons are active on a GPU: weights, buffers of a decode step, and the
+launches of decode and prefill.
 """
 
 from collections.abc import Sequence

@@ -1,9 +1,9 @@
 """The kernels of AltUp: the streams of a token before the first layer, before and after each layer, and after
 the last.
 
-`streams` (count + 1, tokens, WIDTH) float32, `stride` elements apart: S_0, S_1…, and P_0. The predictions P_1…
-replace S_1… and are replaced by the corrected streams. S_0 and P_0 have rows of their own, because all
-programs of a token read one of them as a whole.
+`streams` (count + 1, tokens, WIDTH) float32, `stride` elements apart: S_0, S_1…, and P_0. The predictions
+P_1… replace S_1… and are replaced by the corrected streams. S_0 and P_0 don't share a row, because all
+programs of a token read S_0 as a whole while they write P_0.
 """
 
 import triton
@@ -76,10 +76,11 @@ def altup_correct_kernel(
     streams, stride, x, router, correct_scale, out, STREAMS: tl.constexpr, OUT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """S_j = P_j + c_j · (x - P_0) with c = 1 + `coefs` (count, count) times the router's results, and out = s ⊙
-    S_0: activations, or floats (tokens, WIDTH) if OUT is None; program (piece, token).
+    """S_j = P_j + c_j · (x - P_0), and out = s ⊙ S_0: activations, or floats (tokens, WIDTH) if OUT is None;
+    program (piece, token).
 
-    A token reads and writes count · WIDTH · 4 bytes; each of its programs reads x and the gains.
+    c: 1 + `coefs` (count, count) times the router's results. A token reads and writes count · WIDTH · 4
+    bytes; each of its programs reads x and the gains.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -87,9 +88,7 @@ def altup_correct_kernel(
     WIDTH: tl.constexpr = STREAMS.width
     token = tl.program_id(1).to(tl.int64)
     own, row = streams + token * WIDTH, x + token * WIDTH
-    coefs = 1.0 + _coefs(
-        _router_results(row, router, STREAMS), router, tl.arange(0, STREAMS.padded), STREAMS
-    )
+    coefs = 1.0 + _coefs(_router_results(row, router, STREAMS), router, tl.arange(0, STREAMS.padded), STREAMS)
     column = tl.program_id(0) * STREAMS.piece + tl.arange(0, STREAMS.piece)
     stream, inside = tl.arange(0, STREAMS.padded), column < WIDTH
     mask = (stream < COUNT)[:, None] & inside[None, :]
@@ -116,8 +115,8 @@ def altup_add_kernel(
 ):  # fmt: skip
     """S_j += rms(y) for all but the first stream; program (piece, token).
 
-    With SCALED y (tokens, y_stride) is still to be multiplied by `row_scales`. A token reads count · WIDTH · 4
-    bytes and writes those of its streams; each of its programs reads y.
+    With SCALED y (tokens, y_stride) is still to be multiplied by `row_scales`. A token reads and writes
+    (count - 1) · WIDTH · 4 bytes; each of its programs reads y.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -160,8 +159,8 @@ def altup_expand_kernel(
 ):
     """S_0 = x, and S_j = `projected` of a stream with the length of x; program (token,).
 
-    `projected`: rows of count - 1 streams, projected_stride apart by token. Reads and writes count · WIDTH · 4
-    bytes.
+    `projected`: rows of count - 1 streams, projected_stride apart by token. Reads and writes
+    count · WIDTH · 4 bytes per token.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -174,12 +173,10 @@ def altup_expand_kernel(
 
 
 @triton.jit
-def altup_merge_kernel(
-    first, projected, projected_stride, x, STREAMS: tl.constexpr, DEPENDENT: tl.constexpr
-):
+def altup_merge_kernel(first, projected, projected_stride, x, STREAMS: tl.constexpr, DEPENDENT: tl.constexpr):
     """x = the mean of S_0, `first`, and `projected` of the other streams with its length; program (token,).
 
-    `projected` as in `altup_expand_kernel`. Reads count · WIDTH · 4 bytes, writes WIDTH · 4.
+    `projected` as in `altup_expand_kernel`. Reads count · WIDTH · 4 bytes per token, writes WIDTH · 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)

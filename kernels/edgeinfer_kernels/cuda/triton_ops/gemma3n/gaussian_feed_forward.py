@@ -63,10 +63,10 @@ def gaussian_rows_kernel(
     gate_rows, up_rows, in_scales, deviations, out, row_scales,
     NEURONS: tl.constexpr, BLOCK: tl.constexpr, PIECE: tl.constexpr, ACTIVATION: tl.constexpr,
 ):  # fmt: skip
-    """out (tokens, NEURONS) float16 = activation(max(0, gate - threshold)) · up / row scale; program (token,).
+    """out = activation(max(0, gate - threshold)) · up / row scale; program (token,).
 
-    gate, up (tokens, NEURONS) are still to be multiplied by `in_scales`. Reads NEURONS · 12 bytes per token,
-    writes NEURONS · 2.
+    out (tokens, NEURONS) is float16; gate and up (tokens, NEURONS) are still to be multiplied by `in_scales`.
+    Reads NEURONS · 12 bytes per token, writes NEURONS · 2.
     """
     token = tl.program_id(0).to(tl.int64)
     gate, up, scale = gate_rows + token * NEURONS, up_rows + token * NEURONS, tl.load(in_scales + token)

@@ -23,9 +23,7 @@ def store_input(x, following, token, WIDTH: tl.constexpr, GAIN: tl.constexpr, OU
     if GAIN:
         column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
         values *= tl.load(following.gain + column, mask=column < WIDTH, other=0.0)
-    quantize(
-        values, following.words + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT
-    )
+    quantize(values, following.words + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
 
 
 @triton.jit
