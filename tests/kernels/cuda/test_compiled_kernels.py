@@ -52,7 +52,7 @@ def test_kernels_of_gemma_4_compile_for_a_gpu_and_fit_its_shared_memory() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 120])
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_kernels_of_gemma_3n_compile_for_gpus(capability: int) -> None:
     kernels = compiled("decode.compile_gemma3n_kernels", capability)
     assert len(kernels) >= 19
