@@ -77,6 +77,7 @@ class Model:
         batch_invariant: bool = False,
         template_options: TemplateOptions = DEFAULTS,
         sampling: Mapping[str, Any] | None = None,
+        gpu: int | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -86,6 +87,8 @@ class Model:
             name, tokenizer, chat_format, engine.vocabulary_size, template_options
         )
         self._plan = plan
+        self.gpu = gpu
+        """Index of the GPU that it uses; None: it is on the CPU only, or llama.cpp's."""
         self.prompt_style = prompt_style
         self.sampling = dict(sampling or {})
         self.warnings = tuple(line for line in warnings if not isinstance(line, Detail))

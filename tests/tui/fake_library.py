@@ -170,6 +170,7 @@ class FakeModel:
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
         self.sampling: dict[str, Any] = {}
+        self.gpu: int | None = None
         self.response = response
         self.options = options
         self.prompts: list[str] = []

@@ -53,6 +53,7 @@ class LoadedModel(Protocol):
     chat_format: Any | None
     prompt_style: str | None
     sampling: dict[str, Any]
+    gpu: int | None
 
     @property
     def context(self) -> int: ...

@@ -68,6 +68,9 @@ def test_the_short_status_line_has_the_speed_and_the_ending() -> None:
         speed = Speed(seconds_to_first_token=first, decode_tokens_per_second=rate)
         return short_status_line(Generation("x", [1], reason, speed))
 
+    assert status_line(Generation("x", [1], "stop", Speed(generated_tokens=4)), 64, 6.0).endswith(
+        "decode - t/s (4 tokens) · 1.5 J per token · context 4/64"
+    )
     assert line(0.21, 54.4) == "54 tokens/s, first token 0.2 s"
     assert line(0.021, 5.25, "length") == "5.2 tokens/s, first token 0.02 s, stopped at --max-tokens"
     assert line(75.3, 0.0) == "first token 75.3 s"

@@ -201,9 +201,13 @@ def _confirm_pull(name: str) -> bool:
 
 def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "ChatSession | None") -> None:
     """Stream one completion; Ctrl-C ends the program with the exit code of an interrupted program."""
+    from edgeinfer_offload.machine.energy import energy_meter, joules_between
+
     if options.counts:
         _several(loaded, options, text)
         return
+    meter = energy_meter(loaded.gpu) if options.speed else None
+    before = meter.joules() if meter else None
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
     stream: Stream
@@ -222,7 +226,7 @@ def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "Ch
         print_record(answer, loaded.name, text)
     else:
         answer = print_completion(stream, progress, column=column)
-        _report(answer, loaded, options)
+        _report(answer, loaded, options, joules_between(before, meter.joules() if meter else None))
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
@@ -313,7 +317,9 @@ def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> No
         print(loaded.plan.explain(), file=sys.stderr)
 
 
-def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -> None:
+def _report(
+    answer: "Generation", loaded: LoadedModel, options: ParsedOptions, joules: float | None = None
+) -> None:
     """Print warnings and the status line after the completion, on stderr."""
     if options.generation.get("logprobs") is not None:
         for token in answer.tokens:
@@ -329,6 +335,6 @@ def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -
     for line in context_lines(answer, loaded.context):
         say(line)
     if options.speed:
-        print(status_line(answer, loaded.context), file=sys.stderr)
+        print(status_line(answer, loaded.context, joules), file=sys.stderr)
     elif on_terminal(sys.stderr):
         print(short_status_line(answer), file=sys.stderr)

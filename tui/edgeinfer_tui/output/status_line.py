@@ -25,9 +25,11 @@ def short_status_line(completion: "Generation") -> str:
     return ", ".join(parts)
 
 
-def status_line(completion: "Generation", context: int) -> str:
+def status_line(completion: "Generation", context: int, joules: float | None = None) -> str:
     """For example: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context
     137/1024.
+
+    `joules`: energy of the completion with its prompt; None: unknown.
     """
     speed = completion.speed
     read = speed.prompt_tokens - speed.cached_tokens
@@ -47,6 +49,8 @@ def status_line(completion: "Generation", context: int) -> str:
         parts.append(f"{speed.tokens_per_forward:.1f} tokens per forward")
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
+    if joules is not None and speed.generated_tokens:
+        parts.append(f"{joules / speed.generated_tokens:.3g} J per token")
     parts.append(f"context {context_used(completion)}/{context}")
     if completion.evicted_tokens:
         parts.append(
