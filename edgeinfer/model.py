@@ -249,9 +249,13 @@ class Model:
     def chat(self, system: str | None = None, **options: Unpack[ChatKeywords]) -> Chat:
         """Start a chat; `options` are defaults for all its responses, as for `stream`."""
         self.refuse_encoder()
-        engine = ChatEngine(self._encoding.of_chat, self._stream_ids, self.context)
+        engine = ChatEngine(self._encoding.of_chat, self._stream_ids, self._decode_all, self.context)
         defaults: Any = self.sampling
         return Chat(engine, system, **{**defaults, **options})
+
+    def _decode_all(self, ids: Sequence[int]) -> str:
+        """The text of ids, with the control tokens."""
+        return self.tokenizer.decode(ids, special=True)
 
     def logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (len(ids), vocabulary) float32 after each token of `ids`, computed from an empty context.

@@ -23,8 +23,8 @@ Schema = Mapping[str, Any] | str | bool
 MAX_COMPLETIONS = 256
 COUNTS = ("n", "best_of", "beams")
 """Options of `Model.generate` only."""
-PROMPT_FORMAT = ("raw", "tools")
-"""Options of prompts, which a chat doesn't take: it always applies the chat template, without tools."""
+PROMPT_FORMAT = ("raw",)
+"""Options of prompts, which a chat doesn't take: it always applies the chat template."""
 _option = partial(option, panel=GENERATION, commands="run chat")
 
 
@@ -150,6 +150,7 @@ class ChatKeywords(SamplingKeywords, total=False):
     logprobs: int | None
     thinking: Thinking | None
     template_args: Mapping[str, Any] | None
+    tools: Sequence[Tool] | None
     progress: Progress | None
 
 
@@ -157,7 +158,6 @@ class RunKeywords(ChatKeywords, total=False):
     """Keywords of a completion: the fields of `SamplingParams` and of `RunOptions` without its counts."""
 
     raw: bool
-    tools: Sequence[Tool] | None
 
 
 class GenerateKeywords(RunKeywords, total=False):

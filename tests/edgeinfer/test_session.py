@@ -334,3 +334,56 @@ def test_a_chat_with_a_closed_model_is_an_error(chat_model: FakeChatModel) -> No
     chat_model.model.close()
     with pytest.raises(EdgeInferError, match="fake has been closed; load it again"):
         chat.say("hi")
+
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {"type": "object", "properties": {"town": {"type": "string"}}},
+    },
+}
+TOOL_TEMPLATE = (
+    "{% if tools %}[{{ tools[0].function.name }}]{% endif %}{% for m in messages %}{{ m.role[0] | upper }}"
+    "{{ m.content }}{% for call in m.tool_calls %}<{{ call.function.arguments.town }}>{% endfor %}</s>"
+    "{% endfor %}{% if add_generation_prompt %}A{% endif %}"
+)
+
+
+def use_the_tool(before: str) -> str:
+    """A call for the first message, then the tool's result."""
+    if before.rsplit("</s>", 1)[-1].startswith("T"):
+        return "It is " + before.rsplit("T", 1)[1] + "."
+    return '<tool_call>{"name": "weather", "arguments": {"town": "Ulm"}}</tool_call>'
+
+
+def test_a_chat_has_the_tool_calls_of_a_response_and_continues_with_their_results() -> None:
+    fake = FakeChatModel(use_the_tool, 512, TOOL_TEMPLATE)
+    chat = fake.chat(tools=[WEATHER])
+    chat.say("How is it in Ulm?")
+    ((call,),) = (chat.tool_calls,)
+    assert (call.name, call.arguments) == ("weather", {"town": "Ulm"})
+    for wrong in ((), ("a", "b"), "sunny"):
+        with pytest.raises(SettingError, match="wanted one for each of 1 tool calls"):
+            chat.say_results(wrong)
+    with pytest.raises(SettingError, match="wanted a text or a value for JSON"):
+        chat.say_results([{1, 2}])
+    assert chat.say_results(["sunny"]).text == "It is sunny."
+    assert chat.tool_calls == ()
+    assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool", "assistant"]
+    assert fake.prompts[1] == "[weather]UHow is it in Ulm?</s>A<Ulm></s>Tsunny</s>A"
+    chat.edit(0, "And now?").cancel()
+    assert chat.say("Again?").text.startswith("<tool_call>")
+    assert chat.say_results([{"degrees": 20}]).text == 'It is {"degrees": 20}.'
+
+
+def test_an_exchange_with_tools_is_dropped_as_a_whole() -> None:
+    fake = FakeChatModel(use_the_tool, 256, TOOL_TEMPLATE)
+    chat = fake.chat(tools=[WEATHER])
+    for number in range(4):
+        chat.say(f"How is it in Ulm at {number} o'clock?")
+        dropped = chat.say_results(["rain and wind"]).dropped_messages
+    assert dropped > 0
+    assert fake.prompts[-1].startswith("[weather]UHow is it in Ulm at ")
+    assert fake.prompts[-1].count("Train and wind<") == 4 - dropped
+    assert len(chat.messages) == 16
