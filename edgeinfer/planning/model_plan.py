@@ -1,10 +1,11 @@
 """Plans a model without loading it: from its metadata, for this machine or a described one."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from edgeinfer.errors import SettingError, UnsupportedModelError
+from edgeinfer.errors import OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -26,6 +27,7 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
 
@@ -36,7 +38,22 @@ class ModelPlan:
 
     model: str
     plan: MemoryPlan
+    request: PlanRequest
     warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model's name and its plan as JSON-compatible values."""
+        return {"model": self.model, **self.plan.to_dict()}
+
+    def curve(self) -> PlanCurve:
+        """The speed on the same machine over batch size and context length."""
+        return plan_curve(self.request.sizes, self._for_context, self.request.trained_context)
+
+    def _for_context(self, context: int) -> MemoryPlan | None:
+        try:
+            return plan_devices(replace(self.request, context=context), self.plan.machine).memory
+        except (OutOfMemoryError, GpuUnavailableError):
+            return None
 
 
 def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> ModelPlan:
@@ -67,7 +84,30 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
-    return ModelPlan(model_file.name, plan, (*warnings, *more, *planned.warnings))
+    return ModelPlan(model_file.name, plan, request, (*warnings, *more, *planned.warnings))
+
+
+def plan_on_machines(
+    model: str | Path | None, devices: Sequence[str], **options: Unpack[LoadKeywords]
+) -> tuple[str, dict[str, MemoryPlan | str]]:
+    """The model's name; and for each machine that `devices` describe its plan, or why the model doesn't fit.
+
+    Raises: as `plan_model`, but for `OutOfMemoryError`; and `SettingError` for a device of this machine.
+    """
+    name, plans = "", dict[str, MemoryPlan | str]()
+    for device in devices:
+        if is_device(device):
+            raise SettingError(
+                f"device: saw {device!r} among several, wanted descriptions of machines, as 'rtx 4060 laptop'"
+            )
+        options["device"] = device
+        try:
+            result = plan_model(model, **options)
+        except OutOfMemoryError as error:
+            plans[device] = str(error)
+        else:
+            name, plans[device] = result.model, result.plan
+    return name or find_model(model).name, plans
 
 
 def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
