@@ -22,6 +22,7 @@ LIBRARIES, CUDA_CONTEXT = "loading, then libraries", "CUDA context"
 SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
 Limit = Literal["memory", "compute", "latency", "disk"]
+PlacementName = Literal["gpu", "split", "cpu", "disk"]
 DRAFT = "draft model"
 """The item that only drafting waits for."""
 
@@ -295,7 +296,7 @@ class PlanData:
         return None if others else first.name
 
     @property
-    def placement(self) -> Literal["gpu", "split", "cpu", "disk"]:
+    def placement(self) -> PlacementName:
         """Where the model runs; "disk": main memory is so small that each token reads from the disk."""
         if self.rereads_file:
             return "disk"

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.benchmarking import random_files, speed_runs
-from edgeinfer.benchmarking.shapes import SHAPES, Shape
+from edgeinfer.shapes.known_shapes import SHAPES
+from edgeinfer.shapes.shape import Shape
 from tests.tui.conftest import CommandLine
 
 QUICK = ("--prompt-tokens", "8", "--max-tokens", "2", "-r", "2")

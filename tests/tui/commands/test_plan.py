@@ -50,11 +50,10 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
     outcome = edgeinfer("plan", "tiny", *options)
     assert (outcome.code, outcome.err) == (0, "")
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
-    assert rows[0] == "tiny"
-    assert rows[2] == "machine fits memory tokens/s prompt/s"
-    assert rows[3].startswith("rtx 4060 laptop on the GPU 0.8 of 8 GiB ")
-    assert rows[5].startswith("tiny: 1MiB, 9GB/s, 9MiB ram no - - -")
-    assert any(row.startswith("tiny: 1MiB, 9GB/s, 9MiB ram: tiny: the model needs ") for row in rows[6:])
+    assert rows[0] == "machine fits memory tokens/s prompt/s"
+    assert rows[1].startswith("rtx 4060 laptop on the GPU 0.8 of 8 GiB ")
+    assert rows[3].startswith("tiny: 1MiB, 9GB/s, 9MiB ram no - - -")
+    assert any(row.startswith("tiny: 1MiB, 9GB/s, 9MiB ram: tiny: the model needs ") for row in rows[4:])
     message = json.loads(edgeinfer("plan", "tiny", *options, "--json").out)
     alone = json.loads(edgeinfer("plan", "tiny", "--device", LAPTOP, "--json").out)
     assert message["machines"][0] == {"device": LAPTOP, **{k: v for k, v in alone.items() if k != "model"}}
@@ -65,6 +64,34 @@ def test_several_devices_of_this_machine_are_refused(edgeinfer: CommandLine) -> 
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP, "--device", "cpu")
     assert (outcome.code, outcome.out) == (1, "")
     assert outcome.err.startswith("edgeinfer: device: saw 'cpu' among several, wanted descriptions of ")
+
+
+def test_a_model_that_is_not_here_is_planned_by_its_shape(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    outcome = edgeinfer("plan", "qwen3-8b", "--device", LAPTOP)
+    assert outcome.code == 0
+    assert outcome.err == ("edgeinfer: planned from its shape in Q4_K_M: the file is not on this disk yet\n")
+    assert outcome.out.startswith("Fits. 36 of 36 layers on the GPU, 6.2 of 8 GiB, about ")
+    shape = edgeinfer("plan", "--shape", "qwen3-8b", "--device", LAPTOP)
+    assert (shape.out, shape.err) == (outcome.out, "")
+    larger = json.loads(edgeinfer("plan", "--shape", "qwen3-8b", "--type", "q8_0", "--json").out)
+    assert larger["model"] == "qwen3-8b:Q8_0"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["tiny", "--shape", "qwen3-8b"], "--shape: saw also the model 'tiny', wanted one of both"),
+        (["tiny", "--type", "Q8_0"], "--type: only with --shape; a model's type is in its name, as "),
+    ],
+)
+def test_a_shape_instead_of_a_model(edgeinfer: CommandLine, options: list[str], text: str) -> None:
+    outcome = edgeinfer("plan", *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"edgeinfer: {text}")
 
 
 def test_the_curve_begins_with_the_speed_of_the_plan(edgeinfer: CommandLine) -> None:

@@ -1,7 +1,10 @@
 """`edgeinfer plan`: memory placement and predicted speed of a model, without loading it."""
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING, Any
+
+from typer import BadParameter
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import say
@@ -13,6 +16,8 @@ from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import BUILDING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgeinfer.planning.model_plan import ModelPlan
 
 
@@ -24,6 +29,8 @@ def plan(
     verbose: own.Verbose = False,
     curve: own.Curve = False,
     measure: own.Measure = False,
+    shape: own.ShapeName = None,
+    type_: own.TypeName = None,
     as_json: arguments.AsJson = False,
     **given: Any,
 ) -> None:
@@ -39,26 +46,27 @@ def plan(
 
       edgeinfer plan qwen3-8b --device "rtx 4060 laptop" --device "rtx 3090"
 
+      edgeinfer plan --shape llama-3.3-70b --type Q4_K_M --device "rtx 4090, 64GiB ram"
+
       edgeinfer plan qwen3-30b.gguf --device "rtx 4060 laptop, 32GiB ram, 80GB/s ram" --curve
     """
-    from edgeinfer.planning.model_plan import plan_model
     from edgeinfer.user_folders import user_folder
     from edgeinfer_offload.machine.measure import stored_figures
 
     several = device if device and len(device) > 1 else None
     options = filled({"model": model, "device": device[0] if device else None, **given})
     settings = {name: value for name, value in options.items() if value is not None}
-    name = settings.pop("model", None)
+    plan_on = _planner(settings.pop("model", None) if shape is None else model, shape, type_)
     if settings.get("draft") == "none":
         settings["draft"] = None
     if measure:
         stored_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     if several:
-        _compare(name, several, {key: value for key, value in settings.items() if key != "device"}, as_json)
+        _compare(several, lambda machine: plan_on(**{**settings, "device": machine}), as_json)
         return
     with LabelledProgress(time_left=True) as progress:
-        result = plan_model(name, **settings, build_progress=progress.step(BUILDING))
+        result = plan_on(**settings, build_progress=progress.step(BUILDING))
     for warning in result.warnings:
         say(warning)
     if as_json:
@@ -69,16 +77,27 @@ def plan(
         print(result.plan.explain(layers, verbose))
 
 
-def _compare(model: str | None, devices: list[str], settings: dict[str, Any], as_json: bool) -> None:
+def _planner(model: str | None, shape: str | None, kind: str | None) -> "Callable[..., ModelPlan]":
+    """The function that plans what the user named. Raises `BadParameter` for a model and a shape."""
+    from edgeinfer.planning.model_plan import plan_model, plan_shape
+
+    if shape is None and kind is not None:
+        raise BadParameter("--type: only with --shape; a model's type is in its name, as qwen3-8b:Q6_K")
+    if shape is not None and model is not None:
+        raise BadParameter(f"--shape: saw also the model {model!r}, wanted one of both")
+    return partial(plan_model, model) if shape is None else partial(plan_shape, shape, kind or "")
+
+
+def _compare(devices: list[str], plan_on: "Callable[[str], ModelPlan]", as_json: bool) -> None:
     """Print a row for each described machine."""
     from edgeinfer.planning.model_plan import plan_on_machines
     from edgeinfer_offload.report.plan_comparison import comparison_fields, comparison_text
 
-    name, plans = plan_on_machines(model, devices, **settings)
+    plans = plan_on_machines(devices, plan_on)
     if as_json:
-        _print_json({"model": name, "machines": comparison_fields(plans)})
+        _print_json({"machines": comparison_fields(plans)})
     else:
-        print(f"{name}\n\n{comparison_text(plans)}")
+        print(comparison_text(plans))
 
 
 def _print_curve(result: "ModelPlan") -> None:

@@ -18,11 +18,18 @@ def shown_bytes(count: float) -> str:
     return f"{count:.1f} {unit}"
 
 
-def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Print rows under their headers; the columns numbered in `right` are right-aligned."""
+def print_columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[int] = (),
+    width: int | None = None,
+) -> None:
+    """Print rows under their headers; the columns numbered in `right` are right-aligned. Lines longer than
+    `width` are truncated.
+    """
     table = [[cell.replace("\n", " ") for cell in row] for row in (head, *rows)]
     for line in aligned(table, right):
-        print(line)
+        print(one_line(line, width) if width else line)
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:

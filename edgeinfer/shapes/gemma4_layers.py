@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.benchmarking.hybrid_shapes import Matrices
+from edgeinfer.shapes.hybrid_layers import Matrices
 
 INTERVAL = 6
 """Every sixth layer has no window."""
