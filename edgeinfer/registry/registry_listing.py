@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
+from edgeinfer.options.option_field import Progress
 from edgeinfer.planning.absent_model import entry_header
 from edgeinfer.planning.fit import Fit, fit, with_known_speeds
 from edgeinfer.planning.model_plan import sizes_of
@@ -70,9 +71,14 @@ def parameter_count(text: str) -> float:
 
 
 def listed_registry(
-    entries: Mapping[str, RegistryEntry], here: Sequence[ModelFile], machine: Machine
+    entries: Mapping[str, RegistryEntry],
+    here: Sequence[ModelFile],
+    machine: Machine,
+    progress: Progress | None = None,
 ) -> list[ListedEntry]:
-    """All entries, the most useful on this machine first; `here`: the models on this disk."""
+    """All entries, the most useful on this machine first; `here`: the models on this disk. `progress`: called
+    with the number of entries that are planned, and of all.
+    """
     files: dict[str, ModelFile] = {}
     for model in here:
         files.setdefault(model.name.partition(":")[0], model)
@@ -81,6 +87,8 @@ def listed_registry(
     for entry in entries.values():
         file = files.get(entry.name)
         result.append(_on_disk(entry, file, machine) if file else _absent(entry, machine, known))
+        if progress:
+            progress(len(result), len(entries))
     return sorted(result, key=lambda one: one.order)
 
 

@@ -82,6 +82,9 @@ def shape_metadata(shape: Shape) -> dict[str, Any]:
         own |= shape.recurrent.metadata(shape.layers)
     if shape.gemma4:
         own |= shape.gemma4.metadata(shape.layers, shape.kv_heads)
+        if shape.gemma4.doubled:
+            times = map(shape.gemma4.times, range(shape.layers))
+            own["feed_forward_length"] = [each * shape.feed_forward for each in times]
     if shape.encoder:
         own |= shape.encoder.metadata()
     if shape.shared_expert:

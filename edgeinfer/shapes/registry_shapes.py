@@ -108,6 +108,16 @@ _GEMMA2 = Shape(
     post_norms=True, keys=((_WINDOW, 4096),),
 )  # fmt: skip
 _GRANITE = Shape("granite-3.3-8b", 40, 4096, 12800, 32, 8, 49159, 131072, architecture="granite", tied=True)
+_MINISTRAL = Shape(
+    "ministral-3-14b", 40, 5120, 16384, 32, 8, 131072, 262144, head_dim=128, architecture="mistral3",
+    rope_base=1000000.0,
+)  # fmt: skip
+_QWEN35_MOE = Shape(
+    "qwen3.5-122b-a10b", 48, 3072, 1024, 32, 2, 248320, 262144, head_dim=256, architecture="qwen35moe",
+    rope_base=10000000.0, qk_norm=True, experts=256, experts_per_token=8, shared_expert=1024,
+    recurrent=DeltaNetLayers(16, 64, rope_dim=64), attention_gate=True,
+    feed_forward_norm="post_attention_norm",
+)  # fmt: skip
 _QWEN3_NEXT = Shape(
     "qwen3-next-80b-a3b", 48, 2048, 512, 16, 2, 151936, 262144, head_dim=256, architecture="qwen3next",
     rope_base=10000000.0, qk_norm=True, experts=512, experts_per_token=10, shared_expert=512,
@@ -117,6 +127,11 @@ _QWEN3_NEXT = Shape(
 _GEMMA4_31B = Shape(
     "gemma4-31b", 60, 5376, 21504, 32, 4, 262144, 262144, head_dim=512, architecture="gemma4", tied=True,
     rope_base=1000000.0, gemma4=Gemma4Layers(1024, 256, 16, values_from_keys=True),
+)  # fmt: skip
+_GEMMA4_E2B = replace(
+    _GEMMA4_31B, name="gemma4-e2b", layers=35, width=1536, feed_forward=6144, heads=8, kv_heads=1,
+    context=131072,
+    gemma4=Gemma4Layers(512, 256, 1, own_caches=15, per_layer=256, interval=5, doubled=True),
 )  # fmt: skip
 _GEMMA4_12B = replace(
     _GEMMA4_31B, name="gemma4-12b", layers=48, width=3840, feed_forward=15360, heads=16, kv_heads=1,
@@ -150,6 +165,8 @@ REGISTRY_SHAPES = (
     _gemma3("gemma-3-12b", 48, 3840, 15360, 16, 8),
     _gemma3("gemma-3-27b", 62, 5376, 21504, 32, 16),
     _mistral("mistral-nemo-12b", 14336),
+    replace(_MINISTRAL, name="ministral-3-3b", layers=26, width=3072, feed_forward=9216, tied=True),
+    _MINISTRAL,
     _mistral("mistral-small-24b", 32768),
     _phi("phi-3.5-mini", 32, 3072, 8192, 32, 32, 32064),
     _phi("phi-4-mini", 32, 3072, 8192, 24, 8, 200064),
@@ -166,6 +183,7 @@ REGISTRY_SHAPES = (
     _gpt_oss("gpt-oss-120b", 36, 128),
     _qwen35("qwen3.5-2b", 24, 2048, 6144, 8, 2, 16),
     _qwen35("qwen3.5-27b", 64, 5120, 17408, 24, 4, 48),
+    _QWEN35_MOE,
     _QWEN3_NEXT,
     _lfm2(
         "lfm2-8b-a1b", 24, 1792, (2, 6, 10, 14, 18, 21), architecture="lfm2moe", experts=32,
@@ -181,6 +199,7 @@ REGISTRY_SHAPES = (
         "mamba-codestral-7b", 64, 4096, 0, 0, 0, 32768, 262144, architecture="mamba2",
         recurrent=Mamba2Layers("M" * 64, 128, 64, 128, 8), feed_forward_norm="",
     ),
+    _GEMMA4_E2B,
     _GEMMA4_12B,
     _GEMMA4_31B,
     _GEMMA_EMBEDDING,

@@ -136,7 +136,9 @@ class Shape:
                 for part in parts
             }
 
-        neurons = self.dense_feed_forward or self.feed_forward
+        neurons = (self.dense_feed_forward or self.feed_forward) * (
+            self.gemma4.times(layer) if self.gemma4 else 1
+        )
         if self.fused and self.gated and not self.encoder:
             return {"ffn_up.weight": (2 * neurons, self.width), "ffn_down.weight": (self.width, neurons)}
         found = sizes("", neurons)

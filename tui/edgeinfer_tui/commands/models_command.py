@@ -13,6 +13,7 @@ from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, print_pairs, shown_bytes
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import shown_ago
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ def list_(
     machine = described_machine(device) if device else known_machine()
     models = list_models()
     if everything:
-        _print_registry(listed_registry(read_registry(), models, machine), as_json)
+        with LabelledProgress() as progress:
+            entries = listed_registry(read_registry(), models, machine, progress.step("planning the models"))
+        _print_registry(entries, as_json)
         return
     listed_models = [listed(model, machine) for model in models]
     if as_json:
