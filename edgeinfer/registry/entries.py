@@ -20,11 +20,12 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 DIGEST = re.compile(r"[0-9a-f]{64}")
 MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])", re.ASCII)
+KINDS = ("text", "embedding", "scores")
 USUAL_QUANT = "Q4_K_M"
 """The quantization that lists and plans assume if none is given."""
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
-    "shape", "released",
+    "shape", "released", "kind",
 )  # fmt: skip
 OTHERS = (
     "context",
@@ -64,6 +65,8 @@ class RegistryEntry:
     """Name of its shape, from which it can be planned without a file."""
     released: str = ""
     """Year and month, as 2025-04."""
+    kind: Literal["text", "embedding", "scores"] = "text"
+    """What it gives: completions, embeddings of texts, or scores of texts for a query."""
     prompt_style: Literal["raw", "chat"] | None = None
     is_own: bool = False
     """Whether the entry is from the user's models.toml."""
@@ -169,6 +172,8 @@ def _entry(name: str, table: Any) -> RegistryEntry:
         )
     if "released" in table and not MONTH.fullmatch(table["released"]):
         raise RegistryError(f"released: saw {printable(repr(table['released']))}, wanted a month as 2025-04")
+    if table.get("kind") not in (None, *KINDS):
+        raise RegistryError(f"kind: saw {printable(repr(table['kind']))}, wanted {' or '.join(KINDS)}")
     if table.get("prompt_style") not in (None, "raw", "chat"):
         raise RegistryError(f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat")
     quants = _quants(table)

@@ -39,23 +39,28 @@ class ListedEntry:
     here: ModelFile | None = None
 
     @property
+    def reads_only(self) -> bool:
+        """Whether it reads texts and completes none."""
+        return self.entry.kind != "text" or bool(self.is_encoder)
+
+    @property
     def tier(self) -> int:
         """0: runs well; 1: runs slowly; 2: for embeddings or scores; 3: unknown; 4: doesn't fit."""
         if self.fit is None:
             return 3
         if not self.fit.fits:
             return 4
-        if self.is_encoder:
+        if self.reads_only:
             return 2
         speed = self.speed
         return int(speed is not None and speed < FAST_ENOUGH)
 
     @property
     def speed(self) -> float | None:
-        """Decoded tokens per second, of an encoder those of texts."""
+        """Decoded tokens per second; of a model that reads only, those of texts."""
         if self.fit is None:
             return None
-        return self.fit.prefill_tokens_per_second if self.is_encoder else self.fit.tokens_per_second
+        return self.fit.prefill_tokens_per_second if self.reads_only else self.fit.tokens_per_second
 
     @property
     def order(self) -> tuple[int, str, float]:

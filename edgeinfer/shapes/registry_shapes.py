@@ -155,6 +155,7 @@ REGISTRY_SHAPES = (
     _qwen2("qwen2.5-32b", 64, 5120, 27648, 40, 8),
     _qwen3("qwen3-1.7b", 28, 2048, 6144, 16, tied=True),
     _qwen3("qwen3-8b", 36, 4096, 12288, 32),
+    _qwen3("qwen3-embedding-8b", 36, 4096, 12288, 32, tied=True),
     _qwen3("qwen3-14b", 40, 5120, 17408, 40),
     _qwen3("qwen3-32b", 64, 5120, 25600, 64),
     Shape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128256, 131072, rope_base=500000.0),

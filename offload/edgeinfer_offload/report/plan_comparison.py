@@ -23,7 +23,7 @@ def comparison_text(plans: Compared) -> str:
     """A row for each machine, then why the model doesn't fit those marked "no"."""
     table = aligned([HEAD, *(_row(name, plan) for name, plan in plans.items())], {3, 4}, WIDTH)
     reasons = [f"{name}: {plan}" for name, plan in plans.items() if isinstance(plan, str)]
-    return "\n".join([*table, "", *reasons, DESCRIBED])
+    return "\n".join([*table, "", *reasons, DESCRIBED.replace("machine was", "machines were")])
 
 
 def _row(name: str, plan: MemoryPlan | str) -> tuple[str, ...]:

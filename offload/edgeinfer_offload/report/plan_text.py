@@ -33,8 +33,7 @@ class PlanLine:
     def cells(self) -> tuple[str, ...]:
         size = binary_size(self.nbytes) if self.nbytes else "-"
         bound = f"{self.bound}*" if self.overlapped and self.bound else self.bound
-        unknown = self.ms_per_token is None or (self.overlapped and not self.bound)
-        milliseconds = "-" if unknown else _milliseconds(self.ms_per_token or 0.0)
+        milliseconds = _milliseconds(self.ms_per_token) if self.ms_per_token else "-"
         intensity = shown_rate(self.intensity) if self.intensity else "-"
         drafting = self.overlapped and self.item == DRAFT
         return self.item, self.device, size, milliseconds, intensity, "drafting" if drafting else bound

@@ -217,6 +217,7 @@ def test_every_entry_has_a_valid_form() -> None:
         assert entry.usual_quant in entry.quants, name
         assert entry.shape == "" or entry.shape in SHAPES, name
         assert entry.released == "" or "2024-01" <= entry.released <= "2026-12", name
+        assert (entry.kind != "text") == entry.notes.startswith(("embeddings ", "scores ")), name
         assert len(entry.notes) < 90, name
         assert entry.notes[-1] not in ".;,", name
         count = parameter_count(entry.parameters)
@@ -291,6 +292,7 @@ WRONG = {
     "[x]\nfile = 'a'\nsampling.top_ks = 1": "[x]: sampling: top_ks: no such option; did you mean top_k?",
     "[x]\nfile = 'a'\nsampling.top_p = 2": "[x]: sampling: top_p: saw 2, wanted a number from 0 to 1",
     "[x]\nfile = 'a'\nshape = 'big'": "[x]: shape: saw 'big', wanted one of smollm2-135m, ",
+    "[x]\nfile = 'a'\nkind = 'image'": "[x]: kind: saw 'image', wanted text or embedding or scores",
     "[x]\nfile = 'a'\nreleased = 'May'": "[x]: released: saw 'May', wanted a month as 2025-04",
     "[x]\nfile = 'a'\nprompt_style = 'b'": "[x]: prompt_style: saw 'b', wanted raw or chat",
 }

@@ -43,6 +43,8 @@ def test_the_order_is_tier_then_newest_then_largest() -> None:
     assert [one.tier for one in rows] == [0] * 6 + [1, 2, 3, 4]
     assert rows[7].speed == 9000.0
     assert rows[8].speed is None
+    decoder = replace(rows[0], entry=ENTRIES["qwen3-embedding-0.6b"], fit=texts)
+    assert (decoder.tier, decoder.speed) == (2, 9000.0)
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,7 @@ def _entry_fields(one: "ListedEntry") -> dict[str, object]:
         "context": entry.context,
         "licence": entry.licence or None,
         "released": entry.released or None,
+        "kind": entry.kind,
         "shape": entry.shape or None,
         "notes": entry.notes or None,
         "here": one.here is not None,
