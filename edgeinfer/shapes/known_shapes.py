@@ -4,71 +4,15 @@ from dataclasses import replace
 
 from edgeinfer.errors import SettingError
 from edgeinfer.registry.near_names import nearest
+from edgeinfer.shapes.families import gemma4, llama3, ministral3, qwen2, qwen3, qwen35, qwen35_moe
 from edgeinfer.shapes.gemma4_layers import Gemma4Layers
 from edgeinfer.shapes.hybrid_layers import (
-    DeltaNetLayers,
     LatentHeads,
     Mamba2Layers,
     ShortConvolutionLayers,
 )
 from edgeinfer.shapes.registry_shapes import REGISTRY_SHAPES
 from edgeinfer.shapes.shape import Shape
-
-
-def _llama3(name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool) -> Shape:
-    context = 131072 if tied else 8192
-    return Shape(name, layers, width, feed_forward, heads, 8, 128256, context, tied=tied, rope_base=500000.0)
-
-
-def _qwen2(
-    name: str, layers: int, width: int, feed_forward: int, heads: int, kv_heads: int, tied: bool
-) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, kv_heads, 151936 if tied else 152064, 32768,
-        architecture="qwen2", tied=tied, rope_base=1000000.0, biases=True,
-    )  # fmt: skip
-
-
-def _qwen3(name: str, layers: int, width: int, feed_forward: int, heads: int, tied: bool) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, 8, 151936, 40960,
-        head_dim=128, architecture="qwen3", tied=tied, rope_base=1000000.0, qk_norm=True,
-    )  # fmt: skip
-
-
-def _qwen35(
-    name: str,
-    layers: int,
-    width: int,
-    feed_forward: int,
-    heads: int,
-    kv_heads: int,
-    value_heads: int,
-    tied: bool,
-) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, kv_heads, 248320, 262144,
-        head_dim=256, architecture="qwen35", tied=tied, rope_base=10000000.0, qk_norm=True,
-        recurrent=DeltaNetLayers(16, value_heads, rope_dim=64), attention_gate=True,
-        feed_forward_norm="post_attention_norm",
-    )  # fmt: skip
-
-
-def _gemma4(
-    name: str,
-    layers: int,
-    width: int,
-    feed_forward: int,
-    heads: int,
-    kv_heads: int,
-    context: int,
-    own: Gemma4Layers,
-) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, kv_heads, 262144, context,
-        head_dim=512, architecture="gemma4", tied=True, rope_base=1000000.0, gemma4=own,
-    )  # fmt: skip
-
 
 _NEMOTRON = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _OLMOE = Shape(
@@ -85,7 +29,7 @@ _GLM_FLASH = Shape(
     dense_layers=1, dense_feed_forward=10240, latent=LatentHeads(192, 64, 256, 512, 768),
 )  # fmt: skip
 _GEMMA4_MOE = replace(
-    _gemma4(
+    gemma4(
         "gemma4-26b-a4b", 30, 2816, 704, 16, 2, 262144,
         Gemma4Layers(1024, 256, 8, values_from_keys=True),
     ),
@@ -94,10 +38,10 @@ _GEMMA4_MOE = replace(
 
 _ALL = (
     Shape("smollm2-135m", 30, 576, 1536, 9, 3, 49152, 8192, tied=True, rope_base=100000.0),
-    _qwen2("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
-    _qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
+    qwen2("qwen2.5-0.5b", 24, 896, 4864, 14, 2, tied=True),
+    qwen3("qwen3-0.6b", 28, 1024, 3072, 16, tied=True),
     Shape("tinyllama-1.1b", 22, 2048, 5632, 32, 4, 32000, 2048),
-    _qwen35("qwen3.5-0.8b", 24, 1024, 3584, 8, 2, 16, tied=True),
+    qwen35("qwen3.5-0.8b", 24, 1024, 3584, 8, 2, 16, tied=True),
     Shape(
         "lfm2-1.2b",
         16,
@@ -114,12 +58,12 @@ _ALL = (
         recurrent=ShortConvolutionLayers((2, 5, 8, 10, 12, 14), 8),
         output_norm="token_embd_norm",
     ),
-    _llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
+    llama3("llama-3.2-1b", 16, 2048, 8192, 32, tied=True),
     Shape("granite-1b-a400m", 24, 1024, 512, 16, 8, 49155, 4096, tied=True, experts=32, experts_per_token=8),
-    _qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
-    _qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
-    _llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
-    _qwen3("qwen3-4b", 36, 2560, 9728, 32, tied=True),
+    qwen2("qwen2.5-1.5b", 28, 1536, 8960, 12, 2, tied=True),
+    qwen2("qwen2.5-3b", 36, 2048, 11008, 16, 2, tied=True),
+    llama3("llama-3.2-3b", 28, 3072, 8192, 24, tied=True),
+    qwen3("qwen3-4b", 36, 2560, 9728, 32, tied=True),
     _OLMOE,
     _QWEN3_MOE,
     Shape(
@@ -136,28 +80,9 @@ _ALL = (
         recurrent=Mamba2Layers("M" * 48, 64, 64, 128, 1),
         feed_forward_norm="",
     ),
-    _qwen35("qwen3.5-4b", 32, 2560, 9216, 16, 4, 32, tied=True),
-    _qwen35("qwen3.5-9b", 32, 4096, 12288, 16, 4, 32, tied=False),
-    Shape(
-        "qwen3.5-35b-a3b",
-        40,
-        2048,
-        512,
-        16,
-        2,
-        248320,
-        262144,
-        head_dim=256,
-        architecture="qwen35moe",
-        rope_base=10000000.0,
-        qk_norm=True,
-        experts=256,
-        experts_per_token=8,
-        shared_expert=512,
-        recurrent=DeltaNetLayers(16, 32, rope_dim=64),
-        attention_gate=True,
-        feed_forward_norm="post_attention_norm",
-    ),
+    qwen35("qwen3.5-4b", 32, 2560, 9216, 16, 4, 32, tied=True),
+    qwen35("qwen3.5-9b", 32, 4096, 12288, 16, 4, 32, tied=False),
+    qwen35_moe("qwen3.5-35b-a3b", 40, 2048, 512, 16, 32),
     Shape(
         "nemotron-3-nano-30b-a3b",
         52,
@@ -178,26 +103,14 @@ _ALL = (
         feed_forward_norm="",
     ),
     _GLM_FLASH,
-    _gemma4(
+    gemma4(
         "gemma4-e4b", 42, 2560, 10240, 8, 2, 131072, Gemma4Layers(512, 256, 2, own_caches=24, per_layer=256)
     ),
     _GEMMA4_MOE,
-    _qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
-    Shape(
-        "ministral-3-8b",
-        34,
-        4096,
-        14336,
-        32,
-        8,
-        131072,
-        262144,
-        head_dim=128,
-        architecture="mistral3",
-        rope_base=1000000.0,
-    ),
+    qwen2("qwen2.5-7b", 28, 3584, 18944, 28, 4, tied=False),
+    ministral3("ministral-3-8b", 34, 4096, 14336),
     Shape("mistral-7b", 32, 4096, 14336, 32, 8, 32768, 32768, rope_base=1000000.0),
-    _llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
+    llama3("llama-3-8b", 32, 4096, 14336, 32, tied=False),
 )
 
 MAX_LISTED = 8

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from edgeinfer.shapes.encoder_layers import EncoderLayers
+from edgeinfer.shapes.families import gemma4, ministral3, qwen2, qwen3, qwen35, qwen35_moe
 from edgeinfer.shapes.gemma4_layers import Gemma4Layers
 from edgeinfer.shapes.hybrid_layers import DeltaNetLayers, Mamba2Layers, ShortConvolutionLayers
 from edgeinfer.shapes.shape import Shape
@@ -16,31 +17,6 @@ _WINDOW = "attention.sliding_window"
 
 def _smollm(name: str, layers: int, width: int, feed_forward: int, heads: int, kv_heads: int) -> Shape:
     return Shape(name, layers, width, feed_forward, heads, kv_heads, 49152, 8192, tied=True)
-
-
-def _qwen2(name: str, layers: int, width: int, feed_forward: int, heads: int, kv_heads: int) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, kv_heads, 152064, 32768,
-        architecture="qwen2", rope_base=1000000.0, biases=True,
-    )  # fmt: skip
-
-
-def _qwen3(name: str, layers: int, width: int, feed_forward: int, heads: int, **more: Any) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, 8, 151936, 40960,
-        head_dim=128, architecture="qwen3", rope_base=1000000.0, qk_norm=True, **more,
-    )  # fmt: skip
-
-
-def _qwen35(
-    name: str, layers: int, width: int, feed_forward: int, heads: int, kv_heads: int, value_heads: int
-) -> Shape:
-    return Shape(
-        name, layers, width, feed_forward, heads, kv_heads, 248320, 262144,
-        head_dim=256, architecture="qwen35", tied=width < 4096, rope_base=10000000.0, qk_norm=True,
-        recurrent=DeltaNetLayers(16, value_heads, rope_dim=64), attention_gate=True,
-        feed_forward_norm="post_attention_norm",
-    )  # fmt: skip
 
 
 def _gemma3(
@@ -108,26 +84,15 @@ _GEMMA2 = Shape(
     post_norms=True, keys=((_WINDOW, 4096),),
 )  # fmt: skip
 _GRANITE = Shape("granite-3.3-8b", 40, 4096, 12800, 32, 8, 49159, 131072, architecture="granite", tied=True)
-_MINISTRAL = Shape(
-    "ministral-3-14b", 40, 5120, 16384, 32, 8, 131072, 262144, head_dim=128, architecture="mistral3",
-    rope_base=1000000.0,
-)  # fmt: skip
-_QWEN35_MOE = Shape(
-    "qwen3.5-122b-a10b", 48, 3072, 1024, 32, 2, 248320, 262144, head_dim=256, architecture="qwen35moe",
-    rope_base=10000000.0, qk_norm=True, experts=256, experts_per_token=8, shared_expert=1024,
-    recurrent=DeltaNetLayers(16, 64, rope_dim=64), attention_gate=True,
-    feed_forward_norm="post_attention_norm",
-)  # fmt: skip
 _QWEN3_NEXT = Shape(
     "qwen3-next-80b-a3b", 48, 2048, 512, 16, 2, 151936, 262144, head_dim=256, architecture="qwen3next",
     rope_base=10000000.0, qk_norm=True, experts=512, experts_per_token=10, shared_expert=512,
     recurrent=DeltaNetLayers(16, 32, rope_dim=64, joined=True), attention_gate=True,
     feed_forward_norm="post_attention_norm",
 )  # fmt: skip
-_GEMMA4_31B = Shape(
-    "gemma4-31b", 60, 5376, 21504, 32, 4, 262144, 262144, head_dim=512, architecture="gemma4", tied=True,
-    rope_base=1000000.0, gemma4=Gemma4Layers(1024, 256, 16, values_from_keys=True),
-)  # fmt: skip
+_GEMMA4_31B = gemma4(
+    "gemma4-31b", 60, 5376, 21504, 32, 4, 262144, Gemma4Layers(1024, 256, 16, values_from_keys=True)
+)
 _GEMMA4_E2B = replace(
     _GEMMA4_31B, name="gemma4-e2b", layers=35, width=1536, feed_forward=6144, heads=8, kv_heads=1,
     context=131072,
@@ -149,15 +114,15 @@ REGISTRY_SHAPES = (
     _smollm("smollm2-1.7b", 24, 2048, 8192, 32, 32),
     Shape("smollm3-3b", 36, 2048, 11008, 16, 4, 128256, 65536, architecture="smollm3", tied=True),
     replace(
-        _qwen2("deepseek-r1-1.5b", 28, 1536, 8960, 12, 2), vocabulary=151936, context=131072
+        qwen2("deepseek-r1-1.5b", 28, 1536, 8960, 12, 2, tied=False), vocabulary=151936, context=131072
     ),
-    _qwen2("qwen2.5-14b", 48, 5120, 13824, 40, 8),
-    _qwen2("qwen2.5-32b", 64, 5120, 27648, 40, 8),
-    _qwen3("qwen3-1.7b", 28, 2048, 6144, 16, tied=True),
-    _qwen3("qwen3-8b", 36, 4096, 12288, 32),
-    _qwen3("qwen3-embedding-8b", 36, 4096, 12288, 32, tied=True),
-    _qwen3("qwen3-14b", 40, 5120, 17408, 40),
-    _qwen3("qwen3-32b", 64, 5120, 25600, 64),
+    qwen2("qwen2.5-14b", 48, 5120, 13824, 40, 8, tied=False),
+    qwen2("qwen2.5-32b", 64, 5120, 27648, 40, 8, tied=False),
+    qwen3("qwen3-1.7b", 28, 2048, 6144, 16, tied=True),
+    qwen3("qwen3-8b", 36, 4096, 12288, 32, tied=False),
+    qwen3("qwen3-embedding-8b", 36, 4096, 12288, 32, tied=True),
+    qwen3("qwen3-14b", 40, 5120, 17408, 40, tied=False),
+    qwen3("qwen3-32b", 64, 5120, 25600, 64, tied=False),
     Shape("llama-3.1-8b", 32, 4096, 14336, 32, 8, 128256, 131072, rope_base=500000.0),
     Shape("llama-3.3-70b", 80, 8192, 28672, 64, 8, 128256, 131072, rope_base=500000.0),
     _GEMMA2,
@@ -166,8 +131,8 @@ REGISTRY_SHAPES = (
     _gemma3("gemma-3-12b", 48, 3840, 15360, 16, 8),
     _gemma3("gemma-3-27b", 62, 5376, 21504, 32, 16),
     _mistral("mistral-nemo-12b", 14336),
-    replace(_MINISTRAL, name="ministral-3-3b", layers=26, width=3072, feed_forward=9216, tied=True),
-    _MINISTRAL,
+    ministral3("ministral-3-3b", 26, 3072, 9216, tied=True),
+    ministral3("ministral-3-14b", 40, 5120, 16384),
     _mistral("mistral-small-24b", 32768),
     _phi("phi-3.5-mini", 32, 3072, 8192, 32, 32, 32064),
     _phi("phi-4-mini", 32, 3072, 8192, 24, 8, 200064),
@@ -182,9 +147,9 @@ REGISTRY_SHAPES = (
     _GRANITE,
     _gpt_oss("gpt-oss-20b", 24, 32),
     _gpt_oss("gpt-oss-120b", 36, 128),
-    _qwen35("qwen3.5-2b", 24, 2048, 6144, 8, 2, 16),
-    _qwen35("qwen3.5-27b", 64, 5120, 17408, 24, 4, 48),
-    _QWEN35_MOE,
+    qwen35("qwen3.5-2b", 24, 2048, 6144, 8, 2, 16, tied=True),
+    qwen35("qwen3.5-27b", 64, 5120, 17408, 24, 4, 48, tied=False),
+    qwen35_moe("qwen3.5-122b-a10b", 48, 3072, 1024, 32, 64),
     _QWEN3_NEXT,
     _lfm2(
         "lfm2-8b-a1b", 24, 1792, (2, 6, 10, 14, 18, 21), architecture="lfm2moe", experts=32,

@@ -158,6 +158,7 @@ def _fields(listed: "ListedModel") -> dict[str, object]:
         "last_used": model.last_used,
         "runs_with": None if listed.support is None else str(listed.support),
         "fits": None if fit is None else fit.fits,
+        "placement": None if fit is None else fit.placement,
         "memory_bytes": None if fit is None else fit.nbytes,
         "tokens_per_second": None if fit is None else fit.tokens_per_second,
         "draft_path": None if model.draft_path is None else str(model.draft_path),

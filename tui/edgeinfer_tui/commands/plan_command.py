@@ -53,17 +53,14 @@ def plan(
     from edgeinfer.user_folders import user_folder
     from edgeinfer_offload.machine.measure import stored_figures
 
-    several = device if device and len(device) > 1 else None
-    options = filled({"model": model, "device": device[0] if device else None, **given})
-    settings = {name: value for name, value in options.items() if value is not None}
+    settings = _settings({"model": model, "device": device[0] if device else None, **given})
     plan_on = _planner(settings.pop("model", None) if shape is None else model, shape, type_)
-    if settings.get("draft") == "none":
-        settings["draft"] = None
+    settings.pop("model", None)
     if measure:
         stored_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
-    if several:
-        _compare(several, lambda machine: plan_on(**{**settings, "device": machine}), as_json)
+    if device and len(device) > 1:
+        _compare(device, lambda machine: plan_on(**{**settings, "device": machine}), as_json)
         return
     with LabelledProgress(time_left=True) as progress:
         result = plan_on(**settings, build_progress=progress.step(BUILDING))
@@ -75,6 +72,14 @@ def plan(
         _print_curve(result)
     else:
         print(result.plan.explain(layers, verbose))
+
+
+def _settings(given: dict[str, Any]) -> dict[str, Any]:
+    """The options of the library: those that are given on the command line or in the settings."""
+    settings = {name: value for name, value in filled(given).items() if value is not None}
+    if settings.get("draft") == "none":
+        settings["draft"] = None
+    return settings
 
 
 def _planner(model: str | None, shape: str | None, kind: str | None) -> "Callable[..., ModelPlan]":
