@@ -70,7 +70,7 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
     if machine.origin == "described":
         return machine
     cache = user_folder("cache")
-    formats = {matrix.format for matrix in sizes.matrices()}
+    formats = sizes.formats
     threads = stored_threads(cache) or machine.processor.threads
     counted = replace(machine, processor=replace(machine.processor, threads=threads))
     return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine

@@ -250,7 +250,7 @@ def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Mach
     """The machine to plan for, and a warning if its GPU can't be used."""
     if not is_device(device):
         return described_machine(device), []
-    cache, formats = user_folder("cache"), {matrix.format for matrix in sizes.matrices()}
+    cache, formats = user_folder("cache"), sizes.formats
     threads = options.threads or measured_threads(cache, options.build_progress)
     machine = unmeasured_machine(threads)
     machine = with_cpu_speeds(machine, cache, formats, sizes.nbytes, options.build_progress)

@@ -82,6 +82,9 @@ def test_every_shape_is_a_supported_model(name: str) -> None:
     assert len(sizes.layers) == SHAPES[name].layers == len(config.shapes)
     # Vectors, positions and classifiers aren't counted, keys that are also values are counted twice.
     assert 0.9 * header.nbytes < sizes.nbytes <= 1.005 * header.nbytes
+    tables = [matrix for matrix in (sizes.embedding, sizes.per_layer) if matrix is not None]
+    assert sizes.nbytes == sum(matrix.nbytes for matrix in (*sizes.matrices(), *tables))
+    assert sizes.formats == {matrix.format for matrix in sizes.matrices()}
 
 
 @pytest.mark.parametrize("name", WRITTEN)

@@ -84,7 +84,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_shape(
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["tiny", "--shape", "qwen3-8b"], "--shape: saw also the model 'tiny', wanted one of both"),
+        (["tiny", "--shape", "qwen3-8b"], "saw the model 'tiny' and --shape qwen3-8b; drop one of them"),
         (["tiny", "--type", "Q8_0"], "--type: only with --shape; a model's type is in its name, as "),
     ],
 )

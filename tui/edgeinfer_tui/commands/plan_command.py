@@ -89,7 +89,7 @@ def _planner(model: str | None, shape: str | None, kind: str | None) -> "Callabl
     if shape is None and kind is not None:
         raise BadParameter("--type: only with --shape; a model's type is in its name, as qwen3-8b:Q6_K")
     if shape is not None and model is not None:
-        raise BadParameter(f"--shape: saw also the model {model!r}, wanted one of both")
+        raise BadParameter(f"saw the model {model!r} and --shape {shape}; drop one of them")
     return partial(plan_model, model) if shape is None else partial(plan_shape, shape, kind or "")
 
 
