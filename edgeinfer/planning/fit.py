@@ -26,6 +26,7 @@ class Fit:
     """How a model fits this machine. `nbytes`: bytes of main memory and GPU together; None: unknown.
 
     `tokens_per_second`: decoded ones, None of an encoder. `placement`: where it runs; None: it doesn't.
+    `prefill_tokens_per_second`: None where matmuls weren't measured.
     """
 
     fits: bool
@@ -83,6 +84,9 @@ def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> 
         plan = plan_memory(sizes, machine, PlanOptions(context=context, device=device))
     except (PlanError, UnsupportedFormatError) as error:
         return Fit(False, None, limit_reason=str(error))
-    rates = plan.prediction.decode_tokens_per_second, plan.prediction.prefill_tokens_per_second
-    decode, prefill = (rate if math.isfinite(rate) and rate > 0 else None for rate in rates)
-    return Fit(True, plan.nbytes, decode, placement=plan.placement, prefill_tokens_per_second=prefill)
+    gpu = machine.graphics if plan.placement == "gpu" else None
+    computes = (gpu or machine.processor).operations_per_second
+    decode, prefill = plan.prediction.decode_tokens_per_second, plan.prediction.prefill_tokens_per_second
+    prefill = prefill if math.isfinite(computes) else 0.0
+    rates = [rate if math.isfinite(rate) and rate > 0 else None for rate in (decode, prefill)]
+    return Fit(True, plan.nbytes, rates[0], placement=plan.placement, prefill_tokens_per_second=rates[1])

@@ -73,6 +73,15 @@ def test_the_list_says_where_each_model_runs() -> None:
     assert {one.fit.placement for one in on_cpu.values() if one.fit} == {"cpu", None}
 
 
+def test_the_speed_of_texts_is_unknown_where_matmuls_were_not_measured() -> None:
+    name = "nomic-embed-text-v1.5"
+    machine = describe_machine("cpu: 8GiB ram")
+    unmeasured = replace(machine, processor=replace(machine.processor, operations_per_second=float("inf")))
+    for each, is_known in ((machine, True), (unmeasured, False)):
+        (one,) = listed_registry({name: ENTRIES[name]}, [], each)
+        assert (one.speed is not None, one.tier) == (is_known, 2)
+
+
 def test_sizes_are_published_computed_or_unknown() -> None:
     listed = {one.entry.name: one for one in listed_registry(FEW, [], LAPTOP)}
     assert (listed["qwen3-8b"].size_bytes, listed["qwen3-8b"].is_computed) == (5_027_783_488, False)

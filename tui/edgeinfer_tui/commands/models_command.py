@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from edgeinfer.registry.removing import Removal
 
 HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
+ASSUMED = "speeds assume 20 GB/s of memory: this machine isn't measured yet; edgeinfer plan MODEL measures it"
 ALL_HEAD = ["NAME", "SIZE", "FITS", "TOKENS/S", "HERE", "NOTES"]
 
 
@@ -62,6 +63,8 @@ def list_(
         with LabelledProgress() as progress:
             entries = listed_registry(read_registry(), models, machine, progress.step("planning the models"))
         _print_registry(entries, as_json)
+        if machine.origin == "unmeasured":
+            say(ASSUMED)
         return
     listed_models = [listed(model, machine) for model in models]
     if as_json:
