@@ -144,7 +144,7 @@ def curve_text(curve: PlanCurve) -> str:
         points = [point for point in curve.points if point.batch == batch]
         rates = [_shown(point.tokens_per_second) for point in points]
         by_batch.append([str(batch), shown_rate(points[0].intensity), points[0].limited_by, *rates])
-    title = "Tokens/s of all sequences by batch and context; FLOP/B and bound by: at the shortest context."
+    title = "Tokens/s of all sequences by batch and context; FLOP/B: of the shortest context"
     return "\n".join([*text, "", title, *aligned(by_batch, {*range(len(by_batch[0]))} - {2})])
 
 
