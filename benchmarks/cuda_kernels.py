@@ -12,8 +12,9 @@ from itertools import chain, product
 
 import torch
 
-from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.shapes.known_shapes import find_shape
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from edgeinfer.benchmarking.random_files import matrix_formats
-from edgeinfer.benchmarking.shapes import Shape
+from edgeinfer.shapes.headers import matrix_formats
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec

@@ -11,7 +11,6 @@ from pathlib import Path
 from edgeinfer.benchmarking.machine import Machine, command_line, this_machine
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS
 from edgeinfer.benchmarking.random_files import random_file, write_random_file
-from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer.benchmarking.speed_runs import (
     BenchedModel,
     BenchSettings,
@@ -24,6 +23,7 @@ from edgeinfer.benchmarking.tables import speed_table, versus_table
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.registry.registry import find_model
+from edgeinfer.shapes.known_shapes import find_shape
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError
 

@@ -16,13 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
-from edgeinfer.benchmarking.shapes import Shape, find_shape
 from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.shapes.headers import matrix_formats, shape_metadata
+from edgeinfer.shapes.known_shapes import find_shape
+from edgeinfer.shapes.shape import Shape
 from edgeinfer.user_folders import user_folder
-from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, TensorInfo, block_format
-from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
-from edgeinfer_quant_formats.quantizer.mixes import find_mix
-from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
+from edgeinfer_quant_formats import FormatError, GGUFFile, GGUFWriter, block_format
 
 REVISION = 3
 """Part of the files' names; increase it when the content changes."""
@@ -30,8 +29,6 @@ EMBEDDING, EMBEDDED = "token_embd.weight", 4.0
 """The spread of a MoE model's embeddings: well above the output of the layers, which is similar for all
 tokens, so that different tokens are routed to different experts.
 """
-SIGMOID = 2
-"""llama.cpp's number of this gating function of experts."""
 SPARE_BYTES = 256 << 20
 SPECIAL = ("<unk>", "<s>", "</s>")
 _UNKNOWN, _NORMAL, _CONTROL, _BYTE = 2, 1, 3, 6
@@ -89,30 +86,6 @@ def write_random_file(path: Path, shape: Shape, kind: str, progress: Progress | 
             writer.add_tensor(name, source, formats[name], size)
 
 
-def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
-    """Name -> format of every matrix, as the quantizer selects them.
-
-    For a shape without experts, a mix for MoE models uses its base format for all matrices except the head.
-    Raises `FormatError` for an unknown mix.
-    """
-    mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
-    source_model = SourceModel(
-        shape.architecture,
-        shape.layers,
-        shape.heads // max(1, shape.kv_heads),
-        shape.experts,
-        tied_output=shape.tied,
-    )
-    tensors = [TensorInfo(name, size, float32, 0, 0, 0) for name, size in shape.matrices().items()]
-    options = None
-    if mix.experts_only and not shape.experts:
-        options = TypeOptions(pure=True, output=eight_bits, embedding=eight_bits if shape.tied else None)
-    return {
-        name: selection.format.name
-        for name, selection in select_types(tensors, source_model, mix, options).items()
-    }
-
-
 class _ByteCount:
     """Reports the number of bytes written."""
 
@@ -148,37 +121,9 @@ def _vector(name: str, length: int, random: np.random.Generator) -> npt.NDArray[
 
 def metadata(shape: Shape) -> dict[str, Any]:
     """The metadata of the file; the context is the shape's own."""
-    own: dict[str, Any] = {
-        "context_length": shape.context,
-        "embedding_length": shape.width,
-        "block_count": shape.layers,
-        "feed_forward_length": shape.dense_feed_forward or shape.feed_forward,
-        "attention.head_count": shape.heads,
-        "attention.head_count_kv": shape.kv_heads,
-        "attention.layer_norm_rms_epsilon": 1e-5,
-    }
-    if shape.heads:
-        own |= dict.fromkeys(("attention.key_length", "attention.value_length"), shape.head_size)
-        own |= {"rope.dimension_count": shape.head_size, "rope.freq_base": shape.rope_base}
-    if shape.expert_bias:
-        own |= {"expert_weights_norm": True, "expert_gating_func": SIGMOID}
-    if shape.dense_layers:
-        own["leading_dense_block_count"] = shape.dense_layers
-    if shape.latent:
-        own |= shape.latent.metadata()
-    if shape.recurrent:
-        own |= shape.recurrent.metadata(shape.layers)
-    if shape.gemma4:
-        own |= shape.gemma4.metadata(shape.layers, shape.kv_heads)
-    if shape.shared_expert:
-        own |= {"expert_shared_feed_forward_length": shape.shared_expert, "expert_shared_count": 1}
-    if shape.experts:
-        own["expert_count"], own["expert_used_count"] = shape.experts, shape.experts_per_token
-        own["expert_feed_forward_length"] = shape.feed_forward
     return {
-        "general.architecture": shape.architecture,
+        **shape_metadata(shape),
         "general.name": f"random weights in the shape of {shape.name}",
-        **{f"{shape.architecture}.{key}": value for key, value in own.items()},
         **vocabulary_metadata(shape.vocabulary),
     }
 

@@ -26,8 +26,8 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_offload.planner.plan_types import Repacking
+from edgeinfer_offload.report.plan_verdict import binary_size
 
 if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
@@ -105,7 +105,7 @@ class EngineBuilder:
             warnings.append(Detail(f"there is no expert cache: {refusal}"))
         if unpinned:
             warnings.append(
-                f"{mebibytes(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "
+                f"{binary_size(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "
                 "through pinned buffers, which is slower"
             )
         return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, warnings)

@@ -95,7 +95,7 @@ class _Loading:
         cache, sizes, graphics = user_folder("cache"), self.source.sizes, machine.graphics
         assert graphics is not None
         try:
-            measure_gpu(gpu, cache, sorted({matrix.format for matrix in sizes.matrices()}))
+            measure_gpu(gpu, cache, sorted(sizes.formats))
         except DeviceMemoryError:
             note = "the GPU has too little free memory to be measured: planned without its speeds"
             self.warnings += [note] if note not in self.warnings else []

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_text import mebibytes
+from edgeinfer_offload.report.plan_verdict import binary_size
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -37,7 +37,7 @@ def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan
         effect = "each token waits for the disk"
     else:
         effect = "tokens take longer"
-    left, room = mebibytes(plan.file_weight_bytes), mebibytes(plan.ram_bytes)
+    left, room = binary_size(plan.file_weight_bytes), binary_size(plan.ram_bytes)
     return f"{left} of the weights are memory-mapped, as {room} of main memory may be used: {effect}"
 
 

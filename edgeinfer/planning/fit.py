@@ -14,7 +14,7 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import stored_figures, stored_threads
 from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.plan_types import PlacementName, PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 ASSUMED_BYTES_PER_SECOND = 20e9
@@ -23,12 +23,18 @@ ASSUMED_BYTES_PER_SECOND = 20e9
 
 @dataclass(frozen=True)
 class Fit:
-    """How a model fits this machine. `nbytes`: bytes of main memory and GPU together; None: unknown."""
+    """How a model fits this machine. `nbytes`: bytes of main memory and GPU together; None: unknown.
+
+    `tokens_per_second`: decoded ones, None of an encoder. `placement`: where it runs; None: it doesn't.
+    `prefill_tokens_per_second`: None where matmuls weren't measured.
+    """
 
     fits: bool
     nbytes: int | None
     tokens_per_second: float | None = None
     limit_reason: str = ""
+    placement: PlacementName | None = None
+    prefill_tokens_per_second: float | None = None
 
 
 def known_machine() -> Machine:
@@ -59,9 +65,13 @@ def known_machine() -> Machine:
 
 
 def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
-    """This machine with the speeds that `edgeinfer plan` uses for the model, if they are stored."""
+    """This machine with the speeds that `edgeinfer plan` uses for the model, if they are stored; a described
+    one as it is.
+    """
+    if machine.origin == "described":
+        return machine
     cache = user_folder("cache")
-    formats = {matrix.format for matrix in sizes.matrices()}
+    formats = sizes.formats
     threads = stored_threads(cache) or machine.processor.threads
     counted = replace(machine, processor=replace(machine.processor, threads=threads))
     return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine
@@ -74,5 +84,9 @@ def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> 
         plan = plan_memory(sizes, machine, PlanOptions(context=context, device=device))
     except (PlanError, UnsupportedFormatError) as error:
         return Fit(False, None, limit_reason=str(error))
-    speed = plan.prediction.decode_tokens_per_second
-    return Fit(True, plan.nbytes, speed if math.isfinite(speed) and speed > 0 else None)
+    gpu = machine.graphics if plan.placement == "gpu" else None
+    computes = (gpu or machine.processor).operations_per_second
+    decode, prefill = plan.prediction.decode_tokens_per_second, plan.prediction.prefill_tokens_per_second
+    prefill = prefill if math.isfinite(computes) else 0.0
+    rates = [rate if math.isfinite(rate) and rate > 0 else None for rate in (decode, prefill)]
+    return Fit(True, plan.nbytes, rates[0], placement=plan.placement, prefill_tokens_per_second=rates[1])

@@ -1,21 +1,23 @@
 """Plans a model without loading it: from its metadata, for this machine or a described one."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from edgeinfer.errors import SettingError, UnsupportedModelError
-from edgeinfer.loading.draft_file import open_draft
+from edgeinfer.errors import NotPulledError, OutOfMemoryError, SettingError, UnsupportedModelError
+from edgeinfer.loading.draft_file import NO_MODELS, open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
 from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.options.load_options import is_device
+from edgeinfer.planning.absent_model import ModelHeader, absent_model, shape_model
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.planning.plan_request import request_for
-from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
+from edgeinfer.planning.sparse_selection import select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
@@ -26,6 +28,7 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
 from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
 
@@ -36,7 +39,22 @@ class ModelPlan:
 
     model: str
     plan: MemoryPlan
+    request: PlanRequest
     warnings: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The model's name and its plan as JSON-compatible values."""
+        return {"model": self.model, **self.plan.to_dict()}
+
+    def curve(self) -> PlanCurve:
+        """The speed on the same machine over batch size and context length."""
+        return plan_curve(self.request.sizes, self._for_context, self.request.trained_context)
+
+    def _for_context(self, context: int) -> MemoryPlan | None:
+        try:
+            return plan_devices(replace(self.request, context=context), self.plan.machine).memory
+        except (OutOfMemoryError, GpuUnavailableError):
+            return None
 
 
 def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> ModelPlan:
@@ -53,13 +71,42 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
         SettingError: a setting out of its range, or an invalid description.
         OutOfMemoryError: no placement fits the budgets; the text has the missing bytes.
     """
+    device, load_options = _device(options)
+    try:
+        model_file = find_model(model)
+    except NotPulledError as missing:
+        with absent_model(missing) as header:
+            return _planned_header(header, device, load_options)
+    with open_model(model_file.path, model_file.name) as file:
+        request, warnings = _request(model_file, file, load_options)
+    return _planned(request, warnings, device, load_options)
+
+
+def plan_shape(shape: str, quant: str = "", **options: Unpack[LoadKeywords]) -> ModelPlan:
+    """As `plan_model`, of a known shape in a type; it needs no file and no network.
+
+    Raises: as `plan_model`; `SettingError` also for an unknown shape or type.
+    """
+    device, load_options = _device(options)
+    return _planned_header(shape_model(shape, quant), device, load_options)
+
+
+def _device(options: LoadKeywords) -> tuple[str, LoadOptions]:
+    """The device or the description of a machine, and the options with a device."""
     device = options.get("device", "auto")
     if not is_device(device):
         options["device"] = "auto"
-    load_options = LoadOptions.from_keywords(options)
-    model_file = find_model(model)
-    with open_model(model_file.path, model_file.name) as file:
-        request, warnings = _request(model_file, file, load_options)
+    return device, LoadOptions.from_keywords(options)
+
+
+def _planned_header(header: ModelHeader, device: str, options: LoadOptions) -> ModelPlan:
+    request = _header_request(header, options)
+    return _planned(request, [header.note] if header.note else [], device, options)
+
+
+def _planned(
+    request: PlanRequest, warnings: Sequence[str], device: str, load_options: LoadOptions
+) -> ModelPlan:
     is_on_cpu = request.device == "cpu" and is_device(device)
     machine, more = _machine("cpu" if is_on_cpu else device, load_options, request.sizes)
     try:
@@ -67,7 +114,27 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
-    return ModelPlan(model_file.name, plan, (*warnings, *more, *planned.warnings))
+    return ModelPlan(request.name, plan, request, (*warnings, *more, *planned.warnings))
+
+
+def plan_on_machines(
+    devices: Sequence[str], plan_on: Callable[[str], ModelPlan]
+) -> dict[str, MemoryPlan | str]:
+    """For each machine that `devices` describe the plan that `plan_on` returns, or why the model doesn't fit.
+
+    Raises: as `plan_on`, but for `OutOfMemoryError`; and `SettingError` for a device of this machine.
+    """
+    plans: dict[str, MemoryPlan | str] = {}
+    for device in devices:
+        if is_device(device):
+            raise SettingError(
+                f"device: saw {device!r} among several, wanted descriptions of machines, as 'rtx 4060 laptop'"
+            )
+        try:
+            plans[device] = plan_on(device).plan
+        except OutOfMemoryError as error:
+            plans[device] = str(error)
+    return plans
 
 
 def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
@@ -79,27 +146,49 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     try:
         config = read_config(file)
     except UnsupportedModelError:
-        return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
+        return _unsupported_request(model_file.name, file, options, sizes), [
+            str(model_support(file)),
+            *warnings,
+        ]
     source = ModelSource(model_file.name, file, config, options)
     if source.runs_on_cpu_only() and options.device == "auto":
         warnings = (*warnings, f"planned for the CPU: {source.sizes.cpu_only}")
-    if source.specification.is_encoder:
-        return request_for(source, SparseSelection(), None), []
+    if source.config.is_encoder:
+        return request_for(source), []
     sparse = select_sparse_layers(source)
     return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
 
 
+def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:
+    """The planner request of a model without weights, and without a draft model. Raises `SettingError`: one
+    was requested.
+    """
+    if options.draft not in ("auto", *NO_MODELS):
+        raise SettingError(
+            f"draft: saw {str(options.draft)!r}, but the vocabulary of {header.name} isn't known; pull the "
+            "model, or leave --draft out"
+        )
+    try:
+        config = read_config(header.file)
+    except UnsupportedModelError:
+        return _unsupported_request(header.name, header.file, options, None)
+    sizes = file_sizes(header.file, config)
+    source = ModelSource(header.name, header.file, config, options, known_sizes=sizes)
+    source.runs_on_cpu_only()
+    return request_for(source, has_file=False)
+
+
 def _unsupported_request(
-    model_file: ModelFile, file: GGUFFile, options: LoadOptions, draft: ModelSizes | None
+    name: str, file: GGUFFile, options: LoadOptions, draft: ModelSizes | None
 ) -> PlanRequest:
     """The request of a model that only another engine can run. Raises `UnsupportedModelError`."""
     trained = _trained_context(file)
     try:
         sizes = file_sizes(file, None)
     except UnsupportedModelError as error:
-        raise UnsupportedModelError(f"{model_file.name}: {model_support(file)}; no plan: {error}") from error
+        raise UnsupportedModelError(f"{name}: {model_support(file)}; no plan: {error}") from error
     return PlanRequest(
-        name=model_file.name,
+        name=name,
         sizes=sizes,
         context=options.context or min(trained, DEFAULT_CONTEXT),
         trained_context=trained,
@@ -149,14 +238,19 @@ def _trained_context(file: GGUFFile) -> int:
     return value
 
 
+def described_machine(text: str) -> Machine:
+    """The machine that a text describes. Raises `SettingError`."""
+    try:
+        return describe_machine(text)
+    except DescriptionError as error:
+        raise SettingError(f"device: {error}") from error
+
+
 def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Machine, list[str]]:
     """The machine to plan for, and a warning if its GPU can't be used."""
     if not is_device(device):
-        try:
-            return describe_machine(device), []
-        except DescriptionError as error:
-            raise SettingError(f"device: {error}") from error
-    cache, formats = user_folder("cache"), {matrix.format for matrix in sizes.matrices()}
+        return described_machine(device), []
+    cache, formats = user_folder("cache"), sizes.formats
     threads = options.threads or measured_threads(cache, options.build_progress)
     machine = unmeasured_machine(threads)
     machine = with_cpu_speeds(machine, cache, formats, sizes.nbytes, options.build_progress)

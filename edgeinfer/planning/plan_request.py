@@ -14,10 +14,18 @@ from edgeinfer_offload.planner.plan_types import CPU_BATCH
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
 
 
-def request_for(source: ModelSource, sparse: SparseSelection, draft: ModelSizes | None) -> PlanRequest:
-    """The request for a model with its sparse layers and the sizes of its draft model."""
-    options, is_encoder = source.options, source.specification.is_encoder
-    routing, warnings = known_routing(source.file.path, source.sizes)
+def request_for(
+    source: ModelSource,
+    sparse: SparseSelection | None = None,
+    draft: ModelSizes | None = None,
+    *,
+    has_file: bool = True,
+) -> PlanRequest:
+    """The request for a model with its sparse layers and the sizes of its draft model. A model without a file
+    has no profile.
+    """
+    options, is_encoder, sparse = source.options, source.config.is_encoder, sparse or SparseSelection()
+    routing, warnings = known_routing(source.file.path, source.sizes) if has_file else (None, ())
     return PlanRequest(
         name=source.name,
         sizes=source.sizes,

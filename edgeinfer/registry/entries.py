@@ -11,6 +11,7 @@ from edgeinfer.errors import RegistryError, SettingError
 from edgeinfer.options.sampling_params import SamplingParams
 from edgeinfer.registry.model_file import quant_of
 from edgeinfer.registry.toml_files import TomlError, read_toml
+from edgeinfer.shapes.known_shapes import SHAPES
 from edgeinfer.user_folders import user_folder
 from edgeinfer_quant_formats.errors import printable
 
@@ -18,8 +19,13 @@ NAME = re.compile(r"[\w.+-]+(/[\w.+-]+)*", re.ASCII)
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 PART = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 DIGEST = re.compile(r"[0-9a-f]{64}")
+MONTH = re.compile(r"20\d\d-(0[1-9]|1[0-2])", re.ASCII)
+KINDS = ("text", "embedding", "scores")
+USUAL_QUANT = "Q4_K_M"
+"""The quantization that lists and plans assume if none is given."""
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
+    "shape", "released", "kind",
 )  # fmt: skip
 OTHERS = (
     "context",
@@ -55,6 +61,12 @@ class RegistryEntry:
     context: int | None = None
     licence: str = ""
     notes: str = ""
+    shape: str = ""
+    """Name of its shape, from which it can be planned without a file."""
+    released: str = ""
+    """Year and month, as 2025-04."""
+    kind: Literal["text", "embedding", "scores"] = "text"
+    """What it gives: completions, embeddings of texts, or scores of texts for a query."""
     prompt_style: Literal["raw", "chat"] | None = None
     is_own: bool = False
     """Whether the entry is from the user's models.toml."""
@@ -73,6 +85,12 @@ class RegistryEntry:
     def quant_named(self, requested: str) -> str | None:
         """A quantization of the entry, ignoring case; None: not listed."""
         return next((quant for quant in self.quants if quant.lower() == requested.lower()), None)
+
+    @property
+    def usual_quant(self) -> str:
+        """Q4_K_M, also a dynamic one, or the first of the list."""
+        usual = (quant for quant in self.quants if quant.removeprefix("UD-") == USUAL_QUANT)
+        return next(usual, self.quants[0])
 
     def quant_of_file(self, path: str) -> str | None:
         """The quantization of a repository file of this model, listed here or not; None: not a file of this
@@ -148,6 +166,14 @@ def _entry(name: str, table: Any) -> RegistryEntry:
         raise RegistryError("file is missing")
     if "repository" in table and not REPOSITORY.fullmatch(table["repository"]):
         raise RegistryError(f"repository: saw {printable(repr(table['repository']))}, wanted owner/name")
+    if "shape" in table and table["shape"] not in SHAPES:
+        raise RegistryError(
+            f"shape: saw {printable(repr(table['shape']))}, wanted one of {', '.join(SHAPES)}"
+        )
+    if "released" in table and not MONTH.fullmatch(table["released"]):
+        raise RegistryError(f"released: saw {printable(repr(table['released']))}, wanted a month as 2025-04")
+    if table.get("kind") not in (None, *KINDS):
+        raise RegistryError(f"kind: saw {printable(repr(table['kind']))}, wanted {' or '.join(KINDS)}")
     if table.get("prompt_style") not in (None, "raw", "chat"):
         raise RegistryError(f"prompt_style: saw {printable(repr(table['prompt_style']))}, wanted raw or chat")
     quants = _quants(table)

@@ -7,6 +7,7 @@ from edgeinfer.model_config.support import ModelSupport, model_support, unsuppor
 from edgeinfer.planning.fit import Fit, fit, with_known_speeds
 from edgeinfer.planning.model_plan import sizes_of, usual_context
 from edgeinfer.registry.model_file import ModelFile, quant_of
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError
@@ -22,6 +23,7 @@ class ListedModel:
     quant: str
     fit: Fit | None
     support: ModelSupport | None = None
+    sizes: ModelSizes | None = None
 
 
 def listed(model: ModelFile, machine: Machine) -> ListedModel:
@@ -42,4 +44,4 @@ def listed(model: ModelFile, machine: Machine) -> ListedModel:
             by_format[matrix.format] = by_format.get(matrix.format, 0) + matrix.nbytes
         quant = max(by_format, key=lambda name: by_format[name])
     model_fit = fit(sizes, with_known_speeds(machine, sizes), context)
-    return ListedModel(model, quant, model_fit, support)
+    return ListedModel(model, quant, model_fit, support, sizes)

@@ -6,9 +6,9 @@ from itertools import product
 
 import pytest
 
-from edgeinfer.benchmarking.shapes import find_shape
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices
+from edgeinfer.shapes.known_shapes import find_shape
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.planner import placement_problem

@@ -1,6 +1,6 @@
 """The sizes of a decoder without its weights, from which all byte counts are computed."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,10 +137,15 @@ class ModelSizes:
         yield self.head
 
     @property
+    def formats(self) -> set[str]:
+        """The formats of `matrices`."""
+        return {matrix.format for block in self.blocks for matrix in _distinct(block)} | {self.head.format}
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all matrices in the file."""
-        tables = (self.embedding, self.per_layer)
-        return sum(m.nbytes for m in (*self.matrices(), *tables) if m is not None)
+        tables = sum(m.nbytes for m in (self.head, self.embedding, self.per_layer) if m is not None)
+        return tables + sum(map(_file_bytes, self.blocks))
 
     def rope_device_bytes(self, context: int) -> int:
         """GPU bytes of the float32 cosines and sines of all positions; layers with the same RoPE share a
@@ -152,3 +157,17 @@ class ModelSizes:
     def head_device_bytes(self) -> int:
         """GPU bytes of the final norm and the head. Raises `UnsupportedOnDeviceError`."""
         return vector_bytes(self.vectors) + matrix_bytes(self.head)
+
+
+def _distinct(block: BlockSizes) -> Iterable[MatrixSize]:
+    """The matrices of a block, of all experts those of one."""
+    if isinstance(block, DivisibleSizes):
+        return (*block.undivided(), *block.granule_matrices())
+    return block.matrices()
+
+
+def _file_bytes(block: BlockSizes) -> int:
+    """Bytes of all matrices of a block in the file."""
+    if isinstance(block, DivisibleSizes):
+        return sum(matrix.nbytes for matrix in block.undivided()) + block.file_bytes
+    return sum(matrix.nbytes for matrix in block.matrices())

@@ -39,8 +39,8 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
         if missing <= 0 or item.device != "cpu" or _rank(item) == _NEVER:
             continue
         missing -= item.bytes
-        slower = MAPPED_SLOWDOWN * item.ms_per_token
-        items[index] = replace(item, device="disk", ms_per_token=slower, overlapped=False)
+        slower, reading = MAPPED_SLOWDOWN * item.ms_per_token, MAPPED_SLOWDOWN * item.reading_ms
+        items[index] = replace(item, device="disk", ms_per_token=slower, reading_ms=reading, overlapped=False)
         if item.layer is not None:
             device = {"attention": "disk"} if _rank(item) == _ATTENTION else {"rest": "disk"}
             layers[item.layer] = replace(layers[item.layer], **device)  # type: ignore[arg-type]
@@ -54,8 +54,13 @@ def _wait(items: list[PlannedItem], problem: PlacementProblem) -> float:
         return 0.0
     for index, item in enumerate(items):
         if item.device == "disk" and item.weights_read:
-            seconds = item.weights_read * disk + item.ms_per_token / 1000
-            items[index] = replace(item, ms_per_token=1000 * seconds, bound="disk")
+            waiting = 1000 * item.weights_read * disk
+            items[index] = replace(
+                item,
+                ms_per_token=item.ms_per_token + waiting,
+                reading_ms=item.reading_ms + waiting,
+                bound="disk",
+            )
     return read * disk
 
 

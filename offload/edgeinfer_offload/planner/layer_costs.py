@@ -85,11 +85,8 @@ class Pricing:
 
     def state_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
         """The state of one layer, such as its keys and values."""
-        nbytes, reading = 0, 0.0
-        for block in layer.blocks:
-            nbytes += block.state_bytes(self.context, self.kv)
-            read = self._read_share(block, depth) * block.read_state_bytes(self.context, self.kv)
-            reading += read / self.machine.processor.cache_rate
+        nbytes = sum(block.state_bytes(self.context, self.kv) for block in layer.blocks)
+        reading = self.state_bytes_read(layer, on_gpu=False, depth=depth) / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 
     def state_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
@@ -102,6 +99,14 @@ class Pricing:
             whole, as_f16 = (block.read_state_device_bytes(self.context, kv) for kv in (self.kv, "f16"))
             reading += self._read_share(block, depth) * self.graphics.cache_seconds(whole, as_f16)
         return Cost(nbytes, reading, reading)
+
+    def state_bytes_read(self, layer: LayerSizes, *, on_gpu: bool, depth: int | None = None) -> float:
+        """Bytes of the state of one layer that a token reads or writes."""
+        read = 0.0
+        for block in layer.blocks:
+            count = block.read_state_device_bytes if on_gpu else block.read_state_bytes
+            read += self._read_share(block, depth) * count(self.context, self.kv)
+        return read
 
     def _read_share(self, block: BlockSizes, depth: int | None) -> float:
         """Share of the state that a token reads or writes."""

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer_offload.planner.plan_text import mebibytes, plan_text
 from edgeinfer_offload.planner.plan_types import PlanData, PlannedItem
+from edgeinfer_offload.report.plan_text import plan_text
+from edgeinfer_offload.report.plan_verdict import binary_size, verdict_fields
 
 
 class PlanError(ValueError):
@@ -17,15 +18,16 @@ class PlanError(ValueError):
 class MemoryPlan(PlanData):
     """The placement of all parts, and the cost of decoding one token."""
 
-    def explain(self, details: bool = False) -> str:
-        """The plan as text; `details`: one line per layer and part."""
-        return plan_text(self, details)
+    def explain(self, details: bool = False, verbose: bool = True) -> str:
+        """The plan as text; `details`: one line per layer and part; `verbose`: also budgets and speeds."""
+        return plan_text(self, details, verbose)
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as JSON-compatible values."""
         prediction = self.prediction
         return {
-            "items": [dataclasses.asdict(item) for item in self.items],
+            "verdict": verdict_fields(self),
+            "items": [self._item(item) for item in self.items],
             "layers": [dataclasses.asdict(layer) for layer in self.layers],
             "head": self.head,
             "embedding": self.embedding,
@@ -49,6 +51,10 @@ class MemoryPlan(PlanData):
             "machine": _finite(dataclasses.asdict(self.machine)),
         }
 
+    def _item(self, item: PlannedItem) -> dict[str, Any]:
+        limit = item.limited_by(self.machine) or None
+        return {**dataclasses.asdict(item), "intensity": item.intensity, "limited_by": limit}
+
 
 def _inverse(seconds: float) -> float:
     return 1 / seconds if seconds else 0.0
@@ -67,6 +73,6 @@ def refuse(device: str, needed: float, allowed: float, items: Sequence[PlannedIt
     """The error for items that don't fit a device."""
     largest = max(items, key=lambda item: item.bytes)
     return PlanError(
-        f"the model needs {mebibytes(needed)} on the {device}, {mebibytes(allowed)} may be used; "
-        f"the largest part is {largest.item} with {mebibytes(largest.bytes)}"
+        f"the model needs {binary_size(needed)} on the {device}, {binary_size(allowed)} may be used; "
+        f"the largest part is {largest.item} with {binary_size(largest.bytes)}"
     )

@@ -1,10 +1,13 @@
 """A placement as a list of items: device, cost per token, and limiting factor of each part."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import DivisibleSizes
+from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import expert_load_bytes
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes
 from edgeinfer_kernels.stages import host_batch
 from edgeinfer_offload.machine.cost_constants import LIBRARY_BYTES, OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
@@ -13,6 +16,7 @@ from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, DEVICE_INDICES, GPU, LayerDevices, Placement
 from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
+from edgeinfer_offload.planner.roofline import Work
 
 DEVICES = ("cpu", "gpu")
 """Names of the sides."""
@@ -47,16 +51,34 @@ def _layer_items(problem: PlacementProblem, index: int, devices: LayerDevices) -
     device = problem.weights_device if device_index == CPU else "gpu"
     items = []
     if layer.undivided or attention.nbytes:
-        name = layer.undivided_label or "norm"
-        items.append(_layer_item(index, name, device, device_index, attention))
+        name, matrices = layer.undivided_label or "norm", [m for b in layer.undivided for m in b.undivided()]
+        items.append(_layer_item(index, name, device, device_index, attention, _reading(attention, matrices)))
     if cache.nbytes:
+        work = _state_work(problem, layer, on_gpu=device_index == GPU)
         name = layer.state_name(problem.pricing.context)
-        items.append(_layer_item(index, name, DEVICES[device_index], device_index, cache, read=0.0))
+        state = _layer_item(index, name, DEVICES[device_index], device_index, cache, work)
+        items.append(replace(state, weights_read=0))
     if block is None:
         return items
     if costs.always and (always := costs.always[device_index]):
-        items.append(_layer_item(index, block.label, device, device_index, always))
+        matrices = block.undivided()
+        if device_index == CPU:
+            matrices = [m for m in matrices if not any(m is each for each in block.replicated())]
+        items.append(
+            _layer_item(index, block.label, device, device_index, always, _reading(always, matrices))
+        )
     return items + _granule_items(problem, index, devices, block)
+
+
+def _reading(cost: Cost, matrices: Iterable[MatrixSize], read: float = 1.0) -> Work:
+    """The work of a token with a part of these matrices, of whose bytes it reads the share `read`."""
+    return Work(2 * read * sum(matrix.weights for matrix in matrices), read * cost.nbytes)
+
+
+def _state_work(problem: PlacementProblem, layer: LayerSizes, *, on_gpu: bool) -> Work:
+    pricing = problem.pricing
+    operations = sum(block.state_operations(1, pricing.depth) for block in layer.blocks)
+    return Work(operations, pricing.state_bytes_read(layer, on_gpu=on_gpu))
 
 
 def _granule_items(
@@ -81,14 +103,27 @@ def _granule_items(
             read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
-        if device_index == CPU and block.replicated():
-            always = problem.pricing.on_cpu(block.replicated()).nbytes / cost.nbytes
-            read = always + (1 - always) * read
-        items.append(_layer_item(index, name, device, device_index, cost, overlapped == device_index, read))
+        work = _granule_work(problem, block, cost, device_index, count, read)
+        items.append(_layer_item(index, name, device, device_index, cost, work, overlapped == device_index))
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)
-        items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, read=0.0))
+        items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, Work(0, 0)))
     return items
+
+
+def _granule_work(
+    problem: PlacementProblem, block: DivisibleSizes, cost: Cost, device_index: int, count: int, read: float
+) -> Work:
+    """The work of a token with `count` units on one device, of whose bytes it reads the share `read`."""
+    own = sum(matrix.weights for matrix in block.granule_matrices())
+    operations = 2.0 * own * (block.granules_per_token * count / block.granules if block.is_routed else 0)
+    if not block.is_routed:
+        operations = 2 * own * read * count / block.granules
+    if device_index == CPU and block.replicated():
+        always = problem.pricing.on_cpu(block.replicated()).nbytes / cost.nbytes
+        read = always + (1 - always) * read
+        operations += 2 * sum(matrix.weights for matrix in block.replicated())
+    return Work(operations, read * cost.nbytes)
 
 
 def _layer_item(
@@ -97,14 +132,29 @@ def _layer_item(
     device: DeviceName,
     device_index: int,
     cost: Cost,
+    work: Work,
     overlapped: bool = False,
-    read: float = 1.0,
 ) -> PlannedItem:
-    """`read`: the share of its bytes that a token reads as weights."""
-    ms, weights = 1000 * cost.seconds, int(read * cost.nbytes)
-    name = f"layer {index} {name}"
+    """`work`: that of a token, which reads weights."""
+    return _item(
+        f"layer {index} {name}", device, device_index, cost, work, layer=index, overlapped=overlapped
+    )
+
+
+def _item(
+    name: str, device: DeviceName, device_index: int, cost: Cost, work: Work, **more: Any
+) -> PlannedItem:
     return PlannedItem(
-        name, device, cost.nbytes, ms, _bound_by(device_index, cost), index, overlapped, weights
+        name,
+        device,
+        cost.nbytes,
+        1000 * cost.seconds,
+        _bound_by(device_index, cost),
+        weights_read=int(work.bytes),
+        read_bytes=work.bytes,
+        operations=work.operations,
+        reading_ms=1000 * cost.reading,
+        **more,
     )
 
 
@@ -160,8 +210,7 @@ def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedI
     non_layer, head = placement.non_layer, problem.head[placement.non_layer.head]
     assert head is not None
     device = problem.weights_device if non_layer.head == CPU else "gpu"
-    ms, bound = 1000 * head.seconds, _bound_by(non_layer.head, head)
-    items = [PlannedItem("head", device, head.nbytes, ms, bound, weights_read=head.nbytes)]
+    items = [_item("head", device, non_layer.head, head, _reading(head, [problem.sizes.head]))]
     embedding = problem.sizes.embedding
     if embedding and non_layer.embedding == GPU:
         items.append(PlannedItem("embedding", "gpu", problem.embedding_gpu_bytes, 0.0))

@@ -12,6 +12,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Device, Stage
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
+from edgeinfer_offload.planner.roofline import Bound, Roofline, Work
 
 CPU_BATCH = 256
 """Maximum number of prompt tokens in one step on the CPU."""
@@ -20,6 +21,8 @@ PROMPT = 512
 LIBRARIES, CUDA_CONTEXT = "loading, then libraries", "CUDA context"
 SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
+Limit = Literal["memory", "compute", "latency", "disk"]
+PlacementName = Literal["gpu", "split", "cpu", "disk"]
 DRAFT = "draft model"
 """The item that only drafting waits for."""
 
@@ -122,6 +125,48 @@ class PlannedItem:
     for it."""
     weights_read: int = 0
     """Mean bytes of its weights that decoding a token reads."""
+    read_bytes: float = 0.0
+    """Mean bytes that decoding a token reads: weights or a state."""
+    operations: float = 0.0
+    """Operations of a token; a multiply-accumulate counts as two."""
+    reading_ms: float = 0.0
+    """The part of `ms_per_token` spent on reading."""
+
+    @property
+    def intensity(self) -> float | None:
+        """Operations for each byte that is read; None: it reads none."""
+        return self.operations / self.read_bytes if self.read_bytes else None
+
+    def limited_by(self, machine: Machine) -> Limit | Literal[""]:
+        """What limits it on this machine; "": it costs no time."""
+        if not self.bound or self.bound == "disk":
+            return "disk" if self.bound else ""
+        if not self.reading_ms or not self.bound.endswith("memory"):
+            return "memory" if self.bound.endswith("memory") else "latency"
+        return self.bound_of(1, machine)
+
+    def bound_of(self, tokens: int, machine: Machine, reads: float | None = None) -> Bound:
+        """Whether memory or compute bounds a step of `tokens` tokens, see `milliseconds`."""
+        return self.work(tokens, reads).bound(self._roofline(machine))
+
+    def milliseconds(self, tokens: int, machine: Machine, reads: float | None = None) -> float:
+        """Milliseconds of a step of `tokens` tokens of different sequences, which reads `reads` times the
+        bytes of one token; None: as many times as there are tokens.
+        """
+        if not self.reading_ms:
+            return self.ms_per_token
+        seconds = self.work(tokens, reads).seconds(self._roofline(machine))
+        return self.ms_per_token - self.reading_ms + 1000 * seconds
+
+    def work(self, tokens: int, reads: float | None = None) -> Work:
+        """The work of such a step."""
+        return Work(tokens * self.operations, self.read_bytes * (tokens if reads is None else reads))
+
+    def _roofline(self, machine: Machine) -> Roofline:
+        """The device with the rate at which it reads this item."""
+        on_gpu = self.bound.startswith("GPU") and machine.graphics
+        device = machine.graphics if on_gpu and machine.graphics else machine.processor
+        return Roofline(device.operations_per_second, 1000 * self.read_bytes / self.reading_ms)
 
 
 @dataclass(frozen=True)
@@ -249,6 +294,34 @@ class PlanData:
         """The only device that computes; None: the plan is split."""
         first, *others = self.devices
         return None if others else first.name
+
+    @property
+    def placement(self) -> PlacementName:
+        """Where the model runs; "disk": main memory is so small that each token reads from the disk."""
+        if self.rereads_file:
+            return "disk"
+        return "split" if self.device is None else "gpu" if self.device == "gpu" else "cpu"
+
+    @property
+    def gpu_layers(self) -> int:
+        """Number of layers that are wholly on the GPU."""
+        return sum(layer.whole_on == "gpu" for layer in self.layers)
+
+    @property
+    def gpu_weight_share(self) -> float:
+        """Share of the weights' bytes on the GPU; experts that are also in main memory count once."""
+        on_gpu = total = 0.0
+        for item in self.items:
+            if not item.weights_read:
+                continue
+            layer = None if item.layer is None else self.layers[item.layer]
+            is_cached = layer is not None and layer.expert_cache and item.weights_read < item.bytes
+            once = 1.0
+            if layer is not None and is_cached and item.device != "gpu":
+                once -= len(layer.gpu_experts) / layer.experts
+            total += once * item.bytes
+            on_gpu += item.bytes if item.device == "gpu" else 0
+        return on_gpu / total if total else 0.0
 
     @property
     def feed_forward_share(self) -> float:

@@ -15,9 +15,9 @@ from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError, refuse
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, GPU, Placement
 from edgeinfer_offload.planner.plan_items import DEVICES, placement_items
-from edgeinfer_offload.planner.plan_text import mebibytes
 from edgeinfer_offload.planner.plan_types import PlannedItem, PlanOptions, Prediction
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
+from edgeinfer_offload.report.plan_verdict import binary_size
 
 MIN_CONTEXT = 256
 """The context isn't shortened below this number of tokens."""
@@ -220,18 +220,18 @@ def _limit_reason(
     if free < 0:
         return (
             "nothing is on the GPU: its buffers and libraries alone take "
-            f"{mebibytes(problem.min_gpu_bytes)}, {mebibytes(problem.vram)} may be used"
+            f"{binary_size(problem.min_gpu_bytes)}, {binary_size(problem.vram)} may be used"
         )
-    room = f"{mebibytes(free)} are left of {mebibytes(problem.vram)}"
+    room = f"{binary_size(free)} are left of {binary_size(problem.vram)}"
     if any(devices.granules for devices in placement.layers) and problem.options.expert_cache:
         return f"{_expert_cache_text(problem, placement)}; {room}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}
     waiting = [i for i in items if i.device != "gpu" and i.bytes and i.ms_per_token and i.layer not in split]
     if not waiting:
-        return f"{mebibytes(free)} of the GPU are left: with more on it, tokens would take longer"
+        return f"{binary_size(free)} of the GPU are left: with more on it, tokens would take longer"
     following = max(waiting, key=lambda item: item.ms_per_token / item.bytes)
     if following.bytes > free:
-        return f"next on the GPU would be {following.item} with {mebibytes(following.bytes)}; {room}"
+        return f"next on the GPU would be {following.item} with {binary_size(following.bytes)}; {room}"
     return f"{following.item} would fit the GPU ({room}), but tokens would not be faster"
 
 
@@ -244,5 +244,5 @@ def _expert_cache_text(problem: PlacementProblem, placement: Placement) -> str:
     ]
     return (
         "the GPU's experts change while decoding, so tokens that share experts are faster; one more "
-        f"in each layer takes {mebibytes(sum(taken))}"
+        f"in each layer takes {binary_size(sum(taken))}"
     )

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from edgeinfer.benchmarking.random_files import write_random_file
-from edgeinfer.benchmarking.shapes import Shape
 from edgeinfer.loading.loading import load
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from harness.budget_runs import HEAD, MIB, WARM_UP, BudgetRow, Measured, token_seconds

@@ -9,12 +9,13 @@ import pytest
 import edgeinfer
 from edgeinfer.benchmarking import random_files
 from edgeinfer.benchmarking.bench_targets import LlamaCppTarget
-from edgeinfer.benchmarking.gemma_shapes import Gemma4Layers
 from edgeinfer.benchmarking.random_blocks import FORMATS, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file, vocabulary_metadata, write_random_file
-from edgeinfer.benchmarking.shapes import SHAPES, Shape
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.llama_cpp.context import LlamaCppContext
+from edgeinfer.shapes.gemma4_layers import Gemma4Layers
+from edgeinfer.shapes.known_shapes import SHAPES
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_quant_formats import GGUFFile, decode
 
 SMALL = Shape("small", 2, 256, 512, 4, 2, 600, 128)

@@ -10,8 +10,10 @@ import pytest
 from edgeinfer.errors import NotPulledError, RegistryError, UnknownModelError
 from edgeinfer.options import SamplingParams
 from edgeinfer.registry.found_models import ExternalFolders
-from edgeinfer.registry.model_file import quant_of
+from edgeinfer.registry.model_file import bits_of, quant_of
 from edgeinfer.registry.registry import find_model, list_models, read_registry
+from edgeinfer.registry.registry_listing import parameter_count
+from edgeinfer.shapes.known_shapes import SHAPES
 
 ROOT = Path(__file__).resolve().parents[3]
 NO_OTHER_MODELS = ExternalFolders.usual(environment={}, home=ROOT / "no such folder")
@@ -206,6 +208,26 @@ def test_every_entry_has_a_description_and_a_source() -> None:
         assert entry.repository or entry.name == "tiny"
 
 
+def test_every_entry_has_a_valid_form() -> None:
+    """What isn't published is left out, never guessed: a digest has 64 digits, a size is plausible."""
+    for name, entry in read_registry().items():
+        assert set(entry.size_bytes) | set(entry.sha256) <= set(entry.quants), name
+        assert all(size > 10_000_000 for size in entry.size_bytes.values()), name
+        assert len(set(entry.sha256.values())) == len(entry.sha256), name
+        assert entry.usual_quant in entry.quants, name
+        assert entry.shape == "" or entry.shape in SHAPES, name
+        assert entry.released == "" or "2024-01" <= entry.released <= "2026-12", name
+        assert (entry.kind != "text") == entry.notes.startswith(("embeddings ", "scores ")), name
+        assert len(entry.notes) < 90, name
+        assert entry.notes[-1] not in ".;,", name
+        count = parameter_count(entry.parameters)
+        assert 1e7 < count < 2e12, name
+        for quant, size in entry.size_bytes.items():
+            assert 0.4 * bits_of(quant or "Q4") / 8 < size / count < 2.6 * bits_of(quant or "Q4") / 8, name
+    digests = [digest for entry in read_registry().values() for digest in entry.sha256.values()]
+    assert len(set(digests)) == len(digests)
+
+
 CARD_PARAMETERS = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "repeat_penalty"}
 HYBRIDS = (
     "qwen3.5-", "qwen3.6-", "qwen3.8-", "qwen3-next", "qwen3-coder-next", "nemotron-3", "lfm2-", "lfm2.5-",
@@ -269,6 +291,9 @@ WRONG = {
     "[x]\nfile = 'a'\nsampling = 1": "[x]: sampling: saw 1, wanted a table of sampling parameters",
     "[x]\nfile = 'a'\nsampling.top_ks = 1": "[x]: sampling: top_ks: no such option; did you mean top_k?",
     "[x]\nfile = 'a'\nsampling.top_p = 2": "[x]: sampling: top_p: saw 2, wanted a number from 0 to 1",
+    "[x]\nfile = 'a'\nshape = 'big'": "[x]: shape: saw 'big', wanted one of smollm2-135m, ",
+    "[x]\nfile = 'a'\nkind = 'image'": "[x]: kind: saw 'image', wanted text or embedding or scores",
+    "[x]\nfile = 'a'\nreleased = 'May'": "[x]: released: saw 'May', wanted a month as 2025-04",
     "[x]\nfile = 'a'\nprompt_style = 'b'": "[x]: prompt_style: saw 'b', wanted raw or chat",
 }
 

@@ -126,7 +126,7 @@ def test_token_embeddings_go_last() -> None:
 
 def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
     with pytest.raises(
-        PlanError, match=r"needs \d+ MiB on the cpu, 2048 MiB may be used; the largest part is"
+        PlanError, match=r"needs \d\.\d\d GiB on the cpu, 2\.00 GiB may be used; the largest part is"
     ):
         planned(dense_model(), 0, ram=2 * GIB)
     plan = plan_memory(dense_model(), laptop(ram=2 * GIB), replace(PLAN_OPTIONS, vram=0, disk=True))

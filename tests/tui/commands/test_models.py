@@ -1,10 +1,12 @@
 """`edgeinfer show` and `edgeinfer list`."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
+from edgeinfer_tui.commands import models_command
 from tests.tui.conftest import CommandLine
 
 
@@ -74,14 +76,52 @@ def test_list_all_shows_the_registry(
     pulled = tmp_path / "edgeinfer/models/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf"
     pulled.parent.mkdir(parents=True)
     pulled.write_bytes(b"GGUF")
-    rows = [line.split() for line in edgeinfer("list", "--all").out.splitlines()]
-    assert rows[0] == ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
-    assert ["qwen3-8b", "8.2B", "40960", "yes", "Apache-2.0"] in [row[:5] for row in rows]
-    assert ["qwen3-4b", "4B", "40960", "Apache-2.0"] in [row[:4] for row in rows]
-    listed = {model["name"]: model for model in json.loads(edgeinfer("list", "--all", "--json").out)}
+    machine = ["--device", "rtx 4060 laptop, 32GiB ram"]
+    outcome = edgeinfer("list", "--all", *machine)
+    assert (outcome.code, outcome.err) == (0, "")
+    lines = outcome.out.splitlines()
+    rows = {line.split()[0]: " ".join(line.split()) for line in lines if line}
+    assert lines[0].split() == ["NAME", "SIZE", "FITS", "TOKENS/S", "HERE", "NOTES"]
+    assert rows["qwen3-8b"].startswith("qwen3-8b 4 B - - yes reasoning")
+    assert re.match(r"qwen3-4b 2\.3 GiB on the GPU \d+ reasoning; strong", rows["qwen3-4b"])
+    assert re.match(r"qwen3-32b ~18\.4 GiB split \d\.?\d? the largest dense", rows["qwen3-32b"])
+    assert rows["llama-3.3-70b"].startswith("llama-3.3-70b ~39.6 GiB no - close to the best")
+    order = [line.split()[0] for line in lines[1:] if line]
+    assert order.index("qwen3-4b") < order.index("qwen3-32b") < order.index("llama-3.3-70b")
+    listed = {
+        model["name"]: model for model in json.loads(edgeinfer("list", "--all", *machine, "--json").out)
+    }
     assert len(listed) > 30
     assert (listed["qwen3-8b"]["here"], listed["qwen3-4b"]["here"]) == (True, False)
     assert listed["qwen3-8b"]["files"]["Q6_K"] == "Qwen3-8B-Q6_K.gguf"
+    assert (listed["qwen3-4b"]["parameters"], listed["qwen3-4b"]["context"]) == ("4B", 40960)
+    assert (listed["qwen3-4b"]["placement"], listed["qwen3-4b"]["size_is_computed"]) == ("gpu", False)
+    assert listed["llama-3.3-70b"]["fits"] is False
+    assert listed["qwen3-8b"]["fits"] is None
+
+
+def test_list_all_for_this_machine_fits_a_terminal(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(models_command, "on_terminal", lambda stream: True)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing measured"))
+    outcome = edgeinfer("list", "--all")
+    assert outcome.err.startswith(
+        "edgeinfer: speeds assume 20 GB/s of memory: this machine isn't measured yet"
+    )
+    lines = outcome.out.splitlines()
+    assert max(map(len, lines)) <= 80
+    start = lines[0].index("FITS")
+    cells = {line[start : lines[0].index("TOKENS/S")].strip() for line in lines[1 : lines.index("")]}
+    assert {"on the CPU", "-"} <= cells <= {"on the GPU", "split", "on the CPU", "no", "-"}
+
+
+def test_an_unknown_machine_gives_a_one_line_error(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("list", "--all", "--device", "rtx 9060")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("edgeinfer: device: 'rtx 9060': no such card in the table; known are ")
 
 
 def test_without_a_command_the_help_is_shown(edgeinfer: CommandLine) -> None:

@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 from edgeinfer_offload.machine.this_machine import with_gpu
-from edgeinfer_offload.planner.plan_text import PlanLine
+from edgeinfer_offload.report.plan_text import PlanLine
 from tests.edgeinfer.model_config.test_file_sizes import write_moe
 from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
@@ -24,14 +24,86 @@ def test_equal_layers_share_a_line_of_the_table(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP)
     assert (outcome.code, outcome.err) == (0, "")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
-    assert lines[0] == "item device MiB ms/token bound by"
-    assert lines[1].startswith("layers 0-9 attention gpu ")
+    assert lines[0].startswith("Fits. 10 of 10 layers on the GPU, 0.8 of 8 GiB, about ")
+    assert lines[2] == "item on size ms FLOP/B bound by"
+    assert lines[3].startswith("layers 0-9 attention gpu ")
     assert len(lines) < 25
-    assert any(line.startswith("decode: ") for line in lines)
     assert "the machine was described, not measured: expect these speeds to be off by a quarter" in lines
-    assert max(map(len, outcome.out.splitlines())) < 140
-    verbose = edgeinfer("plan", "tiny", "--device", LAPTOP, "--layers").out
-    assert sum(line.startswith("layer ") for line in verbose.splitlines()) == 30
+    assert max(map(len, outcome.out.splitlines()[:-1])) <= 80
+    by_layer = edgeinfer("plan", "tiny", "--device", LAPTOP, "--layers").out
+    assert sum(line.startswith("layer ") for line in by_layer.splitlines()) == 30
+
+
+def test_verbose_prints_budgets_and_speeds_after_the_same_table(edgeinfer: CommandLine) -> None:
+    short = edgeinfer("plan", "tiny", "--device", LAPTOP).out
+    verbose = edgeinfer("plan", "tiny", "--device", LAPTOP, "--verbose").out
+    assert verbose.startswith(short[: short.index("\n\nthe machine")])
+    lines = verbose.splitlines()
+    assert any(line.startswith("decode: ") for line in lines)
+    assert "gpu: 785 MiB of 8.00 GiB that may be used" in lines
+    assert not any(line.startswith(("decode: ", "gpu: ")) for line in short.splitlines())
+
+
+def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> None:
+    machines = [LAPTOP, "rtx 3090", "tiny: 1MiB, 9GB/s, 9MiB ram"]
+    options = [part for machine in machines for part in ("--device", machine)]
+    outcome = edgeinfer("plan", "tiny", *options)
+    assert (outcome.code, outcome.err) == (0, "")
+    rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
+    assert rows[0] == "machine fits memory tokens/s prompt/s"
+    assert rows[1].startswith("rtx 4060 laptop on the GPU 0.8 of 8 GiB ")
+    assert rows[3].startswith("tiny: 1MiB, 9GB/s, 9MiB ram no - - -")
+    assert any(row.startswith("tiny: 1MiB, 9GB/s, 9MiB ram: tiny: the model needs ") for row in rows[4:])
+    message = json.loads(edgeinfer("plan", "tiny", *options, "--json").out)
+    alone = json.loads(edgeinfer("plan", "tiny", "--device", LAPTOP, "--json").out)
+    assert message["machines"][0] == {"device": LAPTOP, **{k: v for k, v in alone.items() if k != "model"}}
+    assert list(message["machines"][2]) == ["device", "error"]
+
+
+def test_several_devices_of_this_machine_are_refused(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("plan", "tiny", "--device", LAPTOP, "--device", "cpu")
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err.startswith("edgeinfer: device: saw 'cpu' among several, wanted descriptions of ")
+
+
+def test_a_model_that_is_not_here_is_planned_by_its_shape(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    outcome = edgeinfer("plan", "qwen3-8b", "--device", LAPTOP)
+    assert outcome.code == 0
+    assert outcome.err == ("edgeinfer: planned from its shape in Q4_K_M: the file is not on this disk yet\n")
+    assert outcome.out.startswith("Fits. 36 of 36 layers on the GPU, 6.2 of 8 GiB, about ")
+    shape = edgeinfer("plan", "--shape", "qwen3-8b", "--device", LAPTOP)
+    assert (shape.out, shape.err) == (outcome.out, "")
+    larger = json.loads(edgeinfer("plan", "--shape", "qwen3-8b", "--type", "q8_0", "--json").out)
+    assert larger["model"] == "qwen3-8b:Q8_0"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["tiny", "--shape", "qwen3-8b"], "saw the model 'tiny' and --shape qwen3-8b; drop one of them"),
+        (["tiny", "--type", "Q8_0"], "--type: only with --shape; a model's type is in its name, as "),
+    ],
+)
+def test_a_shape_instead_of_a_model(edgeinfer: CommandLine, options: list[str], text: str) -> None:
+    outcome = edgeinfer("plan", *options)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith(f"edgeinfer: {text}")
+
+
+def test_the_curve_begins_with_the_speed_of_the_plan(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("plan", "tiny", "--device", LAPTOP, "--curve")
+    lines = outcome.out.splitlines()
+    assert lines[0].startswith("Fits. 10 of 10 layers on the GPU, ")
+    assert lines[2].split() == ["context", "cache", "memory", "fits", "tokens/s", "prompt/s"]
+    assert max(map(len, lines)) <= 80
+    message = json.loads(edgeinfer("plan", "tiny", "--device", LAPTOP, "--curve", "--json").out)
+    planned = message["prediction"]["decode_tokens_per_second"]
+    point = next(p for p in message["curve"]["points"] if (p["batch"], p["context"]) == (1, 1024))
+    assert point["tokens_per_second"] == pytest.approx(planned)
 
 
 def test_json_reports_every_item(edgeinfer: CommandLine) -> None:
@@ -146,7 +218,7 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
     path = replace(ZOO["llama"], width=256, feed_forward=2048, layers=6, formats=("Q4_K",)).write(
         tmp_path / "model.gguf"
     )
-    nothing = edgeinfer("plan", str(path), "--device", LAPTOP, "--vram", "0")
+    nothing = edgeinfer("plan", str(path), "--device", LAPTOP, "--vram", "0", "--verbose")
     assert "nothing is on the GPU: its buffers and libraries alone take " in nothing.out
     outcome = edgeinfer("plan", str(path), "--device", LAPTOP, "--ram", "0", "--vram", "0")
     assert (outcome.code, outcome.out) == (1, "")
@@ -187,6 +259,6 @@ def test_a_number_below_its_minimum_is_a_usage_error(edgeinfer: CommandLine, opt
 
 def test_a_draft_without_a_time_has_no_empty_cell() -> None:
     line = PlanLine("draft model", "cpu", 5 << 20, 0.0, "", overlapped=True)
-    assert line.cells() == ("draft model", "cpu", "5.0", "-", "when it drafts")
-    line = PlanLine("draft model", "cpu", 5 << 20, 1.5, "CPU memory", overlapped=True)
-    assert line.cells() == ("draft model", "cpu", "5.0", "1.500", "CPU memory, when it drafts")
+    assert line.cells() == ("draft model", "cpu", "5.0 MiB", "-", "-", "drafting")
+    line = PlanLine("draft model", "cpu", 5 << 20, 1.5, "memory", overlapped=True, intensity=3.5)
+    assert line.cells() == ("draft model", "cpu", "5.0 MiB", "1.500", "3.5", "drafting")

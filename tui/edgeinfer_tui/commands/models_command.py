@@ -1,26 +1,30 @@
 """`edgeinfer list`, `show` and `rm`: the models on this machine, and those that can be pulled."""
 
 import json
+import shutil
+import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeinfer_tui.confirmation import Yes, confirm_removal
+from edgeinfer_tui.confirmation import Yes, confirm_removal, on_terminal
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, print_pairs, shown_bytes
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.output.progress_line import shown_ago
 
 if TYPE_CHECKING:
     from edgeinfer.errors import NotPulledError
-    from edgeinfer.registry.entries import RegistryEntry
     from edgeinfer.registry.model_listing import ListedModel
+    from edgeinfer.registry.registry_listing import ListedEntry
     from edgeinfer.registry.removing import Removal
 
 HEAD = ["NAME", "PARAMETERS", "TYPE", "SIZE", "LAST USED", "FITS", "FROM", "NOTES"]
-ALL_HEAD = ["NAME", "PARAMETERS", "CONTEXT", "HERE", "LICENCE", "NOTES"]
+ASSUMED = "speeds assume 20 GB/s of memory: this machine isn't measured yet; edgeinfer plan MODEL measures it"
+ALL_HEAD = ["NAME", "SIZE", "FITS", "TOKENS/S", "HERE", "NOTES"]
 
 
 @command("list")
@@ -29,6 +33,12 @@ def list_(
         bool,
         typer.Option("--all", "-a", help="List models that can be pulled.", show_default=False),
     ] = False,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", help='Another machine, as "rtx 4060 laptop, 32GiB ram".', show_default=False
+        ),
+    ] = None,
     as_json: arguments.AsJson = False,
 ) -> None:
     """List the models on this machine: built in, pulled, in your models folder, or from other programs.
@@ -36,17 +46,26 @@ def list_(
     FITS: whether a model with its default context fits the memory that is
     free now, and the speed that `edgeinfer plan` predicts. Models of Ollama,
     LM Studio, llama.cpp and the Hugging Face cache are used in place.
+
+    With --all, the models that run well here come first: those of 15 tokens/s
+    or more, then slower ones, encoders, unknown ones, and those that don't
+    fit; of each, the newest first. Sizes and speeds are those of Q4_K_M.
     """
     from edgeinfer.planning.fit import known_machine
+    from edgeinfer.planning.model_plan import described_machine
     from edgeinfer.registry.model_listing import listed
     from edgeinfer.registry.registry import default_models_folder, list_models, read_registry
+    from edgeinfer.registry.registry_listing import listed_registry
 
+    machine = described_machine(device) if device else known_machine()
     models = list_models()
     if everything:
-        here = {model.name.partition(":")[0] for model in models}
-        _print_registry(list(read_registry().values()), here, as_json)
+        with LabelledProgress() as progress:
+            entries = listed_registry(read_registry(), models, machine, progress.step("planning the models"))
+        _print_registry(entries, as_json)
+        if machine.origin == "unmeasured":
+            say(ASSUMED)
         return
-    machine = known_machine()
     listed_models = [listed(model, machine) for model in models]
     if as_json:
         print(json.dumps([_fields(one) for one in listed_models], indent=2, allow_nan=False))
@@ -82,28 +101,29 @@ def _fits(listed: "ListedModel") -> str:
     return "yes" if speed is None else f"yes, ~{speed:.0f} t/s" if speed >= 1 else "yes, slowly"
 
 
-def _print_registry(entries: "list[RegistryEntry]", here: set[str], as_json: bool) -> None:
+def _print_registry(entries: "list[ListedEntry]", as_json: bool) -> None:
     if as_json:
-        print(json.dumps([_entry_fields(entry, entry.name in here) for entry in entries], indent=2))
+        print(json.dumps([_entry_fields(one) for one in entries], indent=2, allow_nan=False))
         return
-    rows = [
-        [
-            entry.name,
-            entry.parameters,
-            str(entry.context or ""),
-            "yes" if entry.name in here else "",
-            entry.licence,
-            entry.notes,
-        ]
-        for entry in entries
-    ]
-    print_columns(ALL_HEAD, rows, right={2})
+    width = shutil.get_terminal_size().columns if on_terminal(sys.stdout) else None
+    print_columns(ALL_HEAD, [_entry_row(one) for one in entries], right={1, 3}, width=width)
     print(
-        "\nFetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K. More: edgeinfer show NAME"
+        "\nBest first. ~: computed, -: unknown. More: edgeinfer show NAME, plan NAME\n"
+        "Fetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K"
     )
 
 
-def _entry_fields(entry: "RegistryEntry", here: bool) -> dict[str, object]:
+def _entry_row(one: "ListedEntry") -> list[str]:
+    from edgeinfer_offload.report.plan_verdict import PLACEMENTS, shown_rate
+
+    size = "-" if one.size_bytes is None else ("~" if one.is_computed else "") + shown_bytes(one.size_bytes)
+    fits = "-" if one.fit is None else PLACEMENTS.get(one.fit.placement or "", "no")
+    speed = "-" if one.speed is None else shown_rate(one.speed, digits=2)
+    return [one.entry.name, size, fits, speed, "yes" if one.here else "", one.entry.notes]
+
+
+def _entry_fields(one: "ListedEntry") -> dict[str, object]:
+    entry, fit = one.entry, one.fit
     return {
         "name": entry.name,
         "repository": entry.repository,
@@ -115,8 +135,18 @@ def _entry_fields(entry: "RegistryEntry", here: bool) -> dict[str, object]:
         "parameters": entry.parameters or None,
         "context": entry.context,
         "licence": entry.licence or None,
+        "released": entry.released or None,
+        "kind": entry.kind,
+        "shape": entry.shape or None,
         "notes": entry.notes or None,
-        "here": here,
+        "here": one.here is not None,
+        "type": one.quant or None,
+        "type_size_bytes": one.size_bytes,
+        "size_is_computed": one.is_computed,
+        "fits": None if fit is None else fit.fits,
+        "placement": None if fit is None else fit.placement,
+        "memory_bytes": None if fit is None else fit.nbytes,
+        "tokens_per_second": one.speed,
     }
 
 
@@ -131,6 +161,7 @@ def _fields(listed: "ListedModel") -> dict[str, object]:
         "last_used": model.last_used,
         "runs_with": None if listed.support is None else str(listed.support),
         "fits": None if fit is None else fit.fits,
+        "placement": None if fit is None else fit.placement,
         "memory_bytes": None if fit is None else fit.nbytes,
         "tokens_per_second": None if fit is None else fit.tokens_per_second,
         "draft_path": None if model.draft_path is None else str(model.draft_path),

@@ -2,6 +2,8 @@
 
 from collections.abc import Collection, Sequence
 
+from edgeinfer_offload.report.table import aligned
+
 UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
@@ -16,16 +18,18 @@ def shown_bytes(count: float) -> str:
     return f"{count:.1f} {unit}"
 
 
-def print_columns(head: Sequence[str], rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> None:
-    """Print rows under their headers; the columns numbered in `right` are right-aligned."""
+def print_columns(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    right: Collection[int] = (),
+    width: int | None = None,
+) -> None:
+    """Print rows under their headers; the columns numbered in `right` are right-aligned. Lines longer than
+    `width` are truncated.
+    """
     table = [[cell.replace("\n", " ") for cell in row] for row in (head, *rows)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(head))]
-    for row in table:
-        cells = [
-            cell.rjust(width) if column in right else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        print("  ".join(cells).rstrip())
+    for line in aligned(table, right):
+        print(one_line(line, width) if width else line)
 
 
 def print_pairs(pairs: Sequence[tuple[str, str]]) -> None:

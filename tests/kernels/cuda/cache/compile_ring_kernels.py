@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from edgeinfer.benchmarking.shapes import Shape
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cuda.blocks.attention import take_state

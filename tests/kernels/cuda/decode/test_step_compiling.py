@@ -26,7 +26,7 @@ driver.set_active(SimpleNamespace(
 ))
 
 from harness.empty_decoders import empty_decoder
-from edgeinfer.benchmarking.shapes import Shape
+from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.cuda.tuning import step_compiling
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_memory import Arena

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.benchmarking.shapes import find_shape
+from edgeinfer.shapes.known_shapes import find_shape
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer.benchmarking.hybrid_shapes import Matrices
+from edgeinfer.shapes.hybrid_layers import Matrices
 
 INTERVAL = 6
 """Every sixth layer has no window."""
@@ -15,11 +15,12 @@ EXPERT_STACKS = ("ffn_gate_exps.weight", "ffn_up_exps.weight")
 
 @dataclass(frozen=True)
 class Gemma4Layers:
-    """Layers with windows, but for every sixth, whose heads have another size.
+    """Layers with windows, but for every `interval`-th, whose heads have another size.
 
     `window_head_dim`, `window_kv_heads`: of layers with windows. `own_caches`: number of first layers with
     keys and values; 0: all. `per_layer`: elements of a layer's input from the per-layer embeddings; 0: there
-    are none. `values_from_keys`: layers without a window have no `attn_v`.
+    are none. `values_from_keys`: layers without a window have no `attn_v`. `doubled`: layers without keys
+    have feed-forwards of twice the neurons.
     """
 
     window: int
@@ -28,9 +29,15 @@ class Gemma4Layers:
     own_caches: int = 0
     per_layer: int = 0
     values_from_keys: bool = False
+    interval: int = INTERVAL
+    doubled: bool = False
 
     def has_window(self, layer: int) -> bool:
-        return (layer + 1) % INTERVAL != 0
+        return (layer + 1) % self.interval != 0
+
+    def times(self, layer: int) -> int:
+        """How many times the neurons of the first layer a layer has."""
+        return 2 if self.doubled and not self.has_keys(layer) else 1
 
     def has_keys(self, layer: int) -> bool:
         return not self.own_caches or layer < self.own_caches
@@ -74,7 +81,7 @@ class Gemma4Layers:
     def outside_vectors(self, head_dim: int, layers: int) -> Mapping[str, int]:
         """Name -> length of the vectors outside the layers; only layers without a window read RoPE's."""
         own = {"per_layer_proj_norm.weight": self.per_layer} if self.per_layer else {}
-        return {**({"rope_freqs.weight": head_dim // 2} if layers >= INTERVAL else {}), **own}
+        return {**({"rope_freqs.weight": head_dim // 2} if layers >= self.interval else {}), **own}
 
     def vectors(self, layer: int, width: int, head_dim: int, experts: int) -> Mapping[str, int]:
         """Name within the layer -> length."""

@@ -52,6 +52,8 @@ class DeltaNetLayers(RecurrentLayers):
     head_dim: int = 128
     taps: int = 4
     interval: int = 4
+    joined: bool = False
+    """Beta and alpha are one matrix, as in Qwen3-Next."""
 
     @property
     def channels(self) -> int:
@@ -68,11 +70,15 @@ class DeltaNetLayers(RecurrentLayers):
         return {
             "attn_qkv.weight": (self.channels, width),
             "attn_gate.weight": (values, width),
-            "ssm_beta.weight": (self.value_heads, width),
-            "ssm_alpha.weight": (self.value_heads, width),
+            **self._factors(width),
             "ssm_out.weight": (width, values),
             "ssm_conv1d.weight": (self.channels, self.taps),
         }
+
+    def _factors(self, width: int) -> Matrices:
+        if self.joined:
+            return {"ssm_ba.weight": (2 * self.value_heads, width)}
+        return dict.fromkeys(("ssm_beta.weight", "ssm_alpha.weight"), (self.value_heads, width))
 
     def vectors(self, width: int) -> Mapping[str, int]:
         return {"ssm_a": self.value_heads, "ssm_dt.bias": self.value_heads, "ssm_norm.weight": self.head_dim}
@@ -133,6 +139,8 @@ class Mamba2Layers(RecurrentLayers):
     kv_heads: int = 0
     feed_forward: int = 0
     taps: int = 4
+    is_followed: bool = False
+    """Each layer also has a feed-forward or experts."""
 
     @property
     def inner_size(self) -> int:
@@ -152,7 +160,7 @@ class Mamba2Layers(RecurrentLayers):
 
     def parts(self, layer: int) -> Parts:
         letter = self.pattern[layer]
-        return Parts(attention=letter == "*", feed_forward=letter == "E")
+        return Parts(attention=letter == "*", feed_forward=letter == "E" or self.is_followed)
 
     def matrices(self, width: int) -> Matrices:
         return {
@@ -170,13 +178,16 @@ class Mamba2Layers(RecurrentLayers):
         return {
             "attention.layer_norm_epsilon": 1e-5,  # llama.cpp requires it, and reads the other one.
             "attention.head_count_kv": [self.kv_heads if letter == "*" else 0 for letter in letters],
-            "feed_forward_length": [self.feed_forward if letter == "E" else 0 for letter in letters],
+            **({} if self.is_followed else {"feed_forward_length": self._lengths(letters)}),
             "ssm.conv_kernel": self.taps,
             "ssm.state_size": self.state_size,
             "ssm.group_count": self.groups,
             "ssm.time_step_rank": self.heads,
             "ssm.inner_size": self.inner_size,
         }
+
+    def _lengths(self, letters: str) -> list[int]:
+        return [self.feed_forward if letter == "E" else 0 for letter in letters]
 
 
 @dataclass(frozen=True)
