@@ -56,7 +56,7 @@ def check_device_rows(
         )
     if spec.sub_norm:
         raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
-    if spec.value_dim != spec.head_dim:
+    if spec.head_gated and v.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
-            f"{v.name}: values of {spec.value_dim} elements, the GPU kernels need {spec.head_dim} as for keys"
+            f"{v.name}: {v.rows} rows before gates, the GPU kernels need a multiple of {ROW_MULTIPLE}"
         )

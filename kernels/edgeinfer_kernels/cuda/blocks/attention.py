@@ -109,7 +109,7 @@ def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheTyp
     """Allocate the KV cache, unless it is that of another layer."""
     if spec.source_layer is not None:
         return None
-    context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.head_dim)
+    context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.value_dim)
     is_ring, positions = spec.has_ring(context), spec.device_positions(context)
     return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring)
 
@@ -124,7 +124,7 @@ def oldest_capability(spec: AttentionSpec) -> int:
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up."""
     spec: AttentionSpec = block.residual.block
-    heads = ShiftedHeads(spec.head_dim, spec.head_dim, spec.rope is not None)
+    heads = ShiftedHeads(spec.head_dim, spec.value_dim, spec.rope is not None)
     shift_context(block.state, block.weights.table, heads, keep, dropped, end)
 
 
@@ -147,7 +147,7 @@ class Space:
         tiles = [
             (
                 spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens),
-                head_dimensions(spec.head_dim),
+                head_dimensions(spec.value_dim),
             )
             for spec in specs
         ]
@@ -159,7 +159,7 @@ class Space:
         """The results of a block's heads. Rows of another length have another buffer, because the padding of
         rows must stay zero.
         """
-        return self._attn_out[spec.heads * spec.head_dim]
+        return self._attn_out[spec.result_columns]
 
 
 def decode(
@@ -180,7 +180,7 @@ def _attend(
     out = space.attn_out(spec)
     split = split_config(launches.tuning, spec, launches.model.positions, tokens)
     is_gated = spec.gated or spec.head_gated
-    direct = spec.head_dim % 16 == 0 and not is_gated
+    direct = spec.value_dim % 16 == 0 and not is_gated
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
@@ -219,20 +219,21 @@ def _attend(
             space.qkv,
             launches.workspace.nothing,
             space.qkv.shape[1],
-            HEAD_DIM=spec.head_dim,
-            DIMENSIONS=head_dimensions(spec.head_dim),
+            HEAD_DIM=spec.value_dim,
+            DIMENSIONS=head_dimensions(spec.value_dim),
             GATE_AT=gate_at(spec),
             SOFTPLUS=spec.gate_function == "softplus",
             SCALED=False,
             warps=1,
         )
     if not direct:
-        launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
+        launches.quantize(space.flat, spec.result_columns, out, tokens)
 
 
 def gate_at(spec: AttentionSpec) -> int:
     """Where the gates of whole heads begin in a row of the projection; 0: there are none."""
-    return spec.heads * spec.head_dim + 2 * spec.kv_heads * spec.head_dim if spec.head_gated else 0
+    columns = spec.heads * spec.head_dim + spec.kv_heads * (spec.head_dim + spec.value_dim)
+    return columns if spec.head_gated else 0
 
 
 def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
@@ -249,7 +250,8 @@ def attention_config(
     k_at = spec.heads * spec.q_head
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
-        head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
+        head_dimensions(spec.head_dim), spec.value_dim, head_dimensions(spec.value_dim),
+        k_at, k_at + spec.kv_heads * spec.head_dim,
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature.scale, temperature_length=spec.temperature.length,
@@ -266,7 +268,7 @@ class PromptSpace:
     def __init__(self, specs: Sequence[AttentionSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.heads * spec.head_dim for spec in specs)
         self.queries = arena.take((chunk * columns,), torch.float16)
-        self.attn_out = arena.take((chunk * columns,), torch.float16)
+        self.attn_out = arena.take((chunk * result_widths(specs)[-1],), torch.float16)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -280,13 +282,13 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
     rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
-    attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
+    attn_out = space.attn_out[: tokens * spec.result_columns].view(tokens, spec.result_columns)
     tile = _tile(prompt, spec, cache)
     flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring, w.slopes)
     if spec.gated or spec.head_gated:
         apply_gates_kernel[(tokens, spec.heads)](
-            attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,
-            DIMENSIONS=head_dimensions(spec.head_dim), GATE_AT=gate_at(spec),
+            attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.value_dim,
+            DIMENSIONS=head_dimensions(spec.value_dim), GATE_AT=gate_at(spec),
             SOFTPLUS=spec.gate_function == "softplus", SCALED=True, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
     if block.state is None:

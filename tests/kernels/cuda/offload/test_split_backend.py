@@ -25,6 +25,7 @@ ATTENTION_ONLY = LayerSplit(on_gpu=True)
 MODELS = {
     **ZOO,
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
+    "mimo2": replace(ZOO["mimo2"], feed_forward=160),
     "afmoe experts": replace(ZOO["afmoe"], dense_layers=0),
     "llama4 experts": replace(ZOO["llama4"], hybrid=interleaved_experts(1)),
 }
@@ -126,6 +127,9 @@ CASES = [
     on_a_gpu("nemotron_h", attention_alone),
     ("smallthinker", mixed),
     ("smallthinker", split_halves),
+    ("mimo2", mixed),
+    ("mimo2", split_halves),
+    on_a_gpu("mimo2", attention_alone),
 ]
 
 
@@ -136,7 +140,12 @@ def model_for(name: str, split_rule: Divide) -> RandomModel:
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
 
-FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "gemma4": (0, 1, 2, 3), "smallthinker": (0, 1, 2, 3)}
+FOUR_KINDS = {
+    "gemma3": (0, 1, 4, 5),
+    "gemma4": (0, 1, 2, 3),
+    "mimo2": (0, 1, 2, 3),
+    "smallthinker": (0, 1, 2, 3),
+}
 """Four layers for the four kinds of `mixed`, one of which attends to more than a window."""
 
 
