@@ -399,5 +399,5 @@ ZOO: dict[str, RandomModel] = {
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""
-ON_CPU_ONLY = ("bitnet", "bitnet-scales", "gemma3n", "mimo2-fused")
+ON_CPU_ONLY = ("gemma3n", "mimo2-fused")
 """Models that a GPU refuses."""

@@ -156,7 +156,7 @@ def part_of_decoder(
     """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split, or the model can't be split.
+        ValueError: a feed-forward with a norm would be split, or the model can't be split.
     """
     if spec.specs(Rwkv7TimeMixSpec):
         raise ValueError("time mixings read values of the first layer: they can't be on different devices")
@@ -186,7 +186,7 @@ def part_of_block(
     the parts; without neurons it has no vectors, but with `keeps_norm` the norm, which another block reads.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split.
+        ValueError: a feed-forward with a norm of all neurons, or of their sum, would be split.
     """
     block, neurons = residual.block, shard.neurons
     if isinstance(block, MoeWeights):
@@ -200,5 +200,7 @@ def part_of_block(
         return ResidualWeights(block.bare().of_neurons(0, 0), *norms)
     if residual.post_norm is not None:
         raise ValueError(f"{block.ffn_up.name}: a feed-forward with a post-norm can't be split")
+    if block.sub_norm is not None:
+        raise ValueError(f"{block.ffn_up.name}: a feed-forward with a norm of its neurons can't be split")
     part = block.of_neurons(neurons.start, neurons.stop)
     return residual.with_block(part if shard.undivided else replace(part, ffn_down_bias=None))

@@ -20,7 +20,7 @@ from edgeinfer_kernels.blocks.common.block import (
 from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
 from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, read_attention_sub_norm
+from edgeinfer_kernels.blocks.common.sub_norms import read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
@@ -274,10 +274,6 @@ class AttentionSizes(BlockSizes):
     @property
     def reads_other_layers(self) -> bool:  # type: ignore[override]
         return self.spec.source_layer is not None
-
-    @property
-    def cpu_only(self) -> str:  # type: ignore[override]
-        return SUB_NORMS_ON_CPU if self.spec.sub_norm else ""
 
     def undivided(self) -> list[MatrixSize]:
         return [*self.inputs(), self.output]

@@ -56,6 +56,12 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         (0, 1),
     ),
     "a clamp before RoPE": (ZOO["olmo-clamp"], (0,)),
+    "norms before the last projections": (ZOO["bitnet"], (0, 1)),
+    "norms before the last projections, scales of matrices": (ZOO["bitnet-scales"], (0,)),
+    "norms before the last projections, quantized": (
+        replace(ZOO["bitnet-scales"], formats=QUANTIZED),
+        (0,),
+    ),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "heads and KV heads by layer, values from keys, layer scales": (ZOO["gemma4"], (0, 2, 3)),
     "heads by layer, quantized": (replace(ZOO["gemma4"], formats=QUANTIZED), (1, 2)),

@@ -93,6 +93,9 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
 
 STREAMING = {
     "llama": LayerSplit(True),
+    "bitnet": LayerSplit(True),
+    "bitnet-scales": LayerSplit(False),
+    "mimo2": LayerSplit(True),
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),

@@ -15,10 +15,12 @@ from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, norm_rows
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -71,6 +73,8 @@ class DeviceAttention:
     sinks: Tensor | None
     slopes: Tensor | None
     table: Tensor
+    sub_norm: NextNorm | None = None
+    """The norm of the results of all heads."""
 
     @property
     def inputs(self) -> Sequence[DeviceMatrix]:
@@ -102,6 +106,7 @@ def take(
         sinks=builder.vector(w.attn_sinks),
         slopes=builder.vector(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else None,
         table=builder.rope_table(spec.rope, spec.head_dim),
+        sub_norm=NextNorm.take_sub_norm(builder, spec.norm, w.sub_norm),
     )
 
 
@@ -180,7 +185,7 @@ def _attend(
     out = space.attn_out(spec)
     split = split_config(launches.tuning, spec, launches.model.positions, tokens)
     is_gated = spec.gated or spec.head_gated
-    direct = spec.value_dim % 16 == 0 and not is_gated
+    direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
@@ -226,8 +231,12 @@ def _attend(
             SCALED=False,
             warps=1,
         )
-    if not direct:
-        launches.quantize(space.flat, spec.result_columns, out, tokens)
+    columns = spec.result_columns
+    if w.sub_norm is not None:
+        rows = space.flat.view(-1)[: tokens * columns].view(tokens, columns)
+        launches.normalize(rows, columns, w.sub_norm, out, tokens)
+    elif not direct:
+        launches.quantize(space.flat, columns, out, tokens)
 
 
 def gate_at(spec: AttentionSpec) -> int:
@@ -293,8 +302,13 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         )  # fmt: skip
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)
+    scales = None
+    if w.sub_norm is not None:
+        h = ScaledRows(space.queries[: attn_out.numel()].view(attn_out.shape), prompt.products.scales(tokens))
+        norm_rows(attn_out, w.sub_norm.spec, w.sub_norm.weight, None, h.rows, h.scales)
+        attn_out, scales = h.rows, h.scales
     y = prompt.products.product(attn_out, w.output)
-    prompt.add(chunk, number, y, w.output_bias)
+    prompt.add(chunk, number, y, w.output_bias, scales)
 
 
 def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:

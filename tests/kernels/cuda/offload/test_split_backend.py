@@ -130,6 +130,8 @@ CASES = [
     ("mimo2", mixed),
     ("mimo2", split_halves),
     on_a_gpu("mimo2", attention_alone),
+    ("bitnet-scales", mixed),
+    ("bitnet", attention_alone),
 ]
 
 
@@ -193,6 +195,7 @@ STREAMED = [
     ("gemma4-moe", split_halves),
     ("llama4 experts", split_halves),
     ("step35", mixed),
+    ("bitnet-scales", mixed),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
     on_a_gpu("qwen2moe", attention_alone),
