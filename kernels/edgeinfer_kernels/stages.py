@@ -160,9 +160,11 @@ def part_of_decoder(
     """
     if spec.specs(Rwkv7TimeMixSpec):
         raise ValueError("time mixings read values of the first layer: they can't be on different devices")
-    if spec.reads_other_layers:
+    here = [layer for layer, shard in shards.items() if shard.undivided]
+    if spec.reads_other_layers and len(here) < len(spec.layers):
         raise ValueError(
-            "layers read keys, values or inputs of other layers: they can't be on different devices"
+            "layers read keys, values or inputs of other layers: only feed-forwards and experts can be on "
+            f"another device, {len(here)} of {len(spec.layers)} layers have their other blocks on this one"
         )
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(

@@ -47,6 +47,44 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
         assert len(completion.ids) == 3
 
 
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bitnet-scales": {},
+    "gemma4-per-layer": {"feed_forward": 512},
+    "mimo2": {"feed_forward": 512},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_split_has_the_planned_bytes_and_logits(
+    small_gpu: Callable[[int], None], tmp_path: Path, name: str
+) -> None:
+    path = replace(ZOO[name], **FAMILIES[name]).write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    whole = gpu_bytes(path)
+    small_gpu(whole - 1)
+    with (
+        edgeinfer.load(path, context=64, threads=2) as model,
+        edgeinfer.load(path, context=64, threads=2, device="cpu") as reference,
+    ):
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.warnings
+        assert model.plan is not None
+        if name == "gemma4-per-layer":
+            assert {layer.attention for layer in model.plan.layers} == {"gpu"}
+        items = [item for item in model.plan.items if item.device == "gpu"]
+        shard = engine.backend.gpu_shard
+        caches = sum(item.bytes for item in items if "keys and values" in item.item)
+        assert caches == shard.state_nbytes
+        streamed = sum(item.bytes for item in items if item.item == "buffers for streamed weights")
+        assert model.plan.bytes_on("gpu") - streamed <= shard.nbytes <= model.plan.bytes_on("gpu")
+        ids = [5, 9, 30, 7, 11]
+        actual, expected = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+        sampled = [each.generate(ids, max_tokens=4, temperature=0.0).ids for each in (model, reference)]
+        assert sampled[0] == sampled[1]
+
+
 def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
