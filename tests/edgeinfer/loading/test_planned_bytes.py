@@ -37,7 +37,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     [
         *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
         "deepseek2",
-        "gemma4-per-layer",
+        *("bitnet-scales", "gemma4-per-layer", "mimo2"),
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )

@@ -36,6 +36,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, 
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import (
     SPARE_POSITIONS,
     attention_rows,
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
     from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 
+MAX_QUERY_ELEMENTS = 1 << 14
+"""Elements of the queries of a program of a decode step in 64 KiB of shared memory."""
 MAX_WARPS = 16
 """Maximum warps of an attention program; with more, its threads would have too few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
@@ -120,10 +123,11 @@ def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheTyp
 
 
 def oldest_capability(spec: AttentionSpec) -> int:
-    """Ten times the compute capability that the heads need: tiles of longer ones exceed 64 KiB of shared
-    memory.
+    """Ten times the compute capability that the heads need: tiles of longer ones, or a step's queries of one
+    key head, exceed 64 KiB of shared memory.
     """
-    return 80 if spec.head_dim > 256 else 0
+    queries = attention_rows(spec.heads, spec.kv_heads, MAX_TOKENS) * head_dimensions(spec.head_dim)
+    return 80 if spec.head_dim > 256 or queries > MAX_QUERY_ELEMENTS else 0
 
 
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:

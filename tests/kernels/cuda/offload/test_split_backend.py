@@ -295,6 +295,20 @@ def test_a_model_that_needs_one_device_is_not_split(
             pass
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("bitnet", "a norm of its neurons can't be split"), ("gemma3", "a post-norm can't be")],
+)
+def test_a_feed_forward_with_a_norm_is_on_one_device(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, message: str
+) -> None:
+    with opened(ZOO[name], tmp_path, (0,)) as decoder:
+        splits = [LayerSplit(True, neurons=32)]
+        expected = rf"blk\.0\.ffn_up\.weight: a feed-forward with {message}"
+        with pytest.raises(ValueError, match=expected), split_decoder(decoder, device, splits, kernels):
+            pass
+
+
 def test_hidden_states_on_the_cpu_have_no_logits(device: str, kernels: Kernels, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path) as decoder:
         splits = [cut(1)(decoder, index) for index in range(3)]

@@ -1,6 +1,7 @@
 """Loading a model that doesn't fit a described GPU: its kernels run on the device of the other tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
 
 
-def test_a_model_that_does_not_fit_is_split_and_reported(
-    small_gpu: Callable[[int], None], tmp_path: Path
-) -> None:
-    path = model_file(tmp_path)
+@contextmanager
+def split_and_reference(small_gpu: Callable[[int], None], path: Path) -> Iterator[tuple[Any, Any, int]]:
+    """A model on a GPU that it doesn't fit by one byte, the same on the CPU, and the bytes that it would take
+    on the GPU.
+    """
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
     small_gpu(whole - 1)
@@ -35,11 +37,17 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        gpu_shard: Any = engine.backend.gpu_shard
-        assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
         assert model.plan is not None
+        yield model, reference, whole
+
+
+def test_a_model_that_does_not_fit_is_split_and_reported(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    with split_and_reference(small_gpu, model_file(tmp_path)) as (model, reference, whole):
+        assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
         assert 0 < model.plan.bytes_on("gpu") < whole
-        assert gpu_shard.nbytes <= model.plan.bytes_on("gpu")
+        assert model.engine.backend.gpu_shard.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
         actual, expected = model.logits(ids), reference.logits(ids)
         assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
@@ -60,20 +68,11 @@ def test_a_split_has_the_planned_bytes_and_logits(
     small_gpu: Callable[[int], None], tmp_path: Path, name: str
 ) -> None:
     path = replace(ZOO[name], **FAMILIES[name]).write(tmp_path / "model.gguf")
-    small_gpu(1 << 40)
-    whole = gpu_bytes(path)
-    small_gpu(whole - 1)
-    with (
-        edgeinfer.load(path, context=64, threads=2) as model,
-        edgeinfer.load(path, context=64, threads=2, device="cpu") as reference,
-    ):
-        engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert model.plan is not None
+    with split_and_reference(small_gpu, path) as (model, reference, _):
         if name == "gemma4-per-layer":
             assert {layer.attention for layer in model.plan.layers} == {"gpu"}
         items = [item for item in model.plan.items if item.device == "gpu"]
-        shard = engine.backend.gpu_shard
+        shard = model.engine.backend.gpu_shard
         caches = sum(item.bytes for item in items if "keys and values" in item.item)
         assert caches == shard.state_nbytes
         streamed = sum(item.bytes for item in items if item.item == "buffers for streamed weights")
