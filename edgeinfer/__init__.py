@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from edgeinfer import errors, options, tokenizer
     from edgeinfer.chat import Chat
+    from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
+    from edgeinfer.download.pulling import PulledModel, pull
     from edgeinfer.errors import EdgeInferError
     from edgeinfer.loading.loading import load
     from edgeinfer.model import Model
     from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
     from edgeinfer.quantizing import Quantization, quantize
-    from edgeinfer.results import Generation, Speed, Token
+    from edgeinfer.results import Generation, Speed, Token, majority
     from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
 __all__ = [
@@ -28,14 +30,20 @@ __all__ = [
     "Generation",
     "LoadOptions",
     "Model",
+    "ParsedReply",
+    "PulledModel",
     "Quantization",
     "RunOptions",
     "SamplingParams",
     "Speed",
     "Token",
+    "ToolCall",
     "errors",
     "load",
+    "majority",
     "options",
+    "parse_tool_calls",
+    "pull",
     "quantize",
     "tokenizer",
 ]
@@ -49,12 +57,18 @@ _MODULES = {
     "Generation": "results",
     "LoadOptions": "options",
     "Model": "model",
+    "ParsedReply": "chat_templates.tool_calls",
+    "PulledModel": "download.pulling",
     "Quantization": "quantizing",
     "RunOptions": "options",
     "SamplingParams": "options",
     "Speed": "results",
     "Token": "results",
+    "ToolCall": "chat_templates.tool_calls",
     "load": "loading.loading",
+    "majority": "results",
+    "parse_tool_calls": "chat_templates.tool_calls",
+    "pull": "download.pulling",
     "quantize": "quantizing",
 }
 """Public name -> the module that defines it."""

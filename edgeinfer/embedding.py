@@ -68,6 +68,12 @@ def normalized(vectors: Vectors) -> Vectors:
     return np.asarray(vectors / np.maximum(lengths, 1e-12), np.float32)
 
 
+def cosine_similarities(vectors: Sequence[Vectors]) -> Vectors:
+    """The cosine similarity of each two vectors, (vectors, vectors) float32."""
+    of_length_one = normalized(np.stack(vectors))
+    return of_length_one @ of_length_one.T
+
+
 def pooled(rows: Vectors, pooling: Pooling) -> Vectors:
     """One vector (hidden_size,) float32 from hidden states (tokens, hidden_size): their mean, the first or
     the last.

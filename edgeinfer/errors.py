@@ -1,4 +1,4 @@
-"""The errors for users, one line with the value given and the value expected, and how they quote values."""
+"""The errors and messages for users, of one line each, and how they quote values."""
 
 import reprlib
 
@@ -8,6 +8,12 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = LONGEST
 _SHORT.maxlevel = 2
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = _SHORT.maxset = 4
+
+
+class Detail(str):
+    """A message of loading about how the model runs, not about a problem: `Model.details` has it, not
+    `Model.warnings`.
+    """
 
 
 class EdgeInferError(Exception):

@@ -23,7 +23,7 @@ from edgeinfer.embedding import (
 from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.errors import EdgeInferError, SettingError, shown
+from edgeinfer.errors import Detail, EdgeInferError, SettingError, shown
 from edgeinfer.generation.context_shift import SINKS, ContextShift
 from edgeinfer.generation.prefill import context_overflow
 from edgeinfer.generation.request import Prompt, request_of
@@ -53,9 +53,9 @@ Result = TypeVar("Result")
 class Model:
     """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
-    `warnings`: lines from loading. `spare_core`: the engine leaves one core idle while it computes.
-    `batch_invariant`: as for `TokenStream`. `sampling`: defaults of the sampling parameters, by name; they
-    come from the model registry.
+    `warnings`: lines from loading about problems; `details`: lines about how the model runs. `spare_core`:
+    the engine leaves one core idle while it computes. `batch_invariant`: as for `TokenStream`. `sampling`:
+    defaults of the sampling parameters, by name; they come from the model registry.
     """
 
     def __init__(
@@ -77,6 +77,7 @@ class Model:
         batch_invariant: bool = False,
         template_options: TemplateOptions = DEFAULTS,
         sampling: Mapping[str, Any] | None = None,
+        gpu: int | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -86,9 +87,12 @@ class Model:
             name, tokenizer, chat_format, engine.vocabulary_size, template_options
         )
         self._plan = plan
+        self.gpu = gpu
+        """Index of the GPU that it uses; None: it is on the CPU only, or llama.cpp's."""
         self.prompt_style = prompt_style
         self.sampling = dict(sampling or {})
-        self.warnings = tuple(warnings)
+        self.warnings = tuple(line for line in warnings if not isinstance(line, Detail))
+        self.details = tuple(line for line in warnings if isinstance(line, Detail))
         self._on_close = on_close
         self.speculator = Speculator(engine, drafter) if drafter else None
         self.pooling = pooling
@@ -101,6 +105,12 @@ class Model:
         self._batch_invariant = batch_invariant
         self._lock = ModelLock()
         self._closed = False
+
+    def __repr__(self) -> str:
+        kind = "encoder" if self.is_encoder else "model"
+        state = "closed" if self._closed else f"context {self.context}"
+        read = f"{self.engine.bytes_per_token / 1e6:,.1f} MB read per token"
+        return f"<edgeinfer {kind} {self.name}: {state}, {read}>"
 
     @cached_property
     def plan(self) -> MemoryPlan | None:

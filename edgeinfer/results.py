@@ -1,7 +1,9 @@
 """Results of generation: streamed tokens, the completion, and its speed."""
 
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
@@ -60,3 +62,24 @@ class Generation:
     """Number of context shifts during generation."""
     evicted_tokens: int = 0
     """Tokens of prompt and completion evicted by context shifts."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def majority(
+    completions: Sequence[Generation], answer: Callable[[str], Any] = str.strip
+) -> tuple[Any, float]:
+    """The most frequent answer among completions of one prompt (the earliest one of equally frequent ones)
+    and its share of all answers: self-consistency (Wang et al. 2022).
+
+    `answer`: text -> what is compared, such as a number in it; None: the completion isn't counted.
+
+    Raises:
+        ValueError: no completion has an answer.
+    """
+    counts = Counter(found for found in (answer(one.text) for one in completions) if found is not None)
+    if not counts:
+        raise ValueError(f"majority: saw {len(completions)} completions, wanted at least one with an answer")
+    ((most_frequent, count),) = counts.most_common(1)
+    return most_frequent, count / counts.total()

@@ -14,20 +14,22 @@ STREAMS, PER_LAYER, LAUREL_RANK = 4, 256, 64
 OWN_CACHES, SPARSE_LAYERS = 20, 10
 
 
-def gemma3n_layers(has_keys: bool = True) -> Hybrid:
-    """Layers of Gemma 3n, every fifth and the last one without a window. `has_keys`: with the keys of
-    published files.
+def gemma3n_layers(
+    has_keys: bool = True, own_caches: int = OWN_CACHES, sparse: int = SPARSE_LAYERS, pattern: int = 5
+) -> Hybrid:
+    """Layers of Gemma 3n, of which every fifth (`pattern`) and the last have no window. `has_keys`: with the
+    keys of published files. `own_caches`, `sparse`: first layers with a cache, and with few active neurons.
     """
 
     def metadata(model: Model) -> Mapping[str, Any]:
-        windows = [(layer + 1) % 5 != 0 and layer + 1 != model.layers for layer in range(model.layers)]
-        shares = [1.6448533535003662] * SPARSE_LAYERS + [-np.inf] * (model.layers - SPARSE_LAYERS)
+        windows = [(layer + 1) % pattern != 0 and layer + 1 != model.layers for layer in range(model.layers)]
+        shares = [1.6448533535003662] * sparse + [-np.inf] * (model.layers - sparse)
         keys = {
             "altup.active_idx": 0,
             "altup.num_inputs": STREAMS,
             "embedding_length_per_layer_input": PER_LAYER,
             "activation_sparsity_scale": np.array(shares, np.float32),
-            "attention.shared_kv_layers": model.layers - OWN_CACHES,
+            "attention.shared_kv_layers": model.layers - own_caches,
             "attention.sliding_window_pattern": np.array(windows),
             "final_logit_softcapping": 30.0,
         }

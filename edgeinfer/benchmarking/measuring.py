@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from edgeinfer.benchmarking.bench_targets import BenchTarget, wait_until_idle
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
+from edgeinfer_offload.machine.energy import EnergyMeter, joules_between
 
 PIECE_TOKENS = 8
 SEED = 1
@@ -21,14 +22,16 @@ def repeat(
     warm_up: bool = True,
     seed: int = SEED,
     report: Report | None = None,
+    meter: EnergyMeter | None = None,
 ) -> Timings:
-    """Repeat the whole workload, each time from its depth."""
+    """Repeat the whole workload, each time from its depth, and read the energy that it takes."""
     ids = random_ids(workload.context, target.vocabulary_size, seed)
     fresh = ids[workload.depth :][: workload.tokens]
     _fill(target, ids, workload.depth)
     if warm_up:
         _perform(target, workload, fresh if workload.kind != "generate" else fresh[:1])
     seconds = []
+    before = meter.joules() if meter else None
     for done in range(repetitions):
         target.rewind(workload.depth)
         begin = time.perf_counter()
@@ -36,8 +39,9 @@ def repeat(
         seconds.append(time.perf_counter() - begin)
         if report:
             report(done + 1, repetitions)
+    joules = joules_between(before, meter.joules() if meter else None)
     target.rewind(0)
-    return Timings(tuple(seconds), workload.tokens)
+    return Timings(tuple(seconds), workload.tokens, joules)
 
 
 def interleave(

@@ -15,6 +15,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
+from edgeinfer_offload.machine.energy import energy_meter
 from edgeinfer_offload.machine.measure import read_bandwidth
 from edgeinfer_offload.machine.peak_memory import peak_resident_bytes, reset_peak
 from edgeinfer_quant_formats import GGUFFile
@@ -179,6 +180,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
         reset_peak()
         timed: list[tuple[Workload, Timings, float, int]] = []
         with _loaded(model, settings, threads) as loaded:
+            meter = energy_meter(loaded.gpu)
             for workload in settings.workloads:
                 timings = repeat(
                     NativeTarget(loaded.engine),
@@ -187,6 +189,7 @@ def measure_speed(model: BenchedModel, settings: BenchSettings) -> Iterator[Spee
                     settings.warm_up,
                     settings.seed,
                     settings.progress_callback([workload], threads),
+                    meter,
                 )
                 timed.append((workload, timings, _mean_bytes(loaded, workload), peak_resident_bytes()))
         bandwidth = max(bandwidth, read_bandwidth(user_folder("cache"), threads))

@@ -109,7 +109,15 @@ def speed_record(row: SpeedRow) -> dict[str, Any]:
         "read_bandwidth_gigabytes_per_second": row.read_bandwidth / 1e9,
         "seconds_to_first_token": row.seconds_to_first_token,
         "peak_resident_bytes": row.peak_resident_bytes,
+        "joules_per_token": row.timings.joules_per_token,
     }
+
+
+def energy_lines(rows: Sequence[SpeedRow | VersusRow]) -> list[str]:
+    """A line on the energy of a token of each workload, if it was measured."""
+    measured = [(row, row.timings.joules_per_token) for row in rows if isinstance(row, SpeedRow)]
+    parts = [f"{row.workload.name} {joules:.3g}" for row, joules in measured if joules is not None]
+    return [f"joules per token, of the whole processors and the GPU: {', '.join(parts)}"] if parts else []
 
 
 def versus_record(row: VersusRow) -> dict[str, Any]:

@@ -12,10 +12,13 @@ MIN_PIECES = 4
 
 @dataclass(frozen=True)
 class Timings:
-    """Seconds of equal pieces of work, each of `tokens` tokens, in order of execution."""
+    """Seconds of equal pieces of work, each of `tokens` tokens, in order of execution. `joules`: the energy
+    of all pieces; None: unknown.
+    """
 
     seconds: tuple[float, ...]
     tokens: int = 1
+    joules: float | None = None
 
     def __post_init__(self) -> None:
         if not self.seconds or min(self.seconds) <= 0 or self.tokens < 1:
@@ -35,6 +38,11 @@ class Timings:
     def deviation(self) -> float:
         """Sample standard deviation of the rates; 0 for a single one."""
         return float(np.std(self.rates, ddof=1)) if len(self.seconds) > 1 else 0.0
+
+    @property
+    def joules_per_token(self) -> float | None:
+        """Mean energy of a token; None: unknown."""
+        return None if self.joules is None else self.joules / (self.tokens * len(self.seconds))
 
     @property
     def mean_seconds(self) -> float:

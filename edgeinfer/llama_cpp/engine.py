@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.engine.protocols import BasicEngine, Progress
-from edgeinfer.errors import EdgeInferError, UnsupportedModelError
+from edgeinfer.errors import Detail, EdgeInferError, UnsupportedModelError
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
 from edgeinfer.options import LoadOptions
@@ -250,7 +250,7 @@ def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
         tokenizer=tokenizer,
         chat_format=ChatFormat(template, texts["bos"], texts["eos"]) if template else None,
         prompt_style=model_file.prompt_style,
-        warnings=("llama.cpp computes; edgeinfer samples",),
+        warnings=(Detail("llama.cpp computes; edgeinfer samples"),),
         template_options=options.template_options.over(model_file.template_options),
         sampling=model_file.sampling,
     )

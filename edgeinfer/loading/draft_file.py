@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.errors import Detail, EdgeInferError, SettingError
 from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -70,9 +70,10 @@ def open_draft(
     assert named is not None
     try:
         return DraftFile.open(named, target, required=requested != "auto"), ()
-    except VocabularyMismatchError as error:
-        return None, (f"using prompt lookup instead of the draft model: {error}",)
-    except SettingError as error:
-        if requested != "auto":
-            raise
-        return None, (f"using prompt lookup instead of the draft model: {error}",)
+    except (VocabularyMismatchError, SettingError) as error:
+        message = f"using prompt lookup instead of the draft model: {error}"
+        if requested == "auto":
+            return None, (Detail(message),)
+        if isinstance(error, VocabularyMismatchError):
+            return None, (message,)
+        raise

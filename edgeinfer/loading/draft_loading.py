@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.errors import Detail, EdgeInferError, SettingError
 from edgeinfer.loading.draft_file import DraftFile
 from edgeinfer.loading.engine_loading import load_draft_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
@@ -47,7 +47,7 @@ def load_drafter(
     else:
         model = _draft_model(draft, source, target, loaded_target)
         if not draft.required:
-            warnings = (f"drafting with {model.name}: {_cost(model.nbytes)}",)
+            warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes)}"),)
     return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import DevicePlan
@@ -99,9 +100,9 @@ class EngineBuilder:
             raise
         meets = meets_in_graph(self.gpu, user_folder("cache"))
         unpinned = gpu_shard.serve_with(cpu_shard, meets_in_graph=meets)
-        warnings = [placed_note(plan), *self._cpu_warnings(kernels)]
+        warnings = [Detail(placed_note(plan)), *self._cpu_warnings(kernels)]
         if refusal := self._begin_expert_cache(gpu_shard):
-            warnings.append(f"there is no expert cache: {refusal}")
+            warnings.append(Detail(f"there is no expert cache: {refusal}"))
         if unpinned:
             warnings.append(
                 f"{mebibytes(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "

@@ -121,6 +121,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         batch_invariant=loaded.thread_pool is not None,
         template_options=source.options.template_options.over(model_file.template_options),
         sampling=model_file.sampling,
+        gpu=loaded.gpu.index if loaded.gpu else None,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
         pooling_head=head,
         ranker=ranker_of(file.metadata, tokenizer, config, head),

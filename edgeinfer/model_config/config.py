@@ -165,7 +165,7 @@ class ModelConfig:
         mixer = replace(mixer, residual_scale=self.attention_result_scale * mixer.residual_scale)
         output = LayerOutputSpec(self.norm, index, len(self.shapes), self.per_layer_width)
         if self.altup is not None:
-            return self.altup.layer(mixer, last, output, self.norm)
+            return self.altup.layer(mixer, last, output, self.norm, self.width)
         blocks = [mixer, last]
         if spec.encoder is not None:
             blocks = self._encoder_blocks(spec.encoder, index, mixer, last)

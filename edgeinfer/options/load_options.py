@@ -110,29 +110,35 @@ class LoadOptions:
     """
 
     context: int | None = _option(
-        None, "Maximum tokens of prompt and completion.", allowed=whole(1), flags=("--context", "-c"),
-        commands="run chat serve plan", default_note="as trained, at most 4096",
+        None, "Context size (num_ctx): maximum tokens of prompt and completion.", allowed=whole(1),
+        flags=("--context", "-c"),
+        commands="run chat serve plan embed rank", default_note="as trained, at most 4096", common=True,
     )  # fmt: skip
     engine: EngineName = _option(
         "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
         commands="run chat serve pull",
     )  # fmt: skip
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N.", commands="run chat serve bench")
+    device: str = _option(
+        "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
+        commands="run chat serve bench eval embed rank", common=True,
+    )  # fmt: skip
     vram: int | None = _option(
-        None, "Maximum GPU memory, as 8GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan", default_note="what is free",
+        None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",
+        argument="size", convert=parse_bytes, metavar="SIZE",
+        commands="run chat serve plan embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
-        None, "Maximum main memory, as 12GiB.", argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan", default_note="what is free",
+        None, "Maximum main memory, as 12GiB. Weights beyond it stay on the disk (mmap).", argument="size",
+        convert=parse_bytes, metavar="SIZE",
+        commands="run chat serve plan embed rank", default_note="what is free",
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
-        commands="run chat serve plan eval profile quantize doctor", default_note="measured",
+        commands="run chat serve plan eval profile quantize doctor embed rank", default_note="measured",
     )  # fmt: skip
     repack: bool = _option(
-        True, "Copy the weights into the kernels' layout, or keep them memory-mapped, which takes almost no "
-        "memory and decodes at about a third of the speed.", flags=("--repack/--no-repack",),
+        True, "Copy the weights into the kernels' layout, or keep them memory-mapped (mmap), which takes "
+        "almost no memory and decodes at about a third of the speed.", flags=("--repack/--no-repack",),
         commands="run chat serve plan eval bench", default_note="repack",
     )  # fmt: skip
     sparse: Sparse = _option(
@@ -159,7 +165,8 @@ class LoadOptions:
         convert=_paths, commands="run chat", persistent=False,
     )  # fmt: skip
     kv: KvType = _option(
-        "f16", "Data type of the KV cache; q8_0 takes half the bytes of f16, q4_0 a quarter.",
+        "f16", "Data type of the KV cache (KV quantization); q8_0 takes half the bytes of f16, q4_0 a "
+        "quarter.",
         commands="run chat serve plan eval bench",
     )  # fmt: skip
     chat_template: str | None = _option(
@@ -172,6 +179,7 @@ class LoadOptions:
     thinking: Thinking | None = _option(
         None, "Reasoning before the response, if the chat template has a variable for it "
         "(enable_thinking, reasoning_effort).", panel=PROMPT, default_note="the template's default",
+        common=True,
     )  # fmt: skip
     template_args: Mapping[str, Any] = _option(
         None, "A variable of the chat template; VALUE is JSON, or else text. May be repeated.",

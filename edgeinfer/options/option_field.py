@@ -71,6 +71,8 @@ class OptionInfo:
     """Heading of the option in `--help`."""
     commands: str = ""
     """Commands that take the option, separated by blanks; "": none does."""
+    common: bool = False
+    """Whether `--help` of a command with many options lists it; `--help-all` lists all."""
     default_note: str = ""
     """What the default means, for `--help`, as "off"; without it a default is shown by its value."""
     argument: Literal["value", "size", "file"] = "value"

@@ -19,6 +19,7 @@ from edgeinfer.options.sampling_params import GENERATION, SamplingKeywords, Samp
 
 ContextOverflow = Literal["stop", "shift", "h2o"]
 Schema = Mapping[str, Any] | str | bool
+"""A JSON schema as values or as text; keywords also take a pydantic model class."""
 MAX_COMPLETIONS = 256
 COUNTS = ("n", "best_of", "beams")
 """Options of `Model.generate` only."""
@@ -38,7 +39,8 @@ class RunOptions:
     - `max_tokens` None: until the model ends or the context is full. `stop`: strings that end the completion.
     - `context_overflow`: what happens when the context is full. "shift" and "h2o" evict tokens in the middle
       of the KV cache (`generation/context_shift.py`), which are counted in the result.
-    - A JSON `schema` or a `grammar` (Lark, or llama.cpp's GBNF) constrains the completion.
+    - A JSON `schema` (or a pydantic model class) or a `grammar` (Lark, or llama.cpp's GBNF) constrains the
+      completion.
     - `logprobs` n: every token has its log-probability and those of the n most probable.
     - `raw` False applies the chat template to a text; `tools`: functions for the template of messages.
     - `thinking` "on", "off", "low", "medium" or "high", if the template supports it. `template_args`: other
@@ -50,7 +52,11 @@ class RunOptions:
     """
 
     max_tokens: int | None = _option(
-        None, "Maximum tokens to generate.", allowed=whole(0), default_note="no limit, also -1"
+        None,
+        "Maximum tokens to generate.",
+        allowed=whole(0),
+        default_note="no limit, also -1",
+        common=True,
     )
     stop: tuple[str, ...] = _option(
         (), r"End the completion before this text; \n is a newline. May be repeated.", convert=texts,
@@ -76,7 +82,7 @@ class RunOptions:
     )  # fmt: skip
     schema: Schema | None = _option(
         None, "Constrain the completion to JSON that matches this JSON schema.", flags=("--json-schema",),
-        metavar="FILE", argument="file",
+        metavar="FILE", argument="file", convert=lambda name, given: _schema_of(given),
     )  # fmt: skip
     grammar: str | None = _option(
         None, "Constrain the completion to a grammar in Lark's syntax or llama.cpp's GBNF.", metavar="FILE",
@@ -89,7 +95,7 @@ class RunOptions:
     raw: bool = _option(
         True, "Continue the prompt as a text, or apply the model's chat template.",
         flags=("--raw/--chat",), panel="Prompt", commands="run", persistent=False,
-        default_note="chat if there is a template, except tiny",
+        default_note="chat if there is a template, except tiny", common=True,
     )  # fmt: skip
     tools: Sequence[Tool] = option(
         (), "Functions that the model may call.", convert=lambda name, given: given or ()
@@ -115,6 +121,12 @@ class RunOptions:
         return TemplateOptions(self.thinking, self.template_args, self.tools, self.is_constrained)
 
 
+def _schema_of(given: Any) -> Any:
+    """The JSON schema of a pydantic model class; other values unchanged."""
+    to_schema = getattr(given, "model_json_schema", None)
+    return to_schema() if isinstance(given, type) and callable(to_schema) else given
+
+
 def run_options(
     given: Mapping[str, Any], without: tuple[str, ...] = COUNTS
 ) -> tuple[RunOptions, SamplingParams]:
@@ -133,7 +145,7 @@ class ChatKeywords(SamplingKeywords, total=False):
     max_tokens: int | None
     stop: str | Iterable[str] | None
     context_overflow: ContextOverflow
-    schema: Schema | None
+    schema: Schema | type | None
     grammar: str | None
     logprobs: int | None
     thinking: Thinking | None

@@ -37,7 +37,7 @@ class SamplingParams:
 
     seed: int | None = _option(
         None, "Random seed; the same seed samples the same tokens.", allowed=whole(0), panel=GENERATION,
-        flags=("--seed", "-s"), default_note="random, also -1",
+        flags=("--seed", "-s"), default_note="random, also -1", common=True,
     )  # fmt: skip
     logit_bias: Mapping[int, float] = _option(
         None, "Add a bias to a token's logit; -inf bans the token. May be repeated.", default_factory=dict,
@@ -91,7 +91,10 @@ class SamplingParams:
         0.1, "XTC: minimum probability of a token that is removed.", allowed=Range(0, 1)
     )
     temperature: float = _option(
-        0.8, "Divide the logits; 0: greedy, the most probable token.", allowed=Range(0)
+        0.8,
+        "Divide the logits: higher is more varied; 0: greedy, always the most probable token.",
+        allowed=Range(0),
+        common=True,
     )
     mirostat: Literal[0, 2] = _option(
         0, "2: Mirostat 2.0 replaces top-k, typical, top-p, min-p and XTC.", metavar="0|2",

@@ -5,7 +5,7 @@ bytes are.
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
@@ -16,7 +16,7 @@ from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseO
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
 GIB = 1 << 30
-NO_DRAFT = "not enough memory for the draft model; using prompt lookup instead"
+NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
 
 @dataclass(frozen=True)

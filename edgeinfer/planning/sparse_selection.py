@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import Detail, SettingError
 from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.profiling.predictor_training import TrainedPredictor, read_predictor
 from edgeinfer.user_folders import user_folder
@@ -125,8 +125,10 @@ def _where_profitable(source: ModelSource, able: list[int], profile: ActivityPro
     if profitable_layers:
         return _selection(source, profitable_layers, profile)
     return SparseSelection(
-        note="the feed-forward is dense: reading active neurons only would take "
-        f"{min(ratios):.2f} times as long or more, wanted below {MAX_COST_RATIO}"
+        note=Detail(
+            "the feed-forward is dense: reading active neurons only would take "
+            f"{min(ratios):.2f} times as long or more, wanted below {MAX_COST_RATIO}"
+        )
     )
 
 
@@ -177,7 +179,7 @@ def _note(
     trained_layers: Mapping[int, TrainedPredictor | None],
     shares: list[float],
     profiled: bool,
-) -> str:
+) -> Detail:
     layers = len(source.weights.layers)
     source_of_share = "by its profile" if profiled else "not profiled, assumed"
     line = (
@@ -188,4 +190,4 @@ def _note(
     if trained:
         recall = min(each.recall for each in trained)
         line += f"; predicted, with a recall of {recall:.1%} or more: the output differs slightly"
-    return line
+    return Detail(line)

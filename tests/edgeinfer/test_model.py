@@ -10,6 +10,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
+from edgeinfer.results import Generation, Speed
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted, seeded_logits
@@ -247,3 +248,25 @@ def test_chat_messages_are_accepted_as_prompt(zoo_file: ZooFile) -> None:
                 model.generate(wrong)
         with pytest.raises(SettingError, match="tools: wanted the messages of a chat as prompt"):
             model.generate("the rain", tools=[{"name": "look"}])
+
+
+def test_printing_a_completion_prints_its_text_and_a_model_names_itself(loaded: Model) -> None:
+    completion = loaded.generate("the rain", max_tokens=8, seed=1)
+    assert str(completion) == completion.text
+    assert repr(loaded).startswith(f"<edgeinfer model {loaded.name}: context {loaded.context}, ")
+    with edgeinfer.load("tiny", draft=None) as other:
+        assert repr(other).endswith("MB read per token>")
+    assert repr(other).startswith("<edgeinfer model tiny: closed, ")
+
+
+def test_the_majority_is_the_most_frequent_result() -> None:
+    completions = [Generation(text, [], "stop", Speed()) for text in ("a 7", " 8", "7 b", "8", "none", "7")]
+
+    def number(text: str) -> int | None:
+        digits = "".join(filter(str.isdigit, text))
+        return int(digits) if digits else None
+
+    assert edgeinfer.majority(completions, number) == (7, 0.6)
+    assert edgeinfer.majority(completions[1:4:2]) == ("8", 1.0)
+    with pytest.raises(ValueError, match="saw 0 completions, wanted at least one with an answer"):
+        edgeinfer.majority([])

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
+from edgeinfer.embedding import TextVectors
 from edgeinfer.errors import ContextOverflowError
+from edgeinfer.ranking import Ranking, ranked
 from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer_tui.library import Progress
 
@@ -159,12 +163,14 @@ class FakeModel:
     def __init__(self, response: str = ANSWER, **options: Any) -> None:
         self.name = "fake"
         self.warnings: tuple[str, ...] = ("a warning of loading",)
+        self.details: tuple[str, ...] = ("drafting with a small model",)
         self.context = 1024
         self.tokenizer = FakeTokenizer()
         self.plan = FakePlan()
         self.chat_format: object | None = object()
         self.prompt_style: str | None = "raw"
         self.sampling: dict[str, Any] = {}
+        self.gpu: int | None = None
         self.response = response
         self.options = options
         self.prompts: list[str] = []
@@ -201,6 +207,16 @@ class FakeModel:
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         self.chats.append(FakeChat(self, system))
         return self.chats[-1]
+
+    def text_vectors(
+        self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
+    ) -> TextVectors:
+        self.prompts += texts
+        return TextVectors(np.ones((len(texts), 4), np.float32), len(texts))
+
+    def ranking(self, query: str, texts: Sequence[str]) -> Ranking:
+        self.prompts += [query, *texts]
+        return Ranking(ranked(texts, range(len(texts))), len(texts))
 
     def keep_snapshot(self, owner: str | None = None) -> bool:
         self.snapshots += 1

@@ -12,7 +12,7 @@ from edgeinfer_tui.options.command_options import Command
 from edgeinfer_tui.options.option_errors import canonical
 
 ORDER = (
-    "run", "chat", "pull", "serve", "show", "list", "rm", "history",
+    "run", "chat", "pull", "serve", "show", "list", "rm", "history", "embed", "rank",
     "plan", "quantize", "bench", "eval", "profile", "config", "doctor",
 )  # fmt: skip
 """The commands in the order of `--help`; others follow by name."""

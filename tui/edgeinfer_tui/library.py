@@ -6,6 +6,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 if TYPE_CHECKING:
+    from edgeinfer.embedding import TextVectors
+    from edgeinfer.ranking import Ranking
     from edgeinfer.results import Generation, Token
 
 Progress = Callable[[int, int], None]
@@ -44,11 +46,14 @@ class LoadedModel(Protocol):
     name: str
     warnings: tuple[str, ...]
     """Warnings from loading, one line each."""
+    details: tuple[str, ...]
+    """Lines about how the model runs."""
     tokenizer: Any
     plan: Any
     chat_format: Any | None
     prompt_style: str | None
     sampling: dict[str, Any]
+    gpu: int | None
 
     @property
     def context(self) -> int: ...
@@ -60,6 +65,12 @@ class LoadedModel(Protocol):
     ) -> "list[Generation]": ...
 
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
+
+    def text_vectors(
+        self, texts: Sequence[str], pooling: str | None = None, normalize: bool = True
+    ) -> "TextVectors": ...
+
+    def ranking(self, query: str, texts: Sequence[str]) -> "Ranking": ...
 
     def keep_snapshot(self, owner: str | None = None) -> bool:
         """Save the KV cache to disk for later runs; it is deleted together with `owner`."""

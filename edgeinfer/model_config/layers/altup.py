@@ -38,9 +38,10 @@ class AltUpConfig:
         feed_forward: ResidualBlock[Any],
         output: LayerOutputSpec,
         norm: NormSpec,
+        width: int,
     ) -> LayerSpec:
         """A layer with these blocks and this input from the per-layer embeddings."""
-        predict = AltUpPredictSpec(norm, self.streams, is_first=output.layer == 0)
+        predict = AltUpPredictSpec(norm, self.streams, width, is_first=output.layer == 0)
         laurel = ResidualBlock(LaurelSpec(norm, LAUREL_RANK), norm, shares_input=True)
         correct = AltUpCorrectSpec(norm, self.streams, output)
         return LayerSpec(

@@ -172,6 +172,19 @@ def find_profile(model: Path, data_folder: Path) -> ActivityProfile | None:
     return None
 
 
+def remove_profile(model: Path, data_folder: Path) -> Path | None:
+    """Delete the profile of a model file, damaged or not; returns its path, None if there is none.
+
+    Raises:
+        OSError: the model can't be read, or the profile can't be deleted.
+    """
+    for path in profile_paths(model, model_hash(model), data_folder):
+        if path.exists():
+            path.unlink()
+            return path
+    return None
+
+
 def save_profile(
     profile: ActivityProfile, model: Path, data_folder: Path, in_data_folder: bool = False
 ) -> Path:

@@ -87,3 +87,12 @@ def test_the_machine_is_described_in_four_lines() -> None:
         "date: 2026-01-01",
         "command: edgeinfer bench",
     ]
+
+
+def test_the_energy_of_a_token_is_reported_if_it_was_measured() -> None:
+    measured = SpeedRow(Workload("generate", 4), 2, Timings((0.5, 0.5), 4, 12.0), 1e6, 2e9, 64 << 20)
+    assert tables.speed_record(measured)["joules_per_token"] == 1.5
+    assert tables.speed_record(PROMPT)["joules_per_token"] is None
+    assert tables.energy_lines([PROMPT, VERSUS]) == []
+    (line,) = tables.energy_lines([PROMPT, measured])
+    assert line == "joules per token, of the whole processors and the GPU: tg4 1.5"

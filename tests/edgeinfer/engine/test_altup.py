@@ -1,4 +1,4 @@
-"""Gemma 3n on the CPU: single tokens, chunks and rewinds give the same logits; a GPU is refused."""
+"""Gemma 3n: single tokens, chunks and rewinds give the same logits on the CPU; a plan has one device."""
 
 from dataclasses import replace
 
@@ -9,7 +9,6 @@ import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config_reader import config_from_metadata
-from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedForwardSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
@@ -35,15 +34,17 @@ def test_chunks_rewinds_and_drafts_give_the_logits_of_single_tokens(zoo_file: Zo
         assert model.generate(IDS, max_tokens=12, temperature=0.0).ids == plain
 
 
-def test_a_gpu_is_refused_and_a_plan_is_for_the_cpu(zoo_file: ZooFile) -> None:
+@pytest.mark.parametrize(("missing", "device"), [(0, "gpu"), (1, "cpu")])
+def test_a_plan_is_for_a_gpu_that_holds_all_or_for_the_cpu(
+    zoo_file: ZooFile, missing: int, device: str
+) -> None:
     path = zoo_file("gemma3n")
-    with pytest.raises(
-        GpuUnavailableError, match="a model with AltUp runs on the CPU so far; leave --device"
-    ):
-        edgeinfer.load(path, device="cuda")
-    planned = plan_model(path)
-    assert {item.device for item in planned.plan.items} <= {"cpu", "disk"}
-    assert planned.warnings == ("planned for the CPU: a model with AltUp runs on the CPU so far",)
+    whole = plan_model(path, device="h200", draft=None).plan
+    planned = plan_model(path, device="h200", draft=None, vram=whole.bytes_on("gpu") - missing)
+    items = {item.item: item.device for item in planned.plan.items}
+    assert {place for item, place in items.items() if item.startswith("layer")} == {device}
+    assert items["per-layer embeddings"] == "disk"
+    assert planned.warnings == ()
 
 
 def test_files_without_keys_have_the_published_sizes() -> None:

@@ -23,12 +23,13 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
-from tests.model_zoo import ZOO
+from tests.model_zoo import SMALL_GEMMA3N, ZOO
 
 SPARE = 4096
 """What `allocate` adds after every array for kernels that read ahead."""
 MIXED = replace(ZOO["llama"], width=256, feed_forward=512, formats=("Q4_K", "Q8_0", "Q6_K", "F16"))
-MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1_0"))}
+TERNARY = replace(MIXED, formats=("Q8_0", "TQ1_0"))
+MODELS = {**ZOO, "mixed": MIXED, "ternary": TERNARY, "small gemma3n": SMALL_GEMMA3N}
 
 
 @pytest.mark.default_cases(8)
@@ -37,7 +38,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": replace(MIXED, formats=("Q8_0", "TQ1
     [
         *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
         "deepseek2",
-        *("bitnet-scales", "gemma4-per-layer", "mimo2"),
+        *("bitnet-scales", "small gemma3n", "gemma4-per-layer", "mimo2"),
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )

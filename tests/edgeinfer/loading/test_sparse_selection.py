@@ -64,19 +64,19 @@ def test_exact_mode_gives_the_logits_of_the_dense_model(path: Path) -> None:
 def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
-        assert model.warnings == ()
+        assert model.details == ()
     profiled(path, [0.1, 0.9, 0.2])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == [0, 2]
-        (warning,) = model.warnings
-        assert warning.startswith(
+        (detail,) = model.details
+        assert detail.startswith(
             "sparse feed-forward in 2 of 3 layers: short steps read active neurons only "
         )
-        assert warning.endswith("(15%, by its profile)")
+        assert detail.endswith("(15%, by its profile)")
     profiled(path, [0.9, 0.9, 0.8])
     with edgeinfer.load(path, device="cpu") as model:
         assert sparse_layers(model) == []
-        assert model.warnings[0].startswith(
+        assert model.details[0].startswith(
             "the feed-forward is dense: reading active neurons only would take 1."
         )
     with edgeinfer.load(path, device="cpu", repack=False) as model:
@@ -91,7 +91,7 @@ def test_a_damaged_profile_is_a_warning_or_an_error_by_mode(path: Path) -> None:
         assert "create it again with edgeinfer profile" in model.warnings[0]
     with edgeinfer.load(path, device="cpu", sparse="exact") as model:
         assert sparse_layers(model) == [0, 1, 2]
-        assert "not profiled" in model.warnings[0]
+        assert "not profiled" in model.details[0]
     with pytest.raises(SettingError, match=r"sparse: .*not a valid activity profile"):
         edgeinfer.load(path, device="cpu", sparse="predicted")
 

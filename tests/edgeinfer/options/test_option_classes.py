@@ -158,3 +158,10 @@ def test_public_names_are_found_on_first_access() -> None:
         assert getattr(edgeinfer, name) is not None, name
     with pytest.raises(AttributeError, match="module 'edgeinfer' has no attribute 'nothing'"):
         edgeinfer.__getattr__("nothing")
+
+
+def test_a_pydantic_class_is_its_json_schema() -> None:
+    pydantic = pytest.importorskip("pydantic")
+    hero = pydantic.create_model("Hero", name=(str, ...), age=(int, 3))
+    assert run_options({"schema": hero})[0].schema == hero.model_json_schema()
+    assert run_options({"schema": {"type": "object"}})[0].schema == {"type": "object"}

@@ -132,7 +132,7 @@ def test_predictors_are_trained_and_stored_with_the_profile(path: Path) -> None:
     assert len(result.predictors) == 2
     assert all(trained.recall > 0.9 for trained in result.predictors)
     with edgeinfer.load(path, device="cpu", sparse="predicted") as model:
-        assert any("predicted, with a recall of" in warning for warning in model.warnings)
+        assert any("predicted, with a recall of" in line for line in model.details)
         assert model.plan is not None
         assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
 

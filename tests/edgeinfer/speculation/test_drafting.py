@@ -21,6 +21,10 @@ from tests.edgeinfer.conftest import ZooFile
 BaselineCompletion = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
 REPEATED = "Tom had a red ball. Sue had a red ball. Tom had a red ball. Sue had"
+FABLE = 2 * (
+    "Once upon a time there was a little fox who lived in a wood. One day the fox met a bear. "
+    "The bear said: I am hungry. "
+)
 
 
 def always_draft(model: Model, length: int) -> None:
@@ -159,7 +163,7 @@ def test_auto_reports_the_cost_of_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1) as model:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
-        assert [warning for warning in model.warnings if warning.startswith("drafting with")] == [
+        assert [line for line in model.details if line.startswith("drafting with")] == [
             f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
         ]
 
@@ -207,12 +211,13 @@ def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_a_budget_too_small_for_both_omits_the_draft_with_a_warning() -> None:
+def test_a_budget_too_small_for_both_omits_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
         needed = model.plan.nbytes
     with edgeinfer.load("tiny", device="cpu", threads=1, ram=needed + 1000) as model:
-        assert any("using prompt lookup instead" in warning for warning in model.warnings)
+        assert any("using prompt lookup instead" in line for line in model.details)
+        assert model.warnings == ()
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
@@ -273,14 +278,16 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
         drafter.max_prompt = max_prompt
 
 
-@pytest.mark.parametrize("settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0}])
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0, "top_k": 20}]
+)
 def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> None:
     requested = SamplingParams(**settings)
     with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
         assert drafter.max_prompt == 16
-        ids = model.tokenizer.encode(PROMPT + " " + REPEATED)
+        ids = model.tokenizer.encode(FABLE)
         # A whole text, some tokens more, one less, another one: all cases of a shared prefix with the cache.
         # There are fewer tokens than AMX kernels process, which round differently.
         texts = [ids[10:30], ids[10:33], ids[10:32], ids[5:25], ids[:1]]

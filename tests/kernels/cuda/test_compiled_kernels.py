@@ -63,6 +63,15 @@ def test_kernels_of_mimo_and_bitnet_compile_for_gpus(capability: int, shared_kib
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
+def test_kernels_of_gemma_3n_compile_for_gpus(capability: int) -> None:
+    kernels = compiled("decode.compile_gemma3n_kernels", capability)
+    assert len(kernels) >= 19
+    assert max(shared for shared, _ in kernels) <= 4 << 10
+    assert max(spilled for _, spilled in kernels) == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "shared_kib", "spilled_bytes"), [(75, 64, 0), (80, 163, 72), (120, 99, 32)]
 )

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceErro
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
-from tests.model_zoo import ON_CPU_ONLY, ZOO
+from tests.model_zoo import ON_CPU_ONLY, SMALL_GEMMA3N, ZOO
 from tests.random_models import RandomModel
 
 QUANTS_AGREE = 0.04
@@ -70,6 +70,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         replace(ZOO["gemma4-per-layer"], formats=QUANTIZED),
         (0, 1, 2, 3, 4, 5),
     ),
+    "AltUp, Laurel, few active neurons": (SMALL_GEMMA3N, ()),
+    "AltUp, Laurel, few active neurons, quantized": (replace(SMALL_GEMMA3N, formats=QUANTIZED), ()),
     "experts besides a dense feed-forward": (ZOO["gemma4-moe"], (0, 1)),
     "experts besides a dense feed-forward, quantized": (replace(ZOO["gemma4-moe"], formats=QUANTIZED), (0,)),
     "short convolutions": (ZOO["lfm2"], (0, 1, 2, 3)),

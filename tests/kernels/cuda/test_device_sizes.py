@@ -75,13 +75,17 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
         "mixing",
         "layer output",
         "positions",
+        "AltUp",
+        "Laurel",
+        "gaussian feed-forward",
     )
     undivided_parts = counted(parts, *kinds, "embedding norm", "layer output")
     assert attention + sizes.rope_device_bytes(CONTEXT) == undivided_parts
     blocks = sum(map(divisible_bytes, sizes.layers))
     vectors = [layer.divisible.undivided_vectors() for layer in sizes.layers if layer.divisible]
     blocks += sum(map(cuda_matrices.vector_bytes, vectors))
-    over = blocks - counted(parts, "feed-forward") - counted(parts, "inactive experts")
+    units = counted(parts, "feed-forward") - counted(parts, "gaussian feed-forward")
+    over = blocks - units - counted(parts, "inactive experts")
     assert 0 <= over <= sum(map(most_over, sizes.layers))
     caches = sum(block.state_device_bytes(CONTEXT, kind) for block in sizes.blocks)
     assert caches == counted(parts, "keys and values")

@@ -112,7 +112,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
     return backend.logits(x)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "starcoder2"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3n", "starcoder2"])
 def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
     with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
         ids, backend = decoder.ids(8), decoder.backend("cuda")
@@ -126,7 +126,10 @@ def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: st
 
 @pytest.mark.parametrize(
     "name",
-    ["llama", "gemma3", "qwen3moe", "deepseek2", "qwen35", "nemotron_h_moe-latent", "rwkv7", "jamba-moe"],
+    [
+        *("llama", "gemma3", "gemma3n", "qwen3moe", "deepseek2"),
+        *("qwen35", "nemotron_h_moe-latent", "rwkv7", "jamba-moe"),
+    ],
 )
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_captured_chunks_and_launched_ones_give_the_same_bits(

@@ -55,3 +55,14 @@ def test_an_invalid_profile_run_gives_a_one_line_error(
     assert outcome.code == 1
     assert "wanted at least 64; give a longer one" in outcome.err
     assert "\n" not in outcome.err.strip()
+
+
+def test_a_profile_can_be_removed(edgeinfer: CommandLine, model: str) -> None:
+    path = Path(f"{model}.profile.npz")
+    edgeinfer("profile", model, "--text", LICENSE, "--tokens", "128")
+    assert path.exists()
+    assert edgeinfer("profile", model, "--remove").err == f"edgeinfer: removed {path}\n"
+    assert not path.exists()
+    path.write_bytes(b"damaged")
+    assert edgeinfer("profile", model, "--remove").err == f"edgeinfer: removed {path}\n"
+    assert edgeinfer("profile", model, "--remove").err == "edgeinfer: m has no profile\n"

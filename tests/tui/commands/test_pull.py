@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from edgeinfer_tui.commands import run_command
 from edgeinfer_tui.output.transfer_progress import TransferProgress
 from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.fake_hub import FakeHub
@@ -133,6 +134,17 @@ def test_run_of_a_missing_model_names_the_pull_command(
     assert (
         outcome.err == "edgeinfer: qwen3-8b: not on this disk yet; fetch it with: edgeinfer pull qwen3-8b\n"
     )
+
+
+def test_run_with_yes_pulls_without_a_question(
+    edgeinfer: CommandLine, fake: FakeModel, models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pulled: list[tuple[str, str]] = []
+    monkeypatch.setattr(sys, "stdin", None)
+    monkeypatch.setattr(run_command, "pull_model", lambda *given: pulled.append(given))
+    outcome = edgeinfer("run", "qwen3-8b", "Hi", "--yes")
+    assert outcome.code == 0
+    assert pulled == [("qwen3-8b", "edgeinfer")]
 
 
 def test_run_on_a_terminal_offers_to_pull(tmp_path: Path, models: Path, opened: list[Terminal]) -> None:

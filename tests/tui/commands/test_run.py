@@ -186,7 +186,10 @@ def test_logprobs_go_to_stderr(edgeinfer: CommandLine, fake: FakeModel) -> None:
 
 def test_verbose_shows_plan_and_settings(edgeinfer: CommandLine, fake: FakeModel) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-v", "--seed", "3")
-    assert "edgeinfer: given: seed 3\neverything lies in RAM\n" in outcome.err
+    assert (
+        "edgeinfer: given: seed 3\nedgeinfer: drafting with a small model\neverything lies in RAM\n"
+        in outcome.err
+    )
     assert outcome.err.startswith("edgeinfer: a warning of loading\nedgeinfer: fake loaded in ")
     assert "context 1024 tokens" in outcome.err
 

@@ -1,12 +1,17 @@
 """The options of the commands derive from the fields of the option classes."""
 
+import re
+
 import pytest
 
 from edgeinfer.options.option_field import options_of
 from edgeinfer_tui.options.command_options import CLASSES, command_options
 from edgeinfer_tui.options.settings import setting_names
+from tests.tui.conftest import CommandLine
 
-COMMANDS = ("run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull")
+COMMANDS = (
+    "run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull", "embed", "rank",
+)  # fmt: skip
 
 
 def test_every_command_of_an_option_exists_and_every_name_is_used_once() -> None:
@@ -34,7 +39,7 @@ def test_every_command_of_an_option_exists_and_every_name_is_used_once() -> None
     ],
 )
 def test_help_ends_with_the_default(name: str, end: str) -> None:
-    option = command_options("run")[name].annotation.__metadata__[0]
+    option = command_options("run")[name].annotation().__metadata__[0]
     assert option.help.endswith(end)
 
 
@@ -42,3 +47,33 @@ def test_settings_are_the_persistent_options_of_run() -> None:
     names = setting_names()
     assert {"model", "context", "temperature", "context_overflow", "n", "system", "speed"} <= set(names)
     assert not {"stop", "raw", "session", "schema", "lookup_files", "logit_bias", "prompt_file"} & set(names)
+
+
+@pytest.mark.parametrize("command", ["run", "chat"])
+def test_help_lists_the_common_options_and_help_all_all_of_them(
+    command: str, edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    outcomes = [edgeinfer(command, flag) for flag in ("--help", "--help-all", "--help")]
+    assert [outcome.code for outcome in outcomes] == [0, 0, 0]
+    short, whole, again = (set(re.findall(r"^. (--[a-z-]+)", one.out, re.MULTILINE)) for one in outcomes)
+    flags = {name: one.flags[0].partition("/")[0] for name, one in command_options(command).items()}
+    common = {flags[name] for name, one in command_options(command).items() if one.info.common}
+    assert whole == {*flags.values(), "--help", "--help-all"}
+    assert short == again == {*common, "--help", "--help-all"}
+    assert len(common) <= 12
+
+
+def test_help_names_the_terms_that_users_of_other_programs_search_for(edgeinfer: CommandLine) -> None:
+    text = " ".join(edgeinfer("run", "--help-all").out.replace("│", " ").split())
+    for term in (
+        "offload",
+        "KV cache",
+        "Speculative decoding",
+        "Nucleus",
+        "greedy",
+        "MoE",
+        "mmap",
+        "num_ctx",
+    ):
+        assert term in text

@@ -50,16 +50,18 @@ LLAMA_CPP = {
 """Flag of llama.cpp -> the parameter that has its meaning here."""
 
 TAKEN_BY = {
-    "threads": {"run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor"},
-    "context": {"run", "chat", "serve", "plan", "eval"},
+    "threads": {
+        "run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "embed", "rank",
+    },
+    "context": {"run", "chat", "serve", "plan", "eval", "embed", "rank"},
     "max_tokens": {"run", "chat", "bench"},
     "seed": {"run", "chat", "bench"},
     "temperature": {"run", "chat"},
     "top_k": {"run", "chat"},
     "min_p": {"run", "chat"},
     "mirostat": {"run", "chat"},
-    "vram": {"run", "chat", "serve", "plan"},
-}
+    "vram": {"run", "chat", "serve", "plan", "embed", "rank"},
+}  # fmt: skip
 
 
 def options() -> Iterator[tuple[str, Any]]:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.results import Generation, Speed, Token
+from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer_tui.failures import one_line as failure_line
 from edgeinfer_tui.output.columns import one_line, shown_bytes
 from edgeinfer_tui.output.file_report import shown_count
 from edgeinfer_tui.output.progress_line import ProgressLine, shown_time
-from edgeinfer_tui.output.status_line import status_line
+from edgeinfer_tui.output.status_line import short_status_line, status_line
 from edgeinfer_tui.prompt_source import unescaped
 
 
@@ -61,6 +61,19 @@ def test_status_line_names_cached_tokens_drafts_and_the_ending() -> None:
         " · 38% of experts on the GPU · draft accepted 61% · 2.2 tokens per forward · drafts gained +40%"
         " · context 31/1024 · stopped at --max-tokens"
     )
+
+
+def test_the_short_status_line_has_the_speed_and_the_ending() -> None:
+    def line(first: float, rate: float, reason: FinishReason = "stop") -> str:
+        speed = Speed(seconds_to_first_token=first, decode_tokens_per_second=rate)
+        return short_status_line(Generation("x", [1], reason, speed))
+
+    assert status_line(Generation("x", [1], "stop", Speed(generated_tokens=4)), 64, 6.0).endswith(
+        "decode - t/s (4 tokens) · 1.5 J per token · context 4/64"
+    )
+    assert line(0.21, 54.4) == "54 tokens/s, first token 0.2 s"
+    assert line(0.021, 5.25, "length") == "5.2 tokens/s, first token 0.02 s, stopped at --max-tokens"
+    assert line(75.3, 0.0) == "first token 75.3 s"
 
 
 def test_the_status_line_counts_omitted_tokens() -> None:

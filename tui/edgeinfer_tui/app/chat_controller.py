@@ -121,7 +121,9 @@ class ChatController:
         if model is None:  # the program is exiting
             return
         self.warnings, self._first_warnings = (*self._first_warnings, *model.warnings), ()
-        self.screen.query_one(MemoryPanel).show(await self.on_thread(lambda: model.plan), model.warnings)
+        self.screen.query_one(MemoryPanel).show(
+            await self.on_thread(lambda: model.plan), (*model.warnings, *model.details)
+        )
         await self.screen.transcript.show(self.session.tree, self.session.line)
         self.screen.refresh_lines()
         if self._waiting == self.screen.input.text:

@@ -110,7 +110,7 @@ def _measure(model_to_measure: "BenchedModel", settings: "BenchSettings", vs: st
         rows = list(speed_runs.measure_versus(model_to_measure, settings))
         table = tables.versus_table([(model_to_measure, row) for row in rows])
         records = [tables.versus_record(row) for row in rows]
-    for line in tables.noise_lines(rows):
+    for line in (*tables.noise_lines(rows), *tables.energy_lines(rows)):
         say(line)
     if output == "json":
         return json.dumps(tables.report_record(model_to_measure, machine, records), indent=2, allow_nan=False)

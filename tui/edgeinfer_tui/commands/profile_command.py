@@ -45,6 +45,7 @@ def profile(
     tokens: Tokens = 8192,
     predictor: Predictor = False,
     rank: Rank = None,
+    remove: Annotated[bool, Option("--remove", help="Delete the model's saved counts instead.")] = False,
     threads: int | None = None,
     as_json: arguments.AsJson = False,
 ) -> None:
@@ -62,7 +63,12 @@ def profile(
       edgeinfer profile model.gguf --text book.txt --text news.txt --predictor
 
       edgeinfer profile tiny --json | jq .overall
+
+      edgeinfer profile tiny --remove
     """
+    if remove:
+        _remove(model)
+        return
     texts = [text_of(path) for path in text or []]
     profiling = _profiled(model, texts, tokens=tokens, predictor=predictor, rank=rank, threads=threads)
     if as_json:
@@ -70,6 +76,17 @@ def profile(
     else:
         _print_report(profiling)
         say(f"saved in {profiling.path}")
+
+
+def _remove(model: str | None) -> None:
+    """Delete the profile of a model, and print its path."""
+    from edgeinfer.registry.registry import find_model
+    from edgeinfer.user_folders import user_folder
+    from edgeinfer_offload.runtime.activity_profile import remove_profile
+
+    found = find_model(model)
+    path = remove_profile(found.path, user_folder("data"))
+    say(f"removed {path}" if path else f"{found.name} has no profile")
 
 
 def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profiling":

@@ -21,7 +21,7 @@ from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.completion_output import print_completion, print_text
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, shown_time
 from edgeinfer_tui.output.script_output import collected, print_failure, print_record, prompts_by_line
-from edgeinfer_tui.output.status_line import context_lines, status_line
+from edgeinfer_tui.output.status_line import context_lines, short_status_line, status_line
 from edgeinfer_tui.output.terminal_output import control
 from edgeinfer_tui.output.word_wrap import WordWrap
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
@@ -95,8 +95,8 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
     start = time.perf_counter()
     with _load(options) as loaded:
         if options.verbose or on_terminal(sys.stderr):
-            for note in loaded.warnings:
-                say(note)
+            for warning in loaded.warnings:
+                say(warning)
         if options.verbose:
             _describe(loaded, options, time.perf_counter() - start)
         session = None if store is None else _session(store, options)
@@ -177,7 +177,7 @@ def check_model(options: ParsedOptions) -> None:
     try:
         find_model(options.model)
     except NotPulledError as missing:
-        if not _confirm_pull(missing.name):
+        if not (options.yes or _confirm_pull(missing.name)):
             raise
         pull_model(missing.name, options.loading.get("engine", "edgeinfer"))
     except UnknownModelError:
@@ -201,9 +201,13 @@ def _confirm_pull(name: str) -> bool:
 
 def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "ChatSession | None") -> None:
     """Stream one completion; Ctrl-C ends the program with the exit code of an interrupted program."""
+    from edgeinfer_offload.machine.energy import energy_meter, joules_between
+
     if options.counts:
         _several(loaded, options, text)
         return
+    meter = energy_meter(loaded.gpu) if options.speed else None
+    before = meter.joules() if meter else None
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
     stream: Stream
@@ -222,7 +226,7 @@ def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "Ch
         print_record(answer, loaded.name, text)
     else:
         answer = print_completion(stream, progress, column=column)
-        _report(answer, loaded, options)
+        _report(answer, loaded, options, joules_between(before, meter.joules() if meter else None))
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
 
@@ -307,11 +311,15 @@ def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> No
             "given: "
             + ", ".join(f"{name} {value!r}" for name, value in given.items() if name != "chat_template")
         )
+    for detail in loaded.details:
+        say(detail)
     if loaded.plan is not None:
         print(loaded.plan.explain(), file=sys.stderr)
 
 
-def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -> None:
+def _report(
+    answer: "Generation", loaded: LoadedModel, options: ParsedOptions, joules: float | None = None
+) -> None:
     """Print warnings and the status line after the completion, on stderr."""
     if options.generation.get("logprobs") is not None:
         for token in answer.tokens:
@@ -326,5 +334,7 @@ def _report(answer: "Generation", loaded: LoadedModel, options: ParsedOptions) -
             )
     for line in context_lines(answer, loaded.context):
         say(line)
-    if options.speed or on_terminal(sys.stderr):
-        print(status_line(answer, loaded.context), file=sys.stderr)
+    if options.speed:
+        print(status_line(answer, loaded.context, joules), file=sys.stderr)
+    elif on_terminal(sys.stderr):
+        print(short_status_line(answer), file=sys.stderr)

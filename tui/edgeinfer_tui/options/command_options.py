@@ -26,6 +26,8 @@ PANELS = (GENERATION, PROMPT, DISPLAY, MODEL, SAMPLERS, REPORTS)
 """Headings of `--help`, in their order."""
 NOT_SET = -1
 """Value of `--max-tokens` and `--seed` as in llama.cpp: no limit, and a random seed."""
+MAX_LISTED = 20
+"""`--help` of a command with more options lists the common ones only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,9 +67,8 @@ class CommandOption:
             return list[parts[0]]  # type: ignore[valid-type]
         return self.hint if origin is None else list[str]
 
-    @functools.cached_property
-    def annotation(self) -> Any:
-        """The typer annotation of the command's parameter."""
+    def annotation(self, hidden: bool = False) -> Any:
+        """The typer annotation of the command's parameter; `hidden`: `--help` omits it."""
         is_path = self.value_type in (Path, list[Path])
         option = typer.Option(
             *self.flags,
@@ -75,6 +76,7 @@ class CommandOption:
             help=self._help(),
             rich_help_panel=self.info.panel,
             show_default=False,
+            hidden=hidden,
             exists=is_path,
             dir_okay=not is_path,
         )
@@ -138,6 +140,7 @@ def command(name: str, help: str | None = None) -> Callable[[Command], Command]:
 
         @functools.wraps(body)
         def wrapped(*positional: Any, **given: Any) -> None:
+            given.pop(HELP_ALL, None)
             for name, value in given.items():
                 if name in shared:
                     shared[name].check_minimum(value)
@@ -161,16 +164,49 @@ def _with_shared(signature: inspect.Signature, shared: Mapping[str, CommandOptio
         for name, one in signature.parameters.items()
         if one.kind is not one.VAR_KEYWORD and name not in shared
     ]
+    has_hidden = len(shared) > MAX_LISTED
     taken = [
         inspect.Parameter(
             name,
             inspect.Parameter.KEYWORD_ONLY,
             default=False if one.is_switch else None,
-            annotation=one.annotation,
+            annotation=one.annotation(hidden=has_hidden and not one.info.common),
         )
         for name, one in shared.items()
     ]
+    if has_hidden:
+        taken.append(
+            inspect.Parameter(HELP_ALL, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=HelpAll)
+        )
     return signature.replace(parameters=[*own, *taken])
+
+
+def _print_all_help(invocation: typer.Context, requested: bool) -> None:
+    """Print the help with all options and end the program."""
+    if not requested:
+        return
+    hidden = [param for param in invocation.command.params if getattr(param, "hidden", False)]
+    for param in hidden:
+        param.hidden = False  # type: ignore[attr-defined]
+    try:
+        print(invocation.get_help())
+    finally:
+        for param in hidden:
+            param.hidden = True  # type: ignore[attr-defined]
+    raise typer.Exit
+
+
+HELP_ALL = "help_all"
+HelpAll = Annotated[
+    bool,
+    typer.Option(
+        "--help-all",
+        help="Show all options: samplers, speculative decoding, chat templates and others.",
+        callback=_print_all_help,
+        is_eager=True,
+        show_default=False,
+    ),
+]
 
 
 def plain_value(value: Any) -> Any:

@@ -39,6 +39,8 @@ class ParsedOptions:
     """Name or number of the chat to continue or to create."""
     resume: bool = False
     private: bool = False
+    yes: bool = False
+    """A missing model is pulled without a question."""
     batch: bool = False
     """Each line of standard input is a prompt."""
     json: bool = False
@@ -73,6 +75,7 @@ def parsed_options(options: Mapping[str, Any], command: str) -> ParsedOptions:
         session=given.get("session"),
         resume=given.get("continue_", False),
         private=given.get("private", False),
+        yes=given.get("yes", False),
         batch=given.get("batch", False),
         json=given.get("output") == "json",
         speed=given.get("speed", False),

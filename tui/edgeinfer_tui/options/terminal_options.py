@@ -25,19 +25,23 @@ class TerminalOptions:
     batch: bool = option(
         False, "Each line of standard input is a prompt.", panel=PROMPT, commands="run", persistent=False
     )
-    system: str | None = option(None, "System prompt.", panel=PROMPT, commands="run chat")
+    system: str | None = option(None, "System prompt.", panel=PROMPT, commands="run chat", common=True)
     continue_: bool = option(
         False, "Continue the last chat, with its model.", flags=("--continue",), panel=PROMPT,
-        commands="run chat", persistent=False,
+        commands="run chat", persistent=False, common=True,
     )  # fmt: skip
     session: str | None = option(
         None, "Continue the chat of this name or number, or create it. `edgeinfer history` lists them.",
         metavar="NAME", panel=PROMPT, commands="run chat", persistent=False,
     )  # fmt: skip
     private: bool = option(False, "Don't save this chat.", panel=PROMPT, commands="run chat")
+    yes: bool = option(
+        False, "Pull a model that isn't on this disk without asking.", flags=("--yes", "-y"), panel=MODEL,
+        commands="run chat", persistent=False,
+    )  # fmt: skip
     light: bool = option(
         False, "For a light terminal; F7 changes it. NO_COLOR is supported.", panel=DISPLAY, commands="chat",
-        persistent=False,
+        persistent=False, common=True,
     )  # fmt: skip
     base_kv: KvType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
@@ -48,9 +52,14 @@ class TerminalOptions:
         flags=("--output", "-o"), panel=REPORTS, commands="run",
     )  # fmt: skip
     speed: bool = option(
-        False, "Print the status line, even if stderr isn't a terminal.", panel=REPORTS, commands="run"
+        False,
+        "Print the whole status line: speed of prompt and decoding, drafting, context use.",
+        panel=REPORTS,
+        commands="run",
+        common=True,
     )
     verbose: bool = option(
-        False, "Print plan, options and loading time.", flags=("--verbose", "-v"), panel=REPORTS,
-        commands="run",
+        False, "Print the plan, options, loading time, and how drafting, sparsity and offload are set up.",
+        flags=("--verbose", "-v"), panel=REPORTS,
+        commands="run", common=True,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The line after a completion: time to first token, prompt and decode speed, context use."""
+"""The line after a completion: its speed; with --speed also that of the prompt, drafting and context use."""
 
 from typing import TYPE_CHECKING
 
@@ -13,9 +13,23 @@ ENDINGS = {
 }
 
 
-def status_line(completion: "Generation", context: int) -> str:
+def short_status_line(completion: "Generation") -> str:
+    """For example: 54 tokens/s, first token 0.2 s."""
+    speed = completion.speed
+    first = speed.seconds_to_first_token
+    parts = [f"first token {first:.1f} s" if 0.05 <= first < 10 else f"first token {shown_time(first, True)}"]
+    if speed.decode_tokens_per_second > 0:
+        parts.insert(0, f"{_number(speed.decode_tokens_per_second)} tokens/s")
+    if completion.finish_reason in ENDINGS:
+        parts.append(ENDINGS[completion.finish_reason])
+    return ", ".join(parts)
+
+
+def status_line(completion: "Generation", context: int, joules: float | None = None) -> str:
     """For example: ttft 0.21 s · prompt 312 t/s (9 tokens) · decode 54 t/s (128 tokens) · context
     137/1024.
+
+    `joules`: energy of the completion with its prompt; None: unknown.
     """
     speed = completion.speed
     read = speed.prompt_tokens - speed.cached_tokens
@@ -35,6 +49,8 @@ def status_line(completion: "Generation", context: int) -> str:
         parts.append(f"{speed.tokens_per_forward:.1f} tokens per forward")
     if speed.speculation_gain is not None:
         parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
+    if joules is not None and speed.generated_tokens:
+        parts.append(f"{joules / speed.generated_tokens:.3g} J per token")
     parts.append(f"context {context_used(completion)}/{context}")
     if completion.evicted_tokens:
         parts.append(
@@ -95,7 +111,11 @@ def _times(count: int) -> str:
 def _rate(tokens_per_second: float) -> str:
     if tokens_per_second <= 0:
         return "- t/s"
-    return f"{tokens_per_second:.1f} t/s" if tokens_per_second < 10 else f"{tokens_per_second:.0f} t/s"
+    return f"{_number(tokens_per_second)} t/s"
+
+
+def _number(tokens_per_second: float) -> str:
+    return f"{tokens_per_second:.1f}" if tokens_per_second < 10 else f"{tokens_per_second:.0f}"
 
 
 def _tokens(count: int) -> str:

@@ -1,20 +1,30 @@
 """AltUp before a layer: each stream is predicted from all; specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, StatelessSpec, TensorReader
-from edgeinfer_kernels.blocks.common.stream_sizes import StreamSizes
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    ChunkRows,
+    NormLengths,
+    NormSpec,
+    StatelessSpec,
+    StepShape,
+    TensorReader,
+)
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes, padded_rows, row_runs, taken, vector_bytes
 
 
 @dataclass(frozen=True)
 class AltUpPredictSpec(StatelessSpec):
     """P_j = S_j + Σ_i C_ji · S_i, then x ← P_0, with C = W_predict · m and m = tanh(W_router · norm(x) / d).
 
-    A token has `streams` hidden states S of d elements. The first is x, which the blocks of a layer read and
-    change; the others pass through AltUp only. Before the first layer, S_0 = x, and S_j = A_j · x with the
-    length of x.
+    A token has `streams` hidden states S of d elements, `width`. The first is x, which the blocks of a layer
+    read and change; the others pass through AltUp only. Before the first layer, S_0 = x, and S_j = A_j · x
+    with the length of x.
     Source: Baykal et al. 2023, "Alternating Updates for Efficient Transformers".
     """
 
@@ -23,6 +33,7 @@ class AltUpPredictSpec(StatelessSpec):
 
     norm: NormSpec
     streams: int
+    width: int
     is_first: bool
 
     def read(self, tensors: TensorReader) -> "AltUpPredictWeights":
@@ -34,8 +45,9 @@ class AltUpPredictSpec(StatelessSpec):
             tuple(expand.expert(index) for index in range(count - 1)) if expand is not None else (),
         )
 
-    def sizes(self, weights: "AltUpPredictWeights", norms: NormLengths) -> StreamSizes:
-        return StreamSizes(self.streams, tuple(map(MatrixSize.of, weights.matrices())))
+    def sizes(self, weights: "AltUpPredictWeights", norms: NormLengths) -> "AltUpPredictSizes":
+        vectors = vector_lengths(weights.router.weight, weights.coef)
+        return AltUpPredictSizes(self, tuple(map(MatrixSize.of, weights.expand)), vectors)
 
 
 @dataclass(frozen=True)
@@ -69,3 +81,61 @@ class AltUpPredictWeights:
 
     def granule_matrices(self) -> list[Matrix]:
         return self.matrices()
+
+
+@dataclass(frozen=True)
+class AltUpPredictSizes(BlockSizes):
+    """`expand`: the sizes of the matrices that expand x. `vectors`: lengths of the vectors on a GPU."""
+
+    label: ClassVar[str] = "AltUp"
+    needs_whole_model: ClassVar[bool] = True
+
+    spec: AltUpPredictSpec
+    expand: tuple[MatrixSize, ...] = ()
+    vectors: tuple[int, ...] = ()
+
+    def undivided(self) -> list[MatrixSize]:
+        return list(self.expand)
+
+    def undivided_device_bytes(self) -> int:
+        return sum(map(matrix_bytes, self.stacked_inputs())) + vector_bytes(self.vectors)
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        return stream_buffers(self.spec.streams, hidden_size)
+
+    def inputs(self) -> list[MatrixSize]:
+        return list(self.expand)
+
+    def stacked_inputs(self) -> list[MatrixSize]:
+        return row_runs(self.expand)
+
+    def outputs(self) -> list[MatrixSize]:
+        return []
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["AltUpPredictSizes"], step: StepShape) -> int:
+        """The streams, and the products that expand x."""
+        products = sum(padded_rows(matrix.rows) for block in blocks for matrix in block.stacked_inputs())
+        return _stream_bytes(blocks, step.tokens) + taken(step.tokens * products, 4)
+
+    @classmethod
+    def prompt_bytes(cls, blocks: Sequence["AltUpPredictSizes"], chunk: int, hidden_size: int) -> int:
+        """The streams."""
+        return _stream_bytes(blocks, chunk)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(products=chunk * sum(matrix.rows for matrix in self.expand))
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors)
+
+
+def stream_buffers(streams: int, hidden_size: int) -> dict[str, int]:
+    """Bytes per token of the streams on the CPU."""
+    nbytes = 4 * streams * padded(hidden_size)
+    return {"streams": nbytes, "predictions": nbytes}
+
+
+def _stream_bytes(blocks: Sequence[AltUpPredictSizes], tokens: int) -> int:
+    """Bytes of the streams of tokens on a GPU, and of the prediction of the first one."""
+    return taken((blocks[0].spec.streams + 1) * tokens * blocks[0].spec.width, 4)

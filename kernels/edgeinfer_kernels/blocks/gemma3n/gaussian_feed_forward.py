@@ -1,20 +1,29 @@
 """A feed-forward of which few neurons are active: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     StatelessSpec,
+    StepShape,
     TensorReader,
 )
 from edgeinfer_kernels.blocks.feed_forward import Activation
-from edgeinfer_kernels.blocks.gemma3n import CPU_ONLY
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -41,7 +50,8 @@ class GaussianFeedForwardSpec(StatelessSpec):
         )
 
     def sizes(self, weights: "GaussianFeedForwardWeights", norms: NormLengths) -> "GaussianFeedForwardSizes":
-        return GaussianFeedForwardSizes(*map(MatrixSize.of, weights.matrices()))
+        gate, up, down = map(MatrixSize.of, weights.matrices())
+        return GaussianFeedForwardSizes(gate, up, down, norms.vectors)
 
 
 @dataclass(frozen=True)
@@ -63,20 +73,20 @@ class GaussianFeedForwardWeights:
 
 @dataclass(frozen=True)
 class GaussianFeedForwardSizes(BlockSizes):
-    """The sizes of the matrices."""
+    """The sizes of the matrices. `vectors`: lengths of the norms."""
 
     label: ClassVar[str] = "feed-forward"
-    cpu_only: ClassVar[str] = CPU_ONLY
 
     gate: MatrixSize
     up: MatrixSize
     down: MatrixSize
+    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
         return [self.gate, self.up, self.down]
 
     def undivided_device_bytes(self) -> int:
-        raise UnsupportedOnDeviceError(CPU_ONLY)
+        return sum(map(matrix_bytes, self.undivided())) + vector_bytes(self.vectors)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         neurons = padded(self.up.rows)
@@ -92,3 +102,16 @@ class GaussianFeedForwardSizes(BlockSizes):
 
     def outputs(self) -> list[MatrixSize]:
         return [self.down]
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["GaussianFeedForwardSizes"], step: StepShape) -> int:
+        """The products of gate and up, and the hidden rows."""
+        tokens, neurons = step.tokens, max(block.up.rows for block in blocks)
+        floats = has_floats(block.down for block in blocks)
+        return taken(2 * tokens * padded_rows(neurons), 4) + activation_bytes(tokens, neurons, floats)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(chunk * self.up.rows, chunk, chunk * max(2 * self.up.rows, hidden_size))
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors)

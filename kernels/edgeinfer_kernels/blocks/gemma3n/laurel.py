@@ -1,21 +1,30 @@
 """Laurel, a low-rank projection in parallel with attention: specification, weights and sizes."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     NormSpec,
     StatelessSpec,
+    StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.blocks.gemma3n import CPU_ONLY
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 SUM_SCALE = math.sqrt(0.5)
 
@@ -42,7 +51,8 @@ class LaurelSpec(StatelessSpec):
         )
 
     def sizes(self, weights: "LaurelWeights", norms: NormLengths) -> "LaurelSizes":
-        return LaurelSizes(MatrixSize.of(weights.left), MatrixSize.of(weights.right))
+        vectors = (*norms.vectors, *vector_lengths(weights.post_norm))
+        return LaurelSizes(MatrixSize.of(weights.left), MatrixSize.of(weights.right), vectors)
 
 
 @dataclass(frozen=True)
@@ -64,19 +74,19 @@ class LaurelWeights:
 
 @dataclass(frozen=True)
 class LaurelSizes(BlockSizes):
-    """The sizes of Laurel's matrices."""
+    """The sizes of Laurel's matrices. `vectors`: lengths of its norms."""
 
     label: ClassVar[str] = "Laurel"
-    cpu_only: ClassVar[str] = CPU_ONLY
 
     left: MatrixSize
     right: MatrixSize
+    vectors: tuple[int, ...] = ()
 
     def undivided(self) -> list[MatrixSize]:
         return [self.left, self.right]
 
     def undivided_device_bytes(self) -> int:
-        raise UnsupportedOnDeviceError(CPU_ONLY)
+        return matrix_bytes(self.left) + matrix_bytes(self.right) + vector_bytes(self.vectors)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         rank = padded(self.left.rows)
@@ -87,3 +97,16 @@ class LaurelSizes(BlockSizes):
 
     def outputs(self) -> list[MatrixSize]:
         return [self.right]
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["LaurelSizes"], step: StepShape) -> int:
+        """The products with L in float32 and as activations."""
+        rank = max(block.left.rows for block in blocks)
+        floats = has_floats(block.right for block in blocks)
+        return taken(step.tokens * padded_rows(rank), 4) + activation_bytes(step.tokens, rank, floats)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(chunk * self.left.rows, chunk, chunk * max(self.left.rows, hidden_size))
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes(self.vectors)

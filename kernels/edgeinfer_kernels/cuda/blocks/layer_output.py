@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWe
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.prefill.prefill_rows import scale_rows, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, scale_rows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import (
@@ -25,6 +25,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerSpace
 from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
@@ -83,16 +84,15 @@ def inactive_bytes(w: DeviceLayerOutput) -> int:
     return 0
 
 
-class Space:
+class InputSpace(PerLayerSpace):
     """The buffers of a decode step, shared by all layers. `rows`: those of the per-layer embeddings, which
     the host sends before a step.
     """
 
-    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        specs: list[LayerOutputSpec] = [block.residual.block for block in blocks]
+    def __init__(
+        self, specs: Sequence[LayerOutputSpec], outputs: Sequence[DeviceMatrix], arena: Arena, tokens: int
+    ) -> None:
         width, columns = max(spec.width for spec in specs), max(spec.columns for spec in specs)
-        outputs = [matrix for block in blocks for matrix in block.weights.outputs]
-        tokens = step.tokens
         self.hidden = take_activations(arena, tokens, width, has_floats(*outputs))
         self.gate = arena.take((tokens, padded_rows(width)), torch.float32)
         self.projected = arena.take((tokens, padded_rows(columns)), torch.float32)
@@ -100,12 +100,26 @@ class Space:
         self.inputs = arena.take((tokens, columns), torch.float32)
 
 
+class Space(InputSpace):
+    """The buffers of a decode step."""
+
+    def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        outputs = [matrix for block in blocks for matrix in block.weights.outputs]
+        super().__init__([block.residual.block for block in blocks], outputs, arena, step.tokens)
+
+
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
     """Before the first layer: compute the per-layer inputs of all layers from x."""
-    spec, w, launches = block.residual.block, block.weights, step.launches
+    compute_inputs(step, step.space("layer_output"), block.residual.block, block.weights, tokens)
+
+
+def compute_inputs(
+    step: "DecodeStep", space: InputSpace, spec: LayerOutputSpec, w: DeviceLayerOutput, tokens: int
+) -> None:
+    """Compute the per-layer inputs of all layers from x, if `w` are the weights of the first layer."""
+    launches, workspace = step.launches, step.workspace
     if w.model_proj is None:
         return
-    space, workspace = step.space("layer_output"), step.workspace
     read = workspace.normed_input[1]  # The first layer's input is in the other one.
     launches.add_norm(None, None, 0.0, NextNorm(spec.norm, None, None), read, tokens)
     source = Source(read, workspace.sum_squares[1])
@@ -123,17 +137,9 @@ def decode(
 ) -> Source:
     """x = scale · (x + the norm of the gated per-layer input, projected back)."""
     spec, w, launches, x = block.residual.block, block.weights, step.launches, step.workspace.x
-    space, y = step.space("layer_output"), step.workspace.y
+    y = step.workspace.y
     if w.inp_gate is not None:
-        inputs = space.inputs[:, spec.layer * spec.width :]
-        launches.rows((w.inp_gate,), source, space.gate, None, "output", tokens)
-        launches.launch(
-            gate_inputs_kernel, (tokens,),
-            space.gate, space.gate.stride(0), launches.workspace.nothing, inputs, inputs.stride(0),
-            **_shape(spec.width), ACTIVATION=activation_code(spec.activation), SCALED=False, warps=1,
-        )  # fmt: skip
-        launches.quantize(space.gate, spec.width, space.hidden, tokens, space.gate.stride(0))
-        launches.rows((w.proj,), Source(space.hidden, source.sum_squares), y, None, "down", tokens)
+        project_input(step, step.space("layer_output"), spec, w, source, tokens)
     post_norm = NormArgs(launches.or_nothing(w.post_norm), launches.workspace.nothing, spec.norm.epsilon)
     launches.launch(
         finish_layer_kernel, (tokens,),
@@ -143,20 +149,46 @@ def decode(
     return step.add(number, None, 0.0, tokens)
 
 
-class PromptSpace:
-    """The per-layer embeddings of a chunk of a prompt, later the per-layer inputs."""
+def project_input(
+    step: "DecodeStep", space: InputSpace, spec: LayerOutputSpec, w: Any, source: Source, tokens: int
+) -> None:
+    """Set y to the layer's per-layer input, gated by the activations of `source` and projected back."""
+    launches = step.launches
+    inputs = space.inputs[:, spec.layer * spec.width :]
+    launches.rows((w.inp_gate,), source, space.gate, None, "output", tokens)
+    launches.launch(
+        gate_inputs_kernel, (tokens,),
+        space.gate, space.gate.stride(0), launches.workspace.nothing, inputs, inputs.stride(0),
+        **_shape(spec.width), ACTIVATION=activation_code(spec.activation), SCALED=False, warps=1,
+    )  # fmt: skip
+    launches.quantize(space.gate, spec.width, space.hidden, tokens, space.gate.stride(0))
+    hidden = Source(space.hidden, source.sum_squares)
+    launches.rows((w.proj,), hidden, step.workspace.y, None, "down", tokens)
+
+
+class PromptSpace(PerLayerSpace):
+    """The per-layer embeddings of a chunk of a prompt, `rows`, later the per-layer inputs."""
 
     def __init__(self, specs: Sequence[LayerOutputSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.columns for spec in specs)
-        self.inputs = arena.take((chunk, columns), torch.float32)
+        self.rows = arena.take((chunk, columns), torch.float32)
 
 
 def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:
     """Before the first layer: compute the per-layer inputs of all layers from x."""
-    spec, w = block.residual.block, block.weights
+    space = prompt.space("layer_output")
+    compute_chunk_inputs(prompt, chunk, space, block.residual.block, block.weights)
+
+
+def compute_chunk_inputs(
+    prompt: "Prefill", chunk: "Chunk", space: PromptSpace, spec: LayerOutputSpec, w: DeviceLayerOutput
+) -> None:
+    """Compute the per-layer inputs of a chunk for all layers from x, if `w` are the weights of the first
+    layer.
+    """
     if w.model_proj is None:
         return
-    inputs, (tokens, width) = prompt.space("layer_output").inputs, chunk.x.shape
+    inputs, (tokens, width) = space.rows, chunk.x.shape
     scale_rows(chunk.x, chunk.h.rows, chunk.h.scales)
     projected = prompt.products.product(chunk.h.rows, w.model_proj)
     per_layer_inputs_kernel[(spec.layers, tokens)](
@@ -171,20 +203,29 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, (tokens, width) = block.residual.block, block.weights, chunk.x.shape
     y, scales = chunk.x, None
     if w.inp_gate is not None:
-        inputs = prompt.space("layer_output").inputs[:, spec.layer * spec.width :]
-        gate = prompt.products.product(chunk.h.rows, w.inp_gate)
-        gate_inputs_kernel[(tokens,)](
-            gate, gate.stride(0), chunk.h.scales, inputs, inputs.stride(0), **_shape(spec.width),
-            ACTIVATION=activation_code(spec.activation), SCALED=True, DEPENDENT=False, num_warps=1,
-        )  # fmt: skip
-        hidden = prompt.products.hidden(tokens, spec.width)
-        scale_rows(gate, hidden.rows, hidden.scales)
-        y, scales = prompt.products.product(hidden.rows, w.proj), hidden.scales
+        y, scales = project_chunk_input(prompt, prompt.space("layer_output"), spec, w, chunk.h)
     finish_layer_kernel[(tokens,)](
         chunk.x, y, y.stride(0), scales, NormArgs(w.post_norm, None, spec.norm.epsilon), w.scale,
         **_shape(width), ADDS=scales is not None, SCALED=True, DEPENDENT=False, num_warps=warps_for(width),
     )  # fmt: skip
     prompt.apply_next_norm(chunk, number)
+
+
+def project_chunk_input(
+    prompt: "Prefill", space: PromptSpace, spec: LayerOutputSpec, w: Any, h: ScaledRows
+) -> tuple[Tensor, Tensor]:
+    """The layer's per-layer input of a chunk, gated by h and projected back, and the row scales that remain
+    to be multiplied. Both are overwritten by the next matmul.
+    """
+    inputs, tokens = space.rows[:, spec.layer * spec.width :], len(h.rows)
+    gate = prompt.products.product(h.rows, w.inp_gate)
+    gate_inputs_kernel[(tokens,)](
+        gate, gate.stride(0), h.scales, inputs, inputs.stride(0), **_shape(spec.width),
+        ACTIVATION=activation_code(spec.activation), SCALED=True, DEPENDENT=False, num_warps=1,
+    )  # fmt: skip
+    hidden = prompt.products.hidden(tokens, spec.width)
+    scale_rows(gate, hidden.rows, hidden.scales)
+    return prompt.products.product(hidden.rows, w.proj), hidden.scales
 
 
 def _norm_args(spec: LayerOutputSpec, w: DeviceLayerOutput) -> NormArgs:

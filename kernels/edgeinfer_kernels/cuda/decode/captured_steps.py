@@ -35,8 +35,7 @@ class CapturedSteps:
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
-        outputs = step.workspace.spaces.get("layer_output")
-        self._per_layer = PerLayerRows(step.model.per_layer, outputs and outputs.rows)
+        self._per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
         self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
         self._start = 0
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES

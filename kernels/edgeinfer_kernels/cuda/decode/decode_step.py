@@ -124,17 +124,17 @@ class DecodeStep:
         self, stage: int, y: Tensor | None, scale: float, number: int, tokens: int, post: NextNorm | None
     ) -> Source:
         assert self.exchange is not None
-        target, norm = self._target(number), self._norm_after(number)
+        target, norm = self.target(number), self.norm_after(number)
         self.exchange.receive(self.launches, stage, y, scale, norm, target.activations, tokens, post)
         return target
 
     def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:
         """x += scale·y, with the post-norm of block `number` if it has one, and apply the norm after it."""
-        target, post = self._target(number), None
+        target, post = self.target(number), None
         if y is not None:
             block = self.model.blocks[number]
             post = NextNorm.of_result(block.residual, block.norms)
-        self.launches.add_norm(y, post, scale, self._norm_after(number), target.activations, tokens)
+        self.launches.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
         return target
 
     def close_block(
@@ -149,7 +149,7 @@ class DecodeStep:
         """x += the result of block `number`, `matrix` times `read`; also apply the next norm, as far as this
         kernel can.
         """
-        block, target, norm = self.model.blocks[number], self._target(number), self._norm_after(number)
+        block, target, norm = self.model.blocks[number], self.target(number), self.norm_after(number)
         post, scale = NextNorm.of_result(block.residual, block.norms), block.residual.residual_scale
         if post.weight is not None or not norm.folds:
             y = self.workspace.y
@@ -161,14 +161,14 @@ class DecodeStep:
             target.norm = norm.spec
         return target
 
-    def _target(self, number: int) -> Source:
+    def target(self, number: int) -> Source:
         """The input buffers of the block after `number`: two pairs in turn. That of blocks that share an
         input isn't the target of any of them.
         """
         space, buffer = self.workspace, self._inputs[number + 1] % 2
         return Source(space.normed_input[buffer], space.sum_squares[buffer])
 
-    def _norm_after(self, number: int) -> NextNorm:
+    def norm_after(self, number: int) -> NextNorm:
         """The norm after a block: that of the next block, or of the head."""
         model = self.model
         if number + 1 == len(model.blocks):
@@ -179,7 +179,7 @@ class DecodeStep:
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias)
 
     def _embed(self, tokens: int) -> Source:
-        target, norm = self._target(-1), self._norm_after(-1)
+        target, norm = self.target(-1), self.norm_after(-1)
         out, sum_squares = target.activations, target.sum_squares
         self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:

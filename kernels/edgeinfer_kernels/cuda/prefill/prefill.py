@@ -100,8 +100,7 @@ class Prefill:
         self.products = Products(sizes, arena, chunk)
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
-        outputs = self._spaces.get("layer_output")
-        self.per_layer = PerLayerRows(model.per_layer, outputs and outputs.inputs)
+        self.per_layer = PerLayerRows(model.per_layer, self._spaces.values())
         can_capture = self.ids.is_cuda and not spec.is_encoder
         self._captured = CapturedChunks(self.ids.device) if can_capture else None
 

@@ -68,6 +68,24 @@ class SharedScores(NamedTuple):
     stride: Any
 
 
+class RouterArgs(NamedTuple):
+    """AltUp's router: `gains` (streams, columns) and `coefs` (rows, streams) float32, and ε of its norm."""
+
+    gains: Any
+    coefs: Any
+    epsilon: Any
+
+
+class InputArgs(NamedTuple):
+    """The next block's input: activations, the weights of its norm, and `sums` (tokens, groups) of squares of
+    sixteen columns.
+    """
+
+    words: Any
+    gain: Any
+    sums: Any
+
+
 class WordsConfig(NamedTuple):
     """The layout of activations: blocks per row, and planes."""
 
@@ -352,3 +370,15 @@ class MambaConfig(NamedTuple):
     b_at: int
     matrix_at: int
     has_norm: bool
+
+
+class StreamsConfig(NamedTuple):
+    """AltUp's streams of `width` columns. padded, block: count and width, powers of two; piece: columns of a
+    program.
+    """
+
+    count: int
+    padded: int
+    width: int
+    block: int
+    piece: int

@@ -1,6 +1,7 @@
 """Rows of the per-layer embeddings: the table stays in the file, the host sends the rows of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,13 +10,22 @@ from torch import Tensor
 from edgeinfer_kernels.matrix import Matrix
 
 
+class PerLayerSpace:
+    """Base of the buffers of a block kind that reads rows of the per-layer embeddings."""
+
+    rows: Tensor
+    """(tokens, columns) float32: those of the tokens."""
+
+
 class PerLayerRows:
-    """Sends rows of `table` to `rows` (tokens, columns) float32 on the device; without a table, nothing.
+    """Sends rows of `table` to the buffer of the block kind that reads them; without a table, nothing.
 
     Before the next rows are sent, the step of the previous ones must be complete.
     """
 
-    def __init__(self, table: Matrix | None, rows: Tensor | None) -> None:
+    def __init__(self, table: Matrix | None, spaces: Iterable[Any]) -> None:
+        """`spaces`: the buffers of all block kinds."""
+        rows = next((space.rows for space in spaces if isinstance(space, PerLayerSpace)), None)
         self._table, self._rows = table, rows
         pinned = rows is not None and rows.is_cuda
         shape = (0,) if rows is None else rows.shape

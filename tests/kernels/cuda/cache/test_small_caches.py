@@ -13,7 +13,7 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.split_decoders import device_layer, split_decoder
 from tests.kernels.split_layers import LayerSplit
-from tests.model_zoo import ZOO
+from tests.model_zoo import SMALL_GEMMA3N, ZOO
 from tests.random_models import RandomModel
 
 pytestmark = pytest.mark.slow
@@ -59,6 +59,24 @@ def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name
         assert lost / 2 < of_floats < 1.5 * lost
         if name != ORDERED:
             assert worst(result, same) < min(AGREES["q4_0"], lost / 3)
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_caches_that_layers_share_equal_the_reference_and_are_restored(
+    device: str, tmp_path: Path, kind: CacheType
+) -> None:
+    with opened(SMALL_GEMMA3N, tmp_path) as decoder:
+        ids, backend = decoder.ids(14), decoder.backend(device, kv=kind)
+        assert backend.nbytes == decoder.counted_bytes(device, kv=kind)
+        result = read(backend, ids, (11, 1, 2))
+        held = [array.copy() for array in backend.snapshot(11)]
+        read(backend, ids[::-1], (11,))
+        backend.restore(held, 11)
+        again = read(backend, ids[11:], (1, 2), start=11)
+        backend.close()
+        for at, row in again.items():
+            np.testing.assert_array_equal(row, result[11 + at])
+        assert worst(result, decoder.reference_logits(ids, kind)) < AGREES["f16"]
 
 
 EVICTED = np.r_[5:9, 12:24]

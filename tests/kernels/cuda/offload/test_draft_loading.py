@@ -117,7 +117,7 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
             return
         assert isinstance(backend, CudaBackend)
         assert backend.nbytes <= drafts[0].bytes
-        assert " and the draft model; " in model.warnings[0]
+        assert " and the draft model; " in model.details[0]
         controller = speculator.controllers["greedy"]
         controller.length = lambda limit: max(0, min(limit, 2))
         controller.min_probs = lambda length: (0.0, 0.0)

@@ -284,6 +284,7 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
     [
         ("rwkv7", "time mixings read values of the first layer"),
         ("gemma4-per-layer", "layers read keys, values or inputs of other layers.*5 of 6 layers"),
+        ("gemma3n", "layers read keys, values or inputs of other layers"),
     ],
 )
 def test_a_model_that_needs_one_device_is_not_split(

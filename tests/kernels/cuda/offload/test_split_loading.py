@@ -45,7 +45,7 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
     with split_and_reference(small_gpu, model_file(tmp_path)) as (model, reference, whole):
-        assert any(warning.startswith("on the GPU: attention of ") for warning in model.warnings)
+        assert any(line.startswith("on the GPU: attention of ") for line in model.details)
         assert 0 < model.plan.bytes_on("gpu") < whole
         assert model.engine.backend.gpu_shard.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
@@ -179,9 +179,9 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
         with edgeinfer.load(path, sparse=sparse, **loading) as model:
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
-            assert any(
-                warning.startswith("sparse feed-forward in 1 of 1 layers") for warning in model.warnings
-            ) == (sparse == "exact")
+            assert any(line.startswith("sparse feed-forward in 1 of 1 layers") for line in model.details) == (
+                sparse == "exact"
+            )
             assert model.plan is not None
             cold = [item for item in model.plan.items if item.item.endswith(", by neuron")]
             assert bool(cold) == (sparse == "exact")
@@ -277,7 +277,7 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     with edgeinfer.load(path, context=64, threads=2) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        assert any(warning.endswith("the experts change while decoding") for warning in model.warnings)
+        assert any(line.endswith("the experts change while decoding") for line in model.details)
         assert model.plan is not None
         cached = [layer for layer in model.plan.layers if layer.expert_cache]
         assert cached

@@ -1,0 +1,1 @@
+"""Gemma 3n's kinds of blocks on a GPU."""

@@ -1,0 +1,1 @@
+"""The kernels of Gemma 3n's blocks."""
