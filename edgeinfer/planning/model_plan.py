@@ -81,8 +81,6 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     except UnsupportedModelError:
         return _unsupported_request(model_file, file, options, sizes), [str(model_support(file)), *warnings]
     source = ModelSource(model_file.name, file, config, options)
-    if source.runs_on_cpu_only() and options.device == "auto":
-        warnings = (*warnings, f"planned for the CPU: {source.sizes.cpu_only}")
     if source.specification.is_encoder:
         return request_for(source, SparseSelection(), None), []
     sparse = select_sparse_layers(source)

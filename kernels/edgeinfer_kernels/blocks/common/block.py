@@ -236,8 +236,6 @@ class BlockSizes:
     divisible ones have to be on one device."""
     has_own_norm: ClassVar[bool] = False
     """Whether it shares its input with the block before it, but not the norm."""
-    cpu_only: ClassVar[str] = ""
-    """Why the block runs on the CPU only; empty: it runs on a GPU too."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
 
