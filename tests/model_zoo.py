@@ -401,7 +401,7 @@ ZOO: dict[str, RandomModel] = {
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""
-ON_CPU_ONLY = ("bitnet", "bitnet-scales", "mimo2", "mimo2-fused")
+ON_CPU_ONLY = ("mimo2-fused",)
 """Models that a GPU refuses."""
 SMALL_GEMMA3N = replace(ZOO["gemma3n"], layers=4, hybrid=gemma3n_layers(own_caches=2, sparse=1, pattern=2))
 """Gemma 3n in four layers: two have a cache, two share those; the first one has few active neurons."""

@@ -35,8 +35,6 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     """
     device, sparse = source.options.device, select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
-    if source.runs_on_cpu_only():
-        return loading.on_cpu()
     try:
         gpu = None if device == "cpu" else usable_gpu(device)
         return loading.on_cpu() if gpu is None else loading.on_gpu(gpu)

@@ -9,7 +9,6 @@ from edgeinfer.errors import SettingError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
-from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -45,15 +44,6 @@ class ModelSource:
                 f"take at most {trained}"
             )
         return min(requested, trained) if self.config.is_encoder else requested
-
-    def runs_on_cpu_only(self) -> bool:
-        """Whether the model runs on the CPU only. Raises `GpuUnavailableError`: so it does, and is requested
-        on a GPU.
-        """
-        reason = self.sizes.cpu_only
-        if reason and self.options.device.startswith("cuda"):
-            raise GpuUnavailableError(f"{self.name}: {reason}; leave --device out")
-        return bool(reason)
 
     @cached_property
     def specification(self) -> DecoderSpec:

@@ -79,7 +79,7 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
 
 def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:
     """How a model of these sizes fits a machine with this context, without disk offload."""
-    device: Literal["any", "cpu"] = "cpu" if sizes.cpu_only or machine.graphics is None else "any"
+    device: Literal["any", "cpu"] = "cpu" if machine.graphics is None else "any"
     try:
         plan = plan_memory(sizes, machine, PlanOptions(context=context, device=device))
     except (PlanError, UnsupportedFormatError) as error:

@@ -151,8 +151,6 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
             *warnings,
         ]
     source = ModelSource(model_file.name, file, config, options)
-    if source.runs_on_cpu_only() and options.device == "auto":
-        warnings = (*warnings, f"planned for the CPU: {source.sizes.cpu_only}")
     if source.config.is_encoder:
         return request_for(source), []
     sparse = select_sparse_layers(source)
@@ -174,7 +172,6 @@ def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:
         return _unsupported_request(header.name, header.file, options, None)
     sizes = file_sizes(header.file, config)
     source = ModelSource(header.name, header.file, config, options, known_sizes=sizes)
-    source.runs_on_cpu_only()
     return request_for(source, has_file=False)
 
 

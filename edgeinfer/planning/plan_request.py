@@ -31,7 +31,7 @@ def request_for(
         sizes=source.sizes,
         context=source.context,
         trained_context=source.config.trained_context,
-        device="cpu" if source.sizes.cpu_only else options.device.partition(":")[0],
+        device=options.device.partition(":")[0],
         vram=options.vram,
         ram=options.ram,
         kv=options.kv,

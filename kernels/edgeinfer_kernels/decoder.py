@@ -149,7 +149,9 @@ class DecoderSpec:
 
     @property
     def reads_other_layers(self) -> bool:
-        """Whether layers read keys, values or inputs that other layers compute."""
+        """Whether layers read keys, values or inputs that other layers compute: all blocks except divisible
+        ones have to be on one device.
+        """
         shared = any(each.block.source_layer is not None for layer in self.layers for each in layer.blocks)
         return shared or self.per_layer_width > 0
 

@@ -156,13 +156,15 @@ def part_of_decoder(
     """Specification and weights of the layers in `shards`, with only the weights of these shards.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split, or the model can't be split.
+        ValueError: a feed-forward with a norm would be split, or the model can't be split.
     """
     if spec.specs(Rwkv7TimeMixSpec):
         raise ValueError("time mixings read values of the first layer: they can't be on different devices")
-    if spec.reads_other_layers:
+    here = [layer for layer, shard in shards.items() if shard.undivided]
+    if spec.reads_other_layers and len(here) < len(spec.layers):
         raise ValueError(
-            "layers read keys, values or inputs of other layers: they can't be on different devices"
+            "layers read keys, values or inputs of other layers: only feed-forwards and experts can be on "
+            f"another device, {len(here)} of {len(spec.layers)} layers have their other blocks on this one"
         )
     specs = tuple(spec.layers[layer] for layer in shards)
     layers = tuple(
@@ -186,7 +188,7 @@ def part_of_block(
     the parts; without neurons it has no vectors, but with `keeps_norm` the norm, which another block reads.
 
     Raises:
-        ValueError: a feed-forward with a post-norm would be split.
+        ValueError: a feed-forward with a norm of all neurons, or of their sum, would be split.
     """
     block, neurons = residual.block, shard.neurons
     if isinstance(block, MoeWeights):
@@ -200,5 +202,7 @@ def part_of_block(
         return ResidualWeights(block.bare().of_neurons(0, 0), *norms)
     if residual.post_norm is not None:
         raise ValueError(f"{block.ffn_up.name}: a feed-forward with a post-norm can't be split")
+    if block.sub_norm is not None:
+        raise ValueError(f"{block.ffn_up.name}: a feed-forward with a norm of its neurons can't be split")
     part = block.of_neurons(neurons.start, neurons.stop)
     return residual.with_block(part if shard.undivided else replace(part, ffn_down_bias=None))

@@ -56,6 +56,18 @@ def single_blocks(model: ModelSizes) -> ModelSizes:
     return replace(model, layers=tuple(LayerSizes((block,)) for block in model.blocks))
 
 
+def with_shared_caches(model: ModelSizes, own: int) -> ModelSizes:
+    """The attention of the layers after the first `own` ones reads the cache of the last of these."""
+
+    def reading(one: LayerSizes) -> LayerSizes:
+        attention, *others = one.blocks
+        assert isinstance(attention, AttentionSizes)
+        spec = replace(attention.spec, source_layer=own - 1)
+        return LayerSizes((replace(attention, spec=spec), *others))
+
+    return replace(model, layers=(*model.layers[:own], *map(reading, model.layers[own:])))
+
+
 def mixed_model() -> ModelSizes:
     """As `dense_model`, every other layer's down projection with more bits, as in mixes of formats."""
     model = dense_model()

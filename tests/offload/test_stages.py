@@ -12,7 +12,16 @@ from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stage
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
-from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, moe_model, single_blocks
+from tests.offload.model_shapes import (
+    GIB,
+    cpu_only,
+    dense_model,
+    laptop,
+    moe_model,
+    single_blocks,
+    with_link,
+    with_shared_caches,
+)
 
 ON_CPU, ON_GPU = LayerPlacement("cpu", "cpu", 0, 1024), LayerPlacement("gpu", "gpu", 1024, 1024)
 
@@ -114,6 +123,26 @@ def test_stages_compute_each_part_once_and_on_the_device_of_its_placement(
         assert not there
         if len(plan.devices) > 1:
             assert (plan.stages[0].device, plan.stages[-1].device) == (CPU, GPU)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_layers_that_share_caches_have_all_attention_on_one_device(streams: bool) -> None:
+    """With the attention on the GPU, feed-forwards are on either device."""
+    model, machine, devices = with_shared_caches(dense_model(8), 4), laptop(), []
+    link = {} if streams else {"to_gpu": float("inf")}
+    for quarters in range(17):
+        plan = plan_memory(model, with_link(machine, **link), PlanOptions(4096, vram=quarters * GIB // 4))
+        attention = {layer.attention for layer in plan.layers}
+        assert len(attention) == 1
+        own = sum(layer.granules_on_gpu for layer in plan.layers)
+        devices.append((plan.layers[0].attention, own < sum(layer.granules for layer in plan.layers)))
+        assert plan.bytes_on("gpu") <= quarters * GIB // 4
+        if quarters == 4:
+            assert "all attention, its caches and the head together take" in str(plan.limit_reason)
+    assert devices[0] == ("cpu", True)
+    assert devices[-1] == ("gpu", False)
+    assert ("gpu", True) in devices
+    assert devices == sorted(devices, key=lambda each: (each[0] == "gpu", not each[1]))
 
 
 def test_stages_are_a_function_of_the_placement_alone() -> None:

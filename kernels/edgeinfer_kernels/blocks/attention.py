@@ -20,7 +20,7 @@ from edgeinfer_kernels.blocks.common.block import (
 from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
 from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, read_attention_sub_norm
+from edgeinfer_kernels.blocks.common.sub_norms import read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
@@ -119,8 +119,13 @@ class AttentionSpec:
 
     @property
     def value_dim(self) -> int:
-        """Elements of a head's value; cached rows of values have `head_dim`."""
+        """Elements of a head's value; rows of values in main memory have `head_dim`."""
         return self.value_length or self.head_dim
+
+    @property
+    def result_columns(self) -> int:
+        """Elements of a row of all heads' results, which `attn_output` reads."""
+        return self.heads * self.value_dim
 
     @property
     def q_head(self) -> int:
@@ -160,7 +165,7 @@ class AttentionSpec:
             attn_q=q,
             attn_k=k,
             attn_v=v,
-            attn_output=tensors.matrix("attn_output", width, self.heads * self.value_dim),
+            attn_output=tensors.matrix("attn_output", width, self.result_columns),
             attn_q_bias=q_bias,
             attn_k_bias=k_bias,
             attn_v_bias=v_bias,
@@ -229,6 +234,10 @@ class AttentionSpec:
         """Positions of the cache for this context on a GPU."""
         return self.ring if self.has_ring(context) else cache_positions(context)
 
+    def device_rows(self, context: int) -> int:
+        """Keys of the cache for this context on a GPU, and as many values."""
+        return self.kv_heads * self.device_positions(context)
+
     def state_nbytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the KV cache in main memory."""
         if self.source_layer is not None:
@@ -266,13 +275,6 @@ class AttentionSizes(BlockSizes):
     def reads_other_layers(self) -> bool:  # type: ignore[override]
         return self.spec.source_layer is not None
 
-    @property
-    def cpu_only(self) -> str:  # type: ignore[override]
-        if self.spec.sub_norm:
-            return SUB_NORMS_ON_CPU
-        shorter = self.spec.value_dim != self.spec.head_dim
-        return "a model whose values are shorter than its keys runs on the CPU so far" if shorter else ""
-
     def undivided(self) -> list[MatrixSize]:
         return [*self.inputs(), self.output]
 
@@ -303,8 +305,8 @@ class AttentionSizes(BlockSizes):
 
     def read_state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        rows = self.spec.kv_heads * self.spec.device_positions(context)
-        return 2 * cache_bytes(rows, self.spec.head_dim, cache_type)
+        rows, widths = self.spec.device_rows(context), (self.spec.head_dim, self.spec.value_dim)
+        return sum(cache_bytes(rows, width, cache_type) for width in widths)
 
     def rope_table(self) -> tuple[RopeSpec | None, int] | None:
         return self.spec.rope, self.spec.head_dim
@@ -314,7 +316,7 @@ class AttentionSizes(BlockSizes):
 
     def state_operations(self, tokens: int, start: int) -> float:
         seen = min(start + tokens / 2, self.spec.window or start + tokens)
-        return 4 * tokens * seen * self.spec.heads * self.spec.head_dim
+        return 2 * tokens * seen * self.spec.heads * (self.spec.head_dim + self.spec.value_dim)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         heads, columns = self.spec.heads, self.spec.heads * self.spec.head_dim
@@ -368,12 +370,14 @@ class AttentionSizes(BlockSizes):
         """Rows of the partial results of all KV splits, and their padded length."""
         spec = self.spec
         rows = spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens)
-        return rows, head_dimensions(spec.head_dim)
+        return rows, head_dimensions(spec.value_dim)
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["AttentionSizes"], chunk: int, hidden_size: int) -> int:
         """The queries, and the results of the heads, in float16."""
-        return 2 * taken(chunk * max(block.spec.heads * block.spec.head_dim for block in blocks), 2)
+        queries = max(block.spec.heads * block.spec.head_dim for block in blocks)
+        results = result_widths(block.spec for block in blocks)[-1]
+        return taken(chunk * queries, 2) + taken(chunk * results, 2)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         return ChunkRows(products=chunk * sum(matrix.rows for matrix in self.inputs()))
@@ -384,5 +388,8 @@ class AttentionSizes(BlockSizes):
     @classmethod
     def streamed_state_bytes(cls, blocks: Sequence["AttentionSizes"], context: int) -> int:
         """The KV cache of the largest block, in float16."""
-        widths = ((block.spec.kv_heads * block.spec.head_dim, block.spec) for block in blocks)
-        return 2 * taken(max(width * spec.device_positions(context) for width, spec in widths), 2)
+        keys, values = (
+            max(getattr(block.spec, width) * block.spec.device_rows(context) for block in blocks)
+            for width in ("head_dim", "value_dim")
+        )
+        return taken(keys, 2) + taken(values, 2)

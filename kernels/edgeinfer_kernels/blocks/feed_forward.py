@@ -14,9 +14,8 @@ from edgeinfer_kernels.blocks.common.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, SubNorm, matrix_scale, read_sub_norm
+from edgeinfer_kernels.blocks.common.sub_norms import SubNorm, matrix_scale, read_sub_norm
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -134,7 +133,8 @@ class FeedForwardWeights:
 
 @dataclass(frozen=True)
 class FeedForwardSizes(DivisibleSizes):
-    """The sizes of a feed-forward, or of one expert. `vectors`: lengths of its norms and of the down bias.
+    """The sizes of a feed-forward, or of one expert. `vectors`: lengths of its norms, also that of the rows
+    that down reads, and of the down bias.
 
     `biased`: gate or up has a bias. `post_normed`: a norm follows the sum. `shared_norm`: the lengths of the
     norm before it, if another block reads that too. `is_followed`: the layer has a block after it.
@@ -163,7 +163,10 @@ class FeedForwardSizes(DivisibleSizes):
             MatrixSize.of(w.ffn_up),
             MatrixSize.of(w.ffn_down),
             None if w.ffn_gate is None else MatrixSize.of(w.ffn_gate),
-            (*vector_lengths(w.ffn_down_bias), *(() if norms.is_shared else norms.vectors)),
+            (
+                *vector_lengths(w.ffn_down_bias, None if w.sub_norm is None else w.sub_norm.weight),
+                *(() if norms.is_shared else norms.vectors),
+            ),
             w.ffn_gate_bias is not None or w.ffn_up_bias is not None,
             norms.has_post_norm,
             norms.vectors if norms.is_shared else (),
@@ -205,8 +208,6 @@ class FeedForwardSizes(DivisibleSizes):
         return [matrix for matrix in (self.gate, self.up, self.down) if matrix is not None]
 
     def granules_device_bytes(self) -> int:
-        if self.sub_normed:
-            raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
         return sum(map(matrix_bytes, self.granule_matrices())) + self._bias_bytes + vector_bytes(self.vectors)
 
     def part(self, granules: int) -> "FeedForwardSizes":
@@ -235,7 +236,11 @@ class FeedForwardSizes(DivisibleSizes):
         """Padded and whole hidden rows don't share a buffer, because padding must stay zero."""
         padded_rows_only = max((b.neurons for b in blocks if b.neurons % NEURON_GROUP), default=0)
         rows = (padded_rows_only, max(block.neurons for block in blocks))
-        return sum(activation_bytes(step.tokens, each, step.hidden_floats) for each in rows)
+        floats = max(
+            (sum(padded_rows(m.rows) for m in b.inputs()) for b in blocks if b.sub_normed), default=0
+        )
+        hidden = sum(activation_bytes(step.tokens, each, step.hidden_floats) for each in rows)
+        return hidden + taken(step.tokens * floats, 4)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         return ChunkRows(chunk * self.neurons, chunk, chunk * max(2 * self.neurons, hidden_size))

@@ -152,7 +152,7 @@ class Rwkv7TimeMixSizes(RecurrentSizes):
     """
 
     label: ClassVar[str] = "time mixing"
-    reads_other_layers: ClassVar[bool] = True
+    needs_whole_model: ClassVar[bool] = True
 
     spec: Rwkv7TimeMixSpec
     each: tuple[MatrixSize, ...]

@@ -223,26 +223,29 @@ class CudaBackend(Backend[DeviceRows]):
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MAX_TOKENS and not self.spec.is_encoder)
 
-    def enter(self, tokens: int, start: int) -> DeviceRows:
-        """Evaluate the tokens whose embeddings are in the exchange buffer, at positions start…, through all
-        layers.
+    def enter(self, ids: Sequence[int], start: int) -> DeviceRows:
+        """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
+        through all layers.
         """
-        rows = self._rows(tokens)
+        rows = self._rows(len(ids))
         with device_errors():
             self._check_open()
             if rows.in_step:
-                self.steps.set_state([0] * tokens, start)
-                self.steps.run(tokens)
+                self.steps.set_state(ids, start)
+                self.steps.run(len(ids))
             else:
-                self._parts.prefill.read(tokens, start)
+                self._parts.prefill.per_layer.send(ids)
+                self._parts.prefill.read(len(ids), start)
             synchronize(self.device)
         return rows
 
-    def sample_entered(self, start: int, request: Sequence[float] | None, recent: Sequence[int]) -> int:
+    def sample_entered(
+        self, token_id: int, start: int, request: Sequence[float] | None, recent: Sequence[int]
+    ) -> int:
         """`sample_next` for a split model: the token's embedding is in the exchange buffer."""
         with device_errors():
             self._check_open()
-            return self._sampling.sample_entered(start, request, recent)
+            return self._sampling.sample_entered(token_id, start, request, recent)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -96,11 +96,11 @@ class Heads(Protocol):
     """A specification with heads."""
 
     @property
-    def heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
+    def result_columns(self) -> int:
+        """Elements of a row of all heads' results."""
+        ...
 
 
 def result_widths(specs: Iterable[Heads]) -> list[int]:
     """The different lengths of the rows of all heads' results, ascending."""
-    return sorted({spec.heads * spec.head_dim for spec in specs})
+    return sorted({spec.result_columns for spec in specs})

@@ -114,11 +114,6 @@ class ModelSizes:
         """Whether a block has a recurrent state."""
         return any(block.is_recurrent for block in self.blocks)
 
-    @property
-    def cpu_only(self) -> str:
-        """Why the model runs on the CPU only; empty: it runs on a GPU too."""
-        return next((block.cpu_only for block in self.blocks if block.cpu_only), "")
-
     def of_kind(self, kind: type[Any]) -> list[Any]:
         """The blocks of one kind of sizes."""
         return [block for block in self.blocks if isinstance(block, kind)]

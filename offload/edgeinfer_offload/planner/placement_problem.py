@@ -184,13 +184,31 @@ class PlacementProblem:
 
     def _best_split(self, vram: float) -> Placement | None:
         """The fastest placement on both devices, or an about equally fast one with all attention on the GPU,
-        to which prefill can stream the feed-forwards.
+        to which prefill can stream the feed-forwards. If layers read results of others, all attention is on
+        the GPU. None: there is no such placement.
         """
+        if self.attends_together:
+            return self._best_attending(vram) if self.can_attend else None
         best = self.search.best(self._budget(vram))
         if best is None or not self.streams or not self.can_be_whole:
             return best
-        attending = self.search.best(self._budget(vram, host_attends=False), attend=True)
+        attending = self._best_attending(vram)
         return attending if attending and attending.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds else best
+
+    @property
+    def attends_together(self) -> bool:
+        """Whether all attention has to be on one device."""
+        return any(block.reads_other_layers for block in self.sizes.blocks)
+
+    @property
+    def attending_bytes(self) -> float:
+        """GPU bytes of all attention, its caches and the head, without buffers."""
+        layers = [LayerDevices(GPU) for _ in self.costs]
+        return self.search.placement(layers, self.non_layer(GPU, CPU, CPU if self.draft else None)).gpu_bytes
+
+    def _best_attending(self, vram: float) -> Placement | None:
+        """The fastest placement with all attention on the GPU."""
+        return self.search.best(self._budget(vram, host_attends=False), attend=True)
 
     def _non_layer_placements(self) -> list[NonLayerPlacement]:
         drafts: list[int | None] = [CPU] if self.draft else [None]
@@ -289,9 +307,7 @@ class PlacementProblem:
                 whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))
                 candidates.append(whole)
         if self.pricing.graphics and self.options.device == "any":
-            can_split = not any(
-                block.reads_other_layers or block.needs_whole_model for block in self.sizes.blocks
-            )
+            can_split = not any(block.needs_whole_model for block in self.sizes.blocks)
             best_split = self._best_split(vram) if can_split else None
             split = [p for p in (best_split, self._draft_only()) if p]
             candidates += [replace(p, seconds=p.seconds + self.host_seconds(p)) for p in split]
@@ -356,9 +372,12 @@ class PlacementProblem:
         )
 
     @property
+    def can_attend(self) -> bool:
+        """Whether the GPU has kernels for the undivided blocks of every layer."""
+        able = (cost.gpu_can_attend and cost.cache[GPU] for cost in self.costs)
+        return self.pricing.graphics is not None and all(able)
+
+    @property
     def can_be_whole(self) -> bool:
         """Whether the GPU has kernels for every layer."""
-        return self.pricing.graphics is not None and all(
-            cost.gpu_can_attend and cost.cache[GPU] and (cost.granules or not cost.is_divisible)
-            for cost in self.costs
-        )
+        return self.can_attend and all(cost.granules or not cost.is_divisible for cost in self.costs)

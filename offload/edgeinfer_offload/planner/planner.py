@@ -223,6 +223,11 @@ def _limit_reason(
             f"{binary_size(problem.min_gpu_bytes)}, {binary_size(problem.vram)} may be used"
         )
     room = f"{binary_size(free)} are left of {binary_size(problem.vram)}"
+    if problem.attends_together and not taken and problem.attending_bytes > free:
+        together = binary_size(problem.attending_bytes)
+        return (
+            f"nothing is on the GPU: all attention, its caches and the head together take {together}; {room}"
+        )
     if any(devices.granules for devices in placement.layers) and problem.options.expert_cache:
         return f"{_expert_cache_text(problem, placement)}; {room}"
     split = {item.layer for item in items if item.layer is not None and " of " in item.item}

@@ -27,17 +27,19 @@ if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
 
 
 class SplitStates:
-    """Hidden states of a split model: embedded on the CPU, then the output of the last layer on the GPU."""
+    """Hidden states of the tokens `ids` in a split model: embedded on the CPU, then the output of the last
+    layer on the GPU.
+    """
 
-    def __init__(self, embedded: Activations) -> None:
-        self.embedded = embedded
+    def __init__(self, ids: Sequence[int], embedded: Activations) -> None:
+        self.ids, self.embedded = ids, embedded
         self.final: DeviceRows | None = None
 
     def __len__(self) -> int:
         return len(self.embedded)
 
     def __getitem__(self, part: slice) -> "SplitStates":
-        states = SplitStates(self.embedded[part])
+        states = SplitStates(self.ids[part], self.embedded[part])
         states.final = None if self.final is None else self.final[part]
         return states
 
@@ -64,10 +66,10 @@ class SplitBackend(Backend[SplitStates]):
         return self.cpu_shard.expert_counts
 
     def embed(self, ids: Sequence[int]) -> SplitStates:
-        return SplitStates(self.cpu_shard.embed(ids))
+        return SplitStates(ids, self.cpu_shard.embed(ids))
 
     def forward(self, x: SplitStates, start: int) -> None:
-        x.final = self.gpu_shard.enter(len(x), start)
+        x.final = self.gpu_shard.enter(x.ids, start)
 
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))
@@ -109,7 +111,7 @@ class SplitBackend(Backend[SplitStates]):
     ) -> int:
         """As `Backend.sample_next`. The GPU can't run ahead, because the CPU has the next embedding."""
         self.cpu_shard.embed([token_id])
-        return self.gpu_shard.sample_entered(start, request, recent)
+        return self.gpu_shard.sample_entered(token_id, start, request, recent)
 
     def close(self) -> None:
         try:

@@ -38,7 +38,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": TERNARY, "small gemma3n": SMALL_GEMM
     [
         *("llama", "gemma3", "phi3", "starcoder2", "mixed", "gpt-oss", "qwen2moe", "smallthinker"),
         "deepseek2",
-        *("small gemma3n", "gemma4-per-layer"),
+        *("bitnet-scales", "small gemma3n", "gemma4-per-layer", "mimo2"),
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )

@@ -52,6 +52,17 @@ def test_kernels_of_gemma_4_compile_for_a_gpu_and_fit_its_shared_memory() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227), (120, 99)])
+def test_kernels_of_mimo_and_bitnet_compile_for_gpus(capability: int, shared_kib: int) -> None:
+    """A step of 8 tokens has 128 queries for each key head."""
+    kernels = compiled("decode.compile_mimo_bitnet_kernels", capability)
+    assert len(kernels) == 19
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert sorted(spilled for _, spilled in kernels)[-3] < 400
+    assert max(spilled for _, spilled in kernels) < 1000
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [75, 80, 90, 120])
 def test_kernels_of_gemma_3n_compile_for_gpus(capability: int) -> None:
     kernels = compiled("decode.compile_gemma3n_kernels", capability)

@@ -56,6 +56,12 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         (0, 1),
     ),
     "a clamp before RoPE": (ZOO["olmo-clamp"], (0,)),
+    "norms before the last projections": (ZOO["bitnet"], (0, 1)),
+    "norms before the last projections, scales of matrices": (ZOO["bitnet-scales"], (0,)),
+    "norms before the last projections, quantized": (
+        replace(ZOO["bitnet-scales"], formats=QUANTIZED),
+        (0,),
+    ),
     "ReLU squared": (ZOO["arcee"], (0,)),
     "heads and KV heads by layer, values from keys, layer scales": (ZOO["gemma4"], (0, 2, 3)),
     "heads by layer, quantized": (replace(ZOO["gemma4"], formats=QUANTIZED), (1, 2)),
@@ -114,6 +120,9 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "softplus gates of heads, quantized": (replace(ZOO["laguna"], formats=QUANTIZED), (1,)),
     "softplus gates of elements": (ZOO["laguna-gates-of-elements"], (0, 1)),
     "experts with biases, clamped; sinks, windows": (ZOO["gpt-oss"], (0, 1)),
+    "values shorter than keys, sinks, windows": (ZOO["mimo2"], (0, 1)),
+    "values shorter than keys, quantized": (replace(ZOO["mimo2"], formats=QUANTIZED), (0, 2)),
+    "values of one and a half tiles": (replace(ZOO["mimo2-fused"], heads=8, kv_heads=4), (0, 1)),
     "a dense layer below experts": (replace(ZOO["olmoe"], dense_layers=1, expert_length=64), (0, 1)),
 }
 
@@ -138,7 +147,7 @@ def test_a_prompt_and_steps_equal_the_reference(device: str, tmp_path: Path, fac
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "mimo2"])
 def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
@@ -264,12 +273,6 @@ def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_p
             broken.backend(device)
 
 
-def test_values_shorter_than_keys_are_named(device: str, tmp_path: Path) -> None:
-    expected = r"blk\.0\.attn_v\.weight: values of 16 elements, the GPU kernels need 32 as for keys"
-    with opened(ZOO["mimo2"], tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=expected):
-        decoder.backend(device)
-
-
 def test_experts_with_rows_smaller_than_a_program_are_named(device: str, tmp_path: Path) -> None:
     model, expected = (
         replace(ZOO["qwen3moe"], expert_length=40),
@@ -325,7 +328,7 @@ def test_every_architecture_equals_the_reference(
 
 @pytest.mark.gpu
 @ON_GPU
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen3moe", "mimo2"])
 def test_steps_of_any_token_count_equal_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model = replace(ZOO[name], formats=QUANTIZED)
     with opened(model, tmp_path, (0,)) as decoder:

@@ -97,6 +97,9 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
 
 STREAMING = {
     "llama": LayerSplit(True),
+    "bitnet": LayerSplit(True),
+    "bitnet-scales": LayerSplit(False),
+    "mimo2": LayerSplit(True),
     "starcoder2": LayerSplit(False),
     "gpt-oss": LayerSplit(True, experts=(1,)),
     "granitemoe-shared": LayerSplit(True),
@@ -147,8 +150,8 @@ def test_weight_streaming_allocates_the_predicted_bytes(tmp_path: Path, name: st
     assert taken[1] >= taken[0] + pieces
 
 
-@pytest.mark.parametrize("model", [replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24), ZOO["mimo2"]])
-def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path, model: RandomModel) -> None:
+def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path) -> None:
+    model = replace(ZOO["llama"], heads=1, kv_heads=1, head_dim=24)
     with opened(model, tmp_path) as decoder:
         sizes = ModelSizes.of(decoder.specification, decoder.weights)
         with pytest.raises(UnsupportedOnDeviceError) as one:
@@ -158,10 +161,16 @@ def test_unsupported_rows_are_refused_by_sizes_and_kernels(tmp_path: Path, model
     assert str(one.value) == str(other.value)
 
 
-def test_heads_of_more_than_256_elements_need_a_newer_gpu() -> None:
-    spec = AttentionSpec(8, 2, 512, 1.0, NormSpec("rms", 1e-6), None)
+def one_layer(spec: AttentionSpec) -> DecoderSpec:
     layer = LayerSpec((ResidualBlock(spec, spec.norm, "attn_norm"),))
-    decoder = DecoderSpec(1024, 64, (layer,), spec.norm)
+    return DecoderSpec(1024, 64, (layer,), spec.norm)
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 512), (64, 4, 192)])
+def test_heads_of_large_tiles_need_a_newer_gpu(heads: int, kv_heads: int, head_dim: int) -> None:
+    spec = AttentionSpec(heads, kv_heads, head_dim, 1.0, NormSpec("rms", 1e-6), None)
+    check_capability(one_layer(replace(spec, heads=2 * kv_heads, head_dim=128)), 75)
+    decoder = one_layer(spec)
     check_capability(decoder, 80)
     message = "attention needs compute capability 8.0, the GPU has 7.5"
     with pytest.raises(UnsupportedOnDeviceError, match=message):

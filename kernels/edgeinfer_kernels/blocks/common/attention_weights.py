@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from edgeinfer_kernels.blocks.common.sub_norms import SUB_NORMS_ON_CPU, SubNorm
+from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 
@@ -54,9 +54,7 @@ def check_device_rows(
         raise UnsupportedOnDeviceError(
             f"{k.name}: {k.rows} rows (q: {q.rows}), the GPU kernels need a multiple of {ROW_MULTIPLE}"
         )
-    if spec.sub_norm:
-        raise UnsupportedOnDeviceError(SUB_NORMS_ON_CPU)
-    if spec.value_dim != spec.head_dim:
+    if spec.head_gated and v.rows % ROW_MULTIPLE:
         raise UnsupportedOnDeviceError(
-            f"{v.name}: values of {spec.value_dim} elements, the GPU kernels need {spec.head_dim} as for keys"
+            f"{v.name}: {v.rows} rows before gates, the GPU kernels need a multiple of {ROW_MULTIPLE}"
         )

@@ -232,11 +232,10 @@ class BlockSizes:
     is_divisible: ClassVar[bool] = False
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
     reads_other_layers: ClassVar[bool] = False
-    """Whether it reads results of blocks of other layers, which devices don't exchange."""
+    """Whether it reads results of blocks of other layers, which devices don't exchange: all blocks except
+    divisible ones have to be on one device."""
     has_own_norm: ClassVar[bool] = False
     """Whether it shares its input with the block before it, but not the norm."""
-    cpu_only: ClassVar[str] = ""
-    """Why the block runs on the CPU only; empty: it runs on a GPU too."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
 

@@ -7,8 +7,6 @@ import numpy as np
 from edgeinfer_kernels.blocks.common.block import NormSpec, TensorReader
 from edgeinfer_kernels.matrix import Vector
 
-SUB_NORMS_ON_CPU = "norms before the last projections of blocks (bitnet) run on the CPU so far"
-
 
 @dataclass(frozen=True)
 class SubNorm:

@@ -90,7 +90,7 @@ class AltUpCorrectSizes(BlockSizes):
     """
 
     label: ClassVar[str] = "AltUp"
-    reads_other_layers: ClassVar[bool] = True
+    needs_whole_model: ClassVar[bool] = True
 
     spec: AltUpCorrectSpec
     merge: tuple[MatrixSize, ...]

@@ -88,7 +88,7 @@ class AltUpPredictSizes(BlockSizes):
     """`expand`: the sizes of the matrices that expand x. `vectors`: lengths of the vectors on a GPU."""
 
     label: ClassVar[str] = "AltUp"
-    reads_other_layers: ClassVar[bool] = True
+    needs_whole_model: ClassVar[bool] = True
 
     spec: AltUpPredictSpec
     expand: tuple[MatrixSize, ...] = ()

@@ -15,10 +15,12 @@ from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, norm_rows
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -34,6 +36,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, 
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import (
     SPARE_POSITIONS,
     attention_rows,
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
     from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 
+MAX_QUERY_ELEMENTS = 1 << 14
+"""Elements of the queries of a program of a decode step in 64 KiB of shared memory."""
 MAX_WARPS = 16
 """Maximum warps of an attention program; with more, its threads would have too few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
@@ -71,6 +76,8 @@ class DeviceAttention:
     sinks: Tensor | None
     slopes: Tensor | None
     table: Tensor
+    sub_norm: NextNorm | None = None
+    """The norm of the results of all heads."""
 
     @property
     def inputs(self) -> Sequence[DeviceMatrix]:
@@ -102,6 +109,7 @@ def take(
         sinks=builder.vector(w.attn_sinks),
         slopes=builder.vector(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else None,
         table=builder.rope_table(spec.rope, spec.head_dim),
+        sub_norm=NextNorm.take_sub_norm(builder, spec.norm, w.sub_norm),
     )
 
 
@@ -109,22 +117,23 @@ def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheTyp
     """Allocate the KV cache, unless it is that of another layer."""
     if spec.source_layer is not None:
         return None
-    context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.head_dim)
+    context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.value_dim)
     is_ring, positions = spec.has_ring(context), spec.device_positions(context)
     return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring)
 
 
 def oldest_capability(spec: AttentionSpec) -> int:
-    """Ten times the compute capability that the heads need: tiles of longer ones exceed 64 KiB of shared
-    memory.
+    """Ten times the compute capability that the heads need: tiles of longer ones, or a step's queries of one
+    key head, exceed 64 KiB of shared memory.
     """
-    return 80 if spec.head_dim > 256 else 0
+    queries = attention_rows(spec.heads, spec.kv_heads, MAX_TOKENS) * head_dimensions(spec.head_dim)
+    return 80 if spec.head_dim > 256 or queries > MAX_QUERY_ELEMENTS else 0
 
 
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
     """Evict `dropped` positions after the first `keep`; the later ones up to `end` move up."""
     spec: AttentionSpec = block.residual.block
-    heads = ShiftedHeads(spec.head_dim, spec.head_dim, spec.rope is not None)
+    heads = ShiftedHeads(spec.head_dim, spec.value_dim, spec.rope is not None)
     shift_context(block.state, block.weights.table, heads, keep, dropped, end)
 
 
@@ -147,7 +156,7 @@ class Space:
         tiles = [
             (
                 spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens),
-                head_dimensions(spec.head_dim),
+                head_dimensions(spec.value_dim),
             )
             for spec in specs
         ]
@@ -159,7 +168,7 @@ class Space:
         """The results of a block's heads. Rows of another length have another buffer, because the padding of
         rows must stay zero.
         """
-        return self._attn_out[spec.heads * spec.head_dim]
+        return self._attn_out[spec.result_columns]
 
 
 def decode(
@@ -180,7 +189,7 @@ def _attend(
     out = space.attn_out(spec)
     split = split_config(launches.tuning, spec, launches.model.positions, tokens)
     is_gated = spec.gated or spec.head_gated
-    direct = spec.head_dim % 16 == 0 and not is_gated
+    direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
@@ -219,20 +228,25 @@ def _attend(
             space.qkv,
             launches.workspace.nothing,
             space.qkv.shape[1],
-            HEAD_DIM=spec.head_dim,
-            DIMENSIONS=head_dimensions(spec.head_dim),
+            HEAD_DIM=spec.value_dim,
+            DIMENSIONS=head_dimensions(spec.value_dim),
             GATE_AT=gate_at(spec),
             SOFTPLUS=spec.gate_function == "softplus",
             SCALED=False,
             warps=1,
         )
-    if not direct:
-        launches.quantize(space.flat, spec.heads * spec.head_dim, out, tokens)
+    columns = spec.result_columns
+    if w.sub_norm is not None:
+        rows = space.flat.view(-1)[: tokens * columns].view(tokens, columns)
+        launches.normalize(rows, columns, w.sub_norm, out, tokens)
+    elif not direct:
+        launches.quantize(space.flat, columns, out, tokens)
 
 
 def gate_at(spec: AttentionSpec) -> int:
     """Where the gates of whole heads begin in a row of the projection; 0: there are none."""
-    return spec.heads * spec.head_dim + 2 * spec.kv_heads * spec.head_dim if spec.head_gated else 0
+    columns = spec.heads * spec.head_dim + spec.kv_heads * (spec.head_dim + spec.value_dim)
+    return columns if spec.head_gated else 0
 
 
 def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
@@ -249,7 +263,8 @@ def attention_config(
     k_at = spec.heads * spec.q_head
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
-        head_dimensions(spec.head_dim), k_at, k_at + spec.kv_heads * spec.head_dim,
+        head_dimensions(spec.head_dim), spec.value_dim, head_dimensions(spec.value_dim),
+        k_at, k_at + spec.kv_heads * spec.head_dim,
         int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature.scale, temperature_length=spec.temperature.length,
@@ -266,7 +281,7 @@ class PromptSpace:
     def __init__(self, specs: Sequence[AttentionSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.heads * spec.head_dim for spec in specs)
         self.queries = arena.take((chunk * columns,), torch.float16)
-        self.attn_out = arena.take((chunk * columns,), torch.float16)
+        self.attn_out = arena.take((chunk * result_widths(specs)[-1],), torch.float16)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:
@@ -280,19 +295,24 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     args = cache.args
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
     rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
-    attn_out = space.attn_out[: tokens * columns].view(tokens, columns)
+    attn_out = space.attn_out[: tokens * spec.result_columns].view(tokens, spec.result_columns)
     tile = _tile(prompt, spec, cache)
     flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring, w.slopes)
     if spec.gated or spec.head_gated:
         apply_gates_kernel[(tokens, spec.heads)](
-            attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.head_dim,
-            DIMENSIONS=head_dimensions(spec.head_dim), GATE_AT=gate_at(spec),
+            attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.value_dim,
+            DIMENSIONS=head_dimensions(spec.value_dim), GATE_AT=gate_at(spec),
             SOFTPLUS=spec.gate_function == "softplus", SCALED=True, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)
+    scales = None
+    if w.sub_norm is not None:
+        h = ScaledRows(space.queries[: attn_out.numel()].view(attn_out.shape), prompt.products.scales(tokens))
+        norm_rows(attn_out, w.sub_norm.spec, w.sub_norm.weight, None, h.rows, h.scales)
+        attn_out, scales = h.rows, h.scales
     y = prompt.products.product(attn_out, w.output)
-    prompt.add(chunk, number, y, w.output_bias)
+    prompt.add(chunk, number, y, w.output_bias, scales)
 
 
 def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:

@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
-from edgeinfer_kernels.cuda.decode.step_norms import Source
+from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
@@ -38,6 +39,10 @@ class DeviceFeedForward:
     gate_bias: Tensor | None
     up_bias: Tensor | None
     down_bias: Tensor | None
+    sub_norm: NextNorm | None = None
+    """The norm of the rows that down reads."""
+    gate_scale: float = 1.0
+    up_scale: float = 1.0
 
     @property
     def neurons(self) -> int:
@@ -72,6 +77,11 @@ def take(
         gate_bias=builder.vector(gate_bias, rows) if has_bias else None,
         up_bias=builder.vector(up_bias, rows) if has_bias else None,
         down_bias=builder.vector(w.ffn_down_bias),
+        sub_norm=NextNorm.take_sub_norm(builder, spec.sub_norm, w.sub_norm)
+        if spec and spec.sub_norm
+        else None,
+        gate_scale=w.gate_scale,
+        up_scale=w.up_scale,
     )
 
 
@@ -94,6 +104,7 @@ class Space:
     """The buffers for the hidden rows of a decode step, shared by all feed-forwards.
 
     The padding of rows must stay zero, so rows of whole groups of neurons and others don't share a buffer.
+    `projected`: the products of up and gate, of blocks whose hidden rows have a norm.
     """
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
@@ -101,6 +112,9 @@ class Space:
         padded = max((count for count in neurons if count % NEURON_GROUP), default=0)
         self._padded = take_activations(arena, step.tokens, padded, step.hidden_floats)
         self._whole = take_activations(arena, step.tokens, max(neurons), step.hidden_floats)
+        normed = [block.weights.inputs for block in blocks if block.weights.sub_norm is not None]
+        floats = max((sum(m.shapes.padded_rows for m in inputs) for inputs in normed), default=0)
+        self.projected = arena.take((step.tokens, floats), torch.float32)
 
     def hidden(self, w: DeviceFeedForward) -> Activations:
         """The buffer for the hidden rows of a feed-forward, or of its part on the device."""
@@ -118,12 +132,30 @@ def decode(
         if not w.neurons:
             return step.receive(stage, None, 0.0, number, tokens)
     hidden = step.space("feed_forward").hidden(w)
-    step.launches.gated(spec.activation, w, source, hidden, tokens)
+    _project(step, spec, w, source, hidden, tokens)
     if not stage:
         return step.close_block(number, w.down, w.down_bias, hidden, "down", tokens)
     y = step.workspace.y
     step.launches.rows((w.down,), Source(hidden, source.sum_squares), y, w.down_bias, "down", tokens)
     return step.receive(stage, y, block.residual.residual_scale, number, tokens)
+
+
+def _project(
+    step: "DecodeStep",
+    spec: FeedForwardSpec,
+    w: DeviceFeedForward,
+    source: Source,
+    hidden: Activations,
+    tokens: int,
+) -> None:
+    """The hidden rows."""
+    launches = step.launches
+    if w.sub_norm is None:
+        launches.gated(spec.activation, w, source, hidden, tokens)
+        return
+    rows = step.space("feed_forward").projected
+    launches.rows(tuple(w.inputs), source, rows, None, "qkv", tokens)
+    launches.activation_norm(spec.activation, w, w.sub_norm, rows, hidden, tokens)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:

@@ -3,7 +3,7 @@ for such inputs, which the time mixing has too.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +56,7 @@ ACTIVATION: Activation = "relu_squared"
 class DeviceChannelMix(DeviceFeedForward):
     """The weights of a channel mixing on the device: a feed-forward without a gate, and μ."""
 
-    lerp: Tensor
+    lerp: Tensor = field(kw_only=True)
 
 
 def take(
@@ -64,7 +64,8 @@ def take(
 ) -> DeviceChannelMix:
     """Allocate the weights. Raises `UnsupportedOnDeviceError`."""
     (lerp,) = take_vectors(builder, w.lerp)
-    return DeviceChannelMix(None, builder.matrix(w.key), builder.matrix(w.value), None, None, None, lerp)
+    up, down = builder.matrix(w.key), builder.matrix(w.value)
+    return DeviceChannelMix(None, up, down, None, None, None, lerp=lerp)
 
 
 def inactive_bytes(w: DeviceChannelMix) -> int:

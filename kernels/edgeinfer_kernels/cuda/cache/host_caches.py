@@ -81,8 +81,10 @@ class HostCaches(HostRows):
 
     def __init__(self, layers: Mapping[Any, AttentionSpec], positions: int, arena: Arena) -> None:
         self._layers, self._context = layers, positions - SPARE_POSITIONS
-        sizes = [torch.Size(self._shape(spec)).numel() for spec in layers.values()]
-        self._keys, self._values = (arena.take((max(sizes, default=0),), torch.float16) for _ in range(2))
+        rows = [(spec, spec.device_rows(self._context)) for spec in layers.values()]
+        keys = max((count * spec.head_dim for spec, count in rows), default=0)
+        values = max((count * spec.value_dim for spec, count in rows), default=0)
+        self._keys, self._values = (arena.take((count,), torch.float16) for count in (keys, values))
         self._caches: dict[Any, LayerCache] = {}
         self._orders: dict[Any, Tensor] = {}
 
@@ -93,14 +95,13 @@ class HostCaches(HostRows):
             order = torch.from_numpy(head_order(spec.rope, spec.head_dim))
             self._orders[index] = order.to(self._keys.device)
 
-    def _shape(self, spec: AttentionSpec) -> tuple[int, int, int]:
-        return spec.kv_heads, spec.device_positions(self._context), spec.head_dim
-
     def _room(self, spec: AttentionSpec) -> DeviceCache:
-        shape, is_ring = self._shape(spec), spec.has_ring(self._context)
-        size, nothing = torch.Size(shape).numel(), self._keys[:0]
-        keys, values = (memory[:size].view(shape) for memory in (self._keys, self._values))
-        return DeviceCache(keys, nothing, values, nothing, is_ring)
+        rows, nothing = spec.device_rows(self._context), self._keys[:0]
+        keys, values = (
+            memory[: rows * width].view(spec.kv_heads, -1, width)
+            for memory, width in ((self._keys, spec.head_dim), (self._values, spec.value_dim))
+        )
+        return DeviceCache(keys, nothing, values, nothing, spec.has_ring(self._context))
 
     def fetch(self, index: Any, start: int) -> DeviceCache:
         """The keys and values of block `index` with the first `start` positions from the host; of a ring
@@ -118,9 +119,10 @@ class HostCaches(HostRows):
                 keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
                 values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
                 if host.has_hadamard_heads:
-                    keys, values = (hadamard_rows(rows[:, : spec.head_dim]) for rows in (keys, values))
+                    keys = hadamard_rows(keys[:, : spec.head_dim])
+                    values = hadamard_rows(values[:, : spec.value_dim])
             here.keys[head, :start].copy_(keys[:start].index_select(1, order))
-            here.values[head, :start].copy_(values[:, : spec.head_dim])
+            here.values[head, :start].copy_(values[:, : spec.value_dim])
         return here
 
     def put_back(self, index: Any, here: DeviceCache, start: int, tokens: int) -> None:

@@ -104,8 +104,9 @@ def _attend_cached(
             cache.k, cache.k_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
         value_tile = load_cache_tile(
-            cache.v, cache.v_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
+            cache.v, cache.v_scales, head, rows, inside, cache.capacity, ATTENTION.value_dim,
+            ATTENTION.value_dimensions, CACHE,
+        )  # fmt: skip
         visible = inside[None, :] & (row >= 0)[:, None]
         distance = position[:, None] - at[None, :]
         if WINDOW > 0:
@@ -142,13 +143,13 @@ def decode_attention_kernel(
     `qkv` (tokens, stride) float32: q, then k and v. `state` int32: 8 ids, 8 positions, 8 masks (bit j of a
     token's mask: it attends to token j of the step), cached length. Appends the new keys and values to the
     cache. The result is written to `out` as activations if DIRECT, else, if a head does not fill groups of
-    16, to `flat` (tokens, heads · head_dim) float32. `sinks`: one more score of every query head, without a
+    16, to `flat` (tokens, heads · value_dim) float32. `sinks`: one more score of every query head, without a
     value. Reads every cached key and value once.
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
-    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     WINDOW: tl.constexpr = ATTENTION.window
     CACHE: tl.constexpr = ATTENTION.cache
@@ -228,8 +229,8 @@ def _combine(
 ):
     """Add up the first `used` KV splits of one KV head, for all tokens; write activations or floats."""
     GROUP: tl.constexpr = ATTENTION.group
-    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
-    DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    VALUE_DIM: tl.constexpr = ATTENTION.value_dim
+    DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
@@ -269,11 +270,11 @@ def _combine(
         total += tl.exp2(sink - peak)
     attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
     if ATTENTION.cache == Q4_0:
-        attn_out = hadamard_f16(attn_out, HEAD_DIM).to(tl.float32)
+        attn_out = hadamard_f16(attn_out, VALUE_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
-        group = query_head[:, None] * (HEAD_DIM // 16) + chunk
-        stored = taken[:, None] & (chunk < HEAD_DIM // 16)
+        group = query_head[:, None] * (VALUE_DIM // 16) + chunk
+        stored = taken[:, None] & (chunk < VALUE_DIM // 16)
         quantize(
             tl.reshape(attn_out, (ROWS * CHUNKS, 16)),
             out,
@@ -283,6 +284,6 @@ def _combine(
             tl.reshape(token[:, None] + chunk * 0, (ROWS * CHUNKS,)),
         )
     else:
-        base = flat + token * (ATTENTION.kv_heads * GROUP * HEAD_DIM) + query_head * HEAD_DIM
-        stored = taken[:, None] & (dimension < HEAD_DIM)[None, :]
+        base = flat + token * (ATTENTION.kv_heads * GROUP * VALUE_DIM) + query_head * VALUE_DIM
+        stored = taken[:, None] & (dimension < VALUE_DIM)[None, :]
         tl.store(base[:, None] + dimension[None, :], attn_out, mask=stored)

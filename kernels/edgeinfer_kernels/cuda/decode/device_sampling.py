@@ -49,9 +49,11 @@ class DeviceSampling:
         self._ahead = (sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None
         return sampled
 
-    def sample_entered(self, start: int, request: Sequence[float] | None, recent: Sequence[int]) -> int:
+    def sample_entered(
+        self, token_id: int, start: int, request: Sequence[float] | None, recent: Sequence[int]
+    ) -> int:
         """As `CudaBackend.sample_entered`."""
-        self._steps.set_state([0], start)
+        self._steps.set_state([token_id], start)
         self._step(start, request, recent)
         return self._sampled_at(start)
 

@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     SourceConfig,
     WordsConfig,
 )
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kernel, add_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -189,6 +189,36 @@ class StepLaunches:
             **self._gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, ffn.up.shapes.tile),
         )
 
+    def activation_norm(
+        self,
+        activation: Activation,
+        ffn: "DeviceFeedForward",
+        norm: NextNorm,
+        rows: Tensor,
+        out: Activations,
+        tokens: int,
+    ) -> None:
+        """The normalized hidden rows as activations, from the products of up and gate, side by side."""
+        self.launch(
+            activation_norm_kernel,
+            (tokens,),
+            rows,
+            rows.stride(0),
+            ffn.up.shapes.padded_rows,
+            self.or_nothing(ffn.gate_bias),
+            self.or_nothing(ffn.up_bias),
+            ffn.gate_scale,
+            ffn.up_scale,
+            self.norm_args(norm),
+            out.words,
+            NORM=self.rows_config(ffn.neurons, norm),
+            ACTIVATION=activation_code(activation),
+            HAS_GATE=ffn.gate is not None,
+            HAS_BIAS=ffn.up_bias is not None,
+            OUT=out.config,
+            warps=8,
+        )
+
     def residual(
         self,
         matrix: DeviceMatrix,
@@ -261,6 +291,12 @@ class StepLaunches:
         kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
         return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
 
+    @staticmethod
+    def rows_config(width: int, norm: NextNorm) -> NormConfig:
+        """As `norm_config`, for rows of `width` columns and a norm without a bias."""
+        groups, is_layer_norm = next_power_of_two(-(-width // 16)), norm.spec.kind == "layer"
+        return NormConfig(width, groups, False, False, True, is_layer_norm, False)
+
     def quantize(
         self, values: Tensor, width: int, out: Activations, tokens: int, stride: int | None = None
     ) -> None:
@@ -282,7 +318,7 @@ class StepLaunches:
         )
 
     def normalize(self, rows: Tensor, width: int, norm: NextNorm, out: Activations, tokens: int) -> None:
-        """The RMS norm of the first `width` elements of rows, as activations."""
+        """The norm of the first `width` elements of rows, as activations."""
         self.launch(
             add_norm_kernel,
             (tokens,),
@@ -293,7 +329,7 @@ class StepLaunches:
             self.norm_args(None),
             self.norm_args(norm),
             out.words,
-            NORM=NormConfig(width, next_power_of_two(-(-width // 16)), False, False, True, False, False),
+            NORM=self.rows_config(width, norm),
             OUT=out.config,
             warps=4,
         )

@@ -1,15 +1,19 @@
 """The inputs of a step's kernels, and the norm that follows their output."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.cuda.decode.workspace import Activations
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import SumSquares
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.decoder import ResidualBlock
+
+if TYPE_CHECKING:
+    from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 
 
 @dataclass
@@ -38,6 +42,15 @@ class NextNorm:
     def of_result(cls, residual: ResidualBlock[Any], norms: DeviceNorms) -> "NextNorm":
         """The norm of a block's result, before it is added to x."""
         return cls(residual.post_norm_spec, norms.post_norm, None)
+
+    @classmethod
+    def take_sub_norm(
+        cls, builder: "DeviceBuilder", spec: NormSpec, sub_norm: SubNorm | None
+    ) -> "NextNorm | None":
+        """The norm before the last projection of a block; allocates its weights."""
+        if sub_norm is None:
+            return None
+        return cls(sub_norm.spec(spec), builder.vector(sub_norm.weight), None)
 
     @property
     def folds(self) -> bool:

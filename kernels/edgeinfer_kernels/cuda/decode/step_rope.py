@@ -79,7 +79,8 @@ def row_inverses(
 def append_new(
     qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
 ):
-    """The step's new keys and values of a head, as read back from the cache: (NEW, DIMENSIONS) float16 each.
+    """The step's new keys (NEW, dimensions) and values (NEW, value_dimensions) of a head, as read back from
+    the cache, in float16.
 
     They are appended to the cache, unless another layer has done that. For q4_0 the Hadamard transform is
     expensive, so padding rows are skipped.
@@ -102,8 +103,9 @@ def _new_from_cache(cache, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.con
         cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
     )
     value_tile = load_cache_tile(
-        cache.v, cache.v_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-    )
+        cache.v, cache.v_scales, head, at, written, cache.capacity, ATTENTION.value_dim,
+        ATTENTION.value_dimensions, CACHE,
+    )  # fmt: skip
     return key_tile, value_tile
 
 
@@ -112,6 +114,8 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     """Append the step's new keys and values of a head; return them as `append_new`."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
+    VALUE_DIM: tl.constexpr = ATTENTION.value_dim
+    VALUE_DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     CACHE: tl.constexpr = ATTENTION.cache
     IS_RING: tl.constexpr = ATTENTION.is_ring
@@ -133,16 +137,16 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
         inverses,
         ATTENTION,
     )
-    dimension = tl.arange(0, DIMENSIONS)
-    inside = written[:, None] & (dimension < HEAD_DIM)[None, :]
-    row = qkv + new * stride + ATTENTION.v_at + head * HEAD_DIM
+    dimension = tl.arange(0, VALUE_DIMENSIONS)
+    inside = written[:, None] & (dimension < VALUE_DIM)[None, :]
+    row = qkv + new * stride + ATTENTION.v_at + head * VALUE_DIM
     new_values = clamped(tl.load(row[:, None] + dimension[None, :], mask=inside, other=0.0), ATTENTION.clamp)
     if ATTENTION.has_value_norm:
-        square = tl.sum(new_values * new_values, axis=1) / HEAD_DIM
+        square = tl.sum(new_values * new_values, axis=1) / VALUE_DIM
         new_values *= tl.rsqrt(square + rope.epsilon)[:, None]
     to = head.to(tl.int64) * cache.capacity + ring_rows(cached + new, cached, cache.capacity, IS_RING)
     store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
-    store_cache_rows(cache.v, cache.v_scales, to, written, new_values, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(cache.v, cache.v_scales, to, written, new_values, VALUE_DIM, VALUE_DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
         key_tile, value_tile = _new_from_cache(cache, head, cached, ATTENTION, TOKENS)

@@ -17,6 +17,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
 from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 HADAMARD_ELEMENTS = 4096
@@ -66,8 +67,9 @@ def _attend_tiles(
         decay = tl.exp2(best - level)
         total = total * decay + tl.sum(shares, axis=1)
         v = load_cache_tile(
-            cache.v, cache.v_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
+            cache.v, cache.v_scales, head, rows, within, cache.capacity, PROMPT.value_dim,
+            PROMPT.value_dimensions, CACHE,
+        )  # fmt: skip
         attn_out = tl.dot(shares.to(tl.float16), v, attn_out * decay[:, None])
         best = now
     return best, total, attn_out
@@ -82,11 +84,13 @@ def flash_attention_kernel(
     sinks: one more score of every query head, without a value. slopes: those of ALiBi.
 
     The last tokens, which attend to the most positions, are scheduled first. Reads the visible keys and
-    values once per rows // group tokens, mostly from cache; writes tokens · heads · head_dim · 2 bytes.
+    values once per rows // group tokens, mostly from cache; writes tokens · heads · value_dim · 2 bytes.
     """
     GROUP: tl.constexpr = PROMPT.group
     HEAD_DIM: tl.constexpr = PROMPT.head_dim
     DIMENSIONS: tl.constexpr = PROMPT.dimensions
+    VALUE_DIM: tl.constexpr = PROMPT.value_dim
+    VALUE_DIMENSIONS: tl.constexpr = PROMPT.value_dimensions
     BLOCK_M: tl.constexpr = PROMPT.rows
     BLOCK_N: tl.constexpr = PROMPT.positions
     TILE_TOKENS: tl.constexpr = BLOCK_M // GROUP
@@ -106,7 +110,7 @@ def flash_attention_kernel(
     slope = head_slopes(slopes, head * GROUP + row % GROUP, PROMPT.has_alibi)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
-    attn_out = tl.zeros((BLOCK_M, DIMENSIONS), tl.float32)
+    attn_out = tl.zeros((BLOCK_M, VALUE_DIMENSIONS), tl.float32)
     lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
     begin = 0
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
@@ -138,6 +142,10 @@ def flash_attention_kernel(
         total = total * decay + tl.exp2(sink - top)
         attn_out = attn_out * decay[:, None]
     attn_out = attn_out / tl.where(rows_mask, total, 1.0)[:, None]
+    if VALUE_DIM != HEAD_DIM:
+        dimension = tl.arange(0, VALUE_DIMENSIONS)
+        at = query[:, None] * VALUE_DIM + dimension[None, :]
+        mask = rows_mask[:, None] & (dimension < VALUE_DIM)[None, :]
     tl.store(out + at, attn_out.to(tl.float16), mask=mask)
 
 
@@ -199,19 +207,20 @@ def flash_attention(
     is_ring: bool = False,
     slopes: torch.Tensor | None = None,
 ) -> None:
-    """out (tokens, heads · head_dim) float16 from queries (tokens, heads, head_dim) float16 of a chunk,
+    """out (tokens, heads · value_dim) float16 from queries (tokens, heads, head_dim) float16 of a chunk,
     whose first position is in its `words`.
 
-    The cache (kv_heads, positions, head_dim) holds all positions up to the end of the chunk, or as a ring the
-    last ones. With scales
+    The cache (kv_heads, positions, head_dim) of keys, and of values with value_dim elements, holds all
+    positions up to the end of the chunk, or as a ring the last ones. With scales
     (kv_heads, positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions,
     ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
     score per head; slopes (heads,): those of ALiBi.
     """
     tokens, heads, head_dim = queries.shape
-    group, dimensions, kind = heads // spec.kv_heads, next_power_of_two(head_dim), CACHES[cache.k.dtype]
+    group, kind = heads // spec.kv_heads, CACHES[cache.k.dtype]
     prompt = PromptConfig(
-        heads, group, head_dim, max(16, dimensions), tile.rows, tile.positions, int(kind),
+        heads, group, head_dim, head_dimensions(head_dim), spec.value_dim, head_dimensions(spec.value_dim),
+        tile.rows, tile.positions, int(kind),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
         is_ring=is_ring, is_chunked=spec.chunked, has_alibi=slopes is not None,
     )  # fmt: skip
@@ -220,7 +229,7 @@ def flash_attention(
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     if kind == Q4_0:
-        transform_heads(out.view(queries.shape))
+        transform_heads(out.view(tokens, heads, spec.value_dim))
 
 
 def transform_heads(heads: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
-from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_rows
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_norm_rows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
@@ -57,7 +57,11 @@ class Products:
 
     def hidden(self, rows: int, columns: int) -> ScaledRows:
         """A buffer for hidden rows."""
-        return ScaledRows(self._hidden[: rows * columns].view(rows, columns), self._hidden_scales[:rows])
+        return ScaledRows(self._hidden[: rows * columns].view(rows, columns), self.scales(rows))
+
+    def scales(self, rows: int) -> Tensor:
+        """A buffer for the scales of rows; that of `hidden`."""
+        return self._hidden_scales[:rows]
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
@@ -128,7 +132,13 @@ class Products:
             gate = both[1]
             self.multiply(h.rows, w.gate, gate)
         inner = self.hidden(tokens, hidden)
-        activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, inner.rows, inner.scales)
+        if w.sub_norm is None:
+            activation_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, inner.rows, inner.scales)
+        else:
+            for product, scale in ((up, w.up_scale), (gate, w.gate_scale)):
+                if product is not None and scale != 1:
+                    product.mul_(scale)
+            activation_norm_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, w.sub_norm, inner)
         return self.product(inner.rows, w.down), inner.scales
 
     def stacked(self, rows: Tensor, stack: Stack) -> Tensor:

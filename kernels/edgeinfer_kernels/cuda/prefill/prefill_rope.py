@@ -66,15 +66,16 @@ def _value_heads(
     projected, row_scale, bias, epsilon, HEADS: tl.constexpr, HEADS_2: tl.constexpr, ROPE: tl.constexpr
 ):
     """Heads of values, as `_rope_heads` without RoPE, and without weights of a norm."""
-    HEAD_DIM: tl.constexpr = ROPE.head_dim
-    head, dimension = tl.arange(0, HEADS_2)[:, None], tl.arange(0, ROPE.dimensions)[None, :]
-    mask = (head < HEADS) & (dimension < HEAD_DIM)
-    values = tl.load(projected + head * HEAD_DIM + dimension, mask=mask, other=0.0).to(tl.float32) * row_scale
+    VALUE_DIM: tl.constexpr = ROPE.value_dim
+    head, dimension = tl.arange(0, HEADS_2)[:, None], tl.arange(0, ROPE.value_dimensions)[None, :]
+    mask = (head < HEADS) & (dimension < VALUE_DIM)
+    own = projected + head * VALUE_DIM + dimension
+    values = tl.load(own, mask=mask, other=0.0).to(tl.float32) * row_scale
     if ROPE.has_bias:
-        values += tl.load(bias + head * HEAD_DIM + dimension, mask=mask, other=0.0)
+        values += tl.load(bias + head * VALUE_DIM + dimension, mask=mask, other=0.0)
     values = clamped(values, ROPE.clamp)
     if ROPE.has_value_norm:
-        values = values / tl.sqrt(tl.sum(values * values, axis=1)[:, None] / HEAD_DIM + epsilon)
+        values = values / tl.sqrt(tl.sum(values * values, axis=1)[:, None] / VALUE_DIM + epsilon)
     return values
 
 
@@ -99,7 +100,9 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
     rows = kv_head.to(tl.int64) * cache.capacity + row_at
     rows_mask = kv_head < KV_HEADS
     store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
-    store_cache_rows(cache.v, cache.v_scales, rows, rows_mask, v, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(
+        cache.v, cache.v_scales, rows, rows_mask, v, ROPE.value_dim, ROPE.value_dimensions, CACHE
+    )
 
 
 @triton.jit
@@ -132,7 +135,7 @@ def rope_append_kernel(
     sine = tl.load(angles + HALF_DIM, mask=within, other=0.0)
     sine = tl.where(dimension < HALF_DIM, -sine, sine)
     Q_HEAD: tl.constexpr = ROPE.q_head
-    KV_ROWS: tl.constexpr = 0 if ROPE.queries_only else 2 * KV_HEADS * HEAD_DIM
+    KV_ROWS: tl.constexpr = 0 if ROPE.queries_only else KV_HEADS * (HEAD_DIM + ROPE.value_dim)
     row = qkv + token.to(tl.int64) * (HEADS * Q_HEAD + KV_ROWS + ROPE.gate_rows)
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
@@ -182,7 +185,8 @@ def rope_append(
     padded_heads, dimensions = next_power_of_two(spec.heads), next_power_of_two(spec.head_dim)
     rope = RopeConfig(
         spec.heads, spec.kv_heads, padded_heads, next_power_of_two(spec.kv_heads), spec.head_dim,
-        spec.q_head, dimensions, norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
+        spec.q_head, dimensions, spec.value_dim, next_power_of_two(spec.value_dim),
+        norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
         cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature.scale,
         temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,

@@ -15,7 +15,7 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated, activation_code
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormRowsConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormRowsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LARGEST = tl.constexpr(30000.0)
@@ -85,13 +85,13 @@ def norm_rows_kernel(
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """out = norm(x) / row scale, for rows `stride` elements apart. Reads WIDTH · 4 bytes per row (weights
-    come from cache), writes WIDTH · 2.
+    """out = norm(x) / row scale, for rows `stride` elements apart. Reads WIDTH · 4 bytes per row, of float16
+    WIDTH · 2 (weights come from cache), writes WIDTH · 2.
     """
     row = tl.program_id(0).to(tl.int64)
     offsets = tl.arange(0, BLOCK)
     mask = offsets < WIDTH
-    x = tl.load(x_rows + row * stride + offsets, mask=mask, other=0.0)
+    x = tl.load(x_rows + row * stride + offsets, mask=mask, other=0.0).to(tl.float32)
     y = normed(x, mask, weight, bias, offsets, epsilon, WIDTH, NORM, BIAS)
     store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
 
@@ -205,6 +205,27 @@ def activation_rows_kernel(
     )  # fmt: skip
 
 
+@triton.jit
+def activation_norm_rows_kernel(
+    gate_rows, up_rows, gate_bias, up_bias, in_scales, norm, out, row_scales, row_stride,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr, GATED: tl.constexpr,
+    GATE_BIAS: tl.constexpr, UP_BIAS: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """out = norm(activation(gate · s + bias) · (up · s + bias)) / row scale, a whole row at once.
+
+    Reads WIDTH · 8 bytes per row (4 without a gate), writes WIDTH · 2.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    gate, up, scale = gate_rows + row * row_stride, up_rows + row * row_stride, tl.load(in_scales + row)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    y = _hidden_piece(
+        offsets, mask, gate, up, gate_bias, up_bias, scale, ACTIVATION, GATED, GATE_BIAS, UP_BIAS
+    )
+    y = normed(y, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, NORM, False)
+    store_scaled(out, row_scales, row, y, offsets, mask, WIDTH)
+
+
 def warps_for(block: int) -> int:
     """Warps of a program that holds `block` float32 of a row: at most 32 per thread."""
     return min(16, max(1, block // 1024))
@@ -218,7 +239,7 @@ def norm_rows(
     out: torch.Tensor,
     row_scales: torch.Tensor,
 ) -> None:
-    """out (tokens, width) float16 = norm of x (tokens, width) float32 / row_scales (tokens,).
+    """out (tokens, width) float16 = norm of x (tokens, width) float32 or float16 / row_scales (tokens,).
 
     Without a weight, x is not normalized.
     """
@@ -284,6 +305,28 @@ def activation_rows(
         up if gate is None else gate, up, gate_bias, up_bias, in_scales, out, row_scales, up.stride(0),
         WIDTH=width, BLOCK=min(PIECE, next_power_of_two(width)), ACTIVATION=activation_code(activation),
         GATED=gate is not None, GATE_BIAS=gate_bias is not None, UP_BIAS=up_bias is not None, num_warps=8,
+    )  # fmt: skip
+
+
+def activation_norm_rows(
+    gate: torch.Tensor | None,
+    up: torch.Tensor,
+    gate_bias: torch.Tensor | None,
+    up_bias: torch.Tensor | None,
+    in_scales: torch.Tensor,
+    activation: Activation,
+    norm: NextNorm,
+    out: ScaledRows,
+) -> None:
+    """As `activation_rows`, with a norm of the results; the rows of gate and up are contiguous."""
+    tokens, width = up.shape
+    block = next_power_of_two(width)
+    activation_norm_rows_kernel[(tokens,)](
+        up if gate is None else gate, up, gate_bias, up_bias, in_scales,
+        NormArgs(norm.weight, None, norm.spec.epsilon), out.rows, out.scales, width,
+        WIDTH=width, BLOCK=block, ACTIVATION=activation_code(activation), GATED=gate is not None,
+        GATE_BIAS=gate_bias is not None, UP_BIAS=up_bias is not None, NORM=_kind(norm.spec, norm.weight),
+        num_warps=warps_for(block),
     )  # fmt: skip
 
 

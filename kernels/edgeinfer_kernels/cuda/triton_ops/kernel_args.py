@@ -165,10 +165,10 @@ class NormRowsConfig(NamedTuple):
 
 
 class AttentionConfig(NamedTuple):
-    """The heads of a decode step's attention. dimensions: head_dim, padded; q_head: the distance of queries
-    in a row of the projection; k_at, v_at: where keys and values begin there; window 0: none; temperature,
-    has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring; queries_only: the keys and
-    values are those of another layer; is_chunked: windows are chunks.
+    """The heads of a decode step's attention. …dimensions: head_dim and value_dim, padded; q_head: the
+    distance of queries in a row of the projection; k_at, v_at: where keys and values begin there; window 0:
+    none; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
+    queries_only: the keys and values are those of another layer; is_chunked: windows are chunks.
     """
 
     kv_heads: int
@@ -176,6 +176,8 @@ class AttentionConfig(NamedTuple):
     head_dim: int
     q_head: int
     dimensions: int
+    value_dim: int
+    value_dimensions: int
     k_at: int
     v_at: int
     qk_norm: int
@@ -226,14 +228,16 @@ class LatentConfig(NamedTuple):
 
 
 class PromptConfig(NamedTuple):
-    """The attention of a prompt; rows, positions: those of a tile; is_ring: the cache is a ring;
-    is_chunked: windows are chunks.
+    """The attention of a prompt; …dimensions: head_dim and value_dim, padded; rows, positions: those of a
+    tile; is_ring: the cache is a ring; is_chunked: windows are chunks.
     """
 
     heads: int
     group: int
     head_dim: int
     dimensions: int
+    value_dim: int
+    value_dimensions: int
     rows: int
     positions: int
     cache: int
@@ -246,10 +250,10 @@ class PromptConfig(NamedTuple):
 
 
 class RopeConfig(NamedTuple):
-    """The heads of a prompt's projection; padded_…: powers of two; norm: that of q and k, of whole rows if
-    is_row_norm; temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: there are no keys and values; has_positions: RoPE has other positions than the cache;
-    gate_rows: elements of a row after the values.
+    """The heads of a prompt's projection; padded_…, …dimensions: powers of two; norm: that of q and k, of
+    whole rows if is_row_norm; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring:
+    the cache is a ring; queries_only: there are no keys and values; has_positions: RoPE has other positions
+    than the cache; gate_rows: elements of a row after the values.
     """
 
     heads: int
@@ -259,6 +263,8 @@ class RopeConfig(NamedTuple):
     head_dim: int
     q_head: int
     dimensions: int
+    value_dim: int
+    value_dimensions: int
     norm: int
     is_row_norm: bool
     has_bias: bool

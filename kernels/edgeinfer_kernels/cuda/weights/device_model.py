@@ -58,7 +58,7 @@ class DeviceModel(DeviceBuilder):
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a block without a kernel.
-        ValueError: a feed-forward with a post-norm would be split.
+        ValueError: a feed-forward with a norm would be split.
     """
 
     def __init__(

@@ -13,18 +13,24 @@ from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, Logits, opened, read
 from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 from tests.ring_layers import with_rings
 
 RING = 32
 """A window of 6 and chunks of 16 need 21 positions."""
+MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
+    "windows": (ZOO["gemma3"], (4, 5)),
+    "values shorter than keys": (ZOO["mimo2"], (0, 1)),
+}
 COUNTS = (16, 3, 16, 1, 2, 16, 1, 8)
 """The ring is filled twice; a chunk, and steps, begin at one end and end at the other."""
 
 
 @contextmanager
-def ring_and_whole(folder: Path) -> Iterator[tuple[Decoder, Decoder]]:
-    """A decoder with a ring in the first of two layers, and the same without."""
-    with opened(ZOO["gemma3"], folder, (4, 5)) as decoder:
+def ring_and_whole(name: str, folder: Path) -> Iterator[tuple[Decoder, Decoder]]:
+    """A decoder with a ring in one of two layers, and the same without."""
+    model, layers = MODELS[name]
+    with opened(model, folder, layers) as decoder:
         spec = decoder.specification
         ring, whole = (replace(decoder, specification=with_rings(spec, size)) for size in (RING, 0))
         yield ring, whole
@@ -32,11 +38,12 @@ def ring_and_whole(folder: Path) -> Iterator[tuple[Decoder, Decoder]]:
 
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["q8_0", "f16", "q4_0"])
+@pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_a_whole_cache_bit_for_bit(
-    device: str, tmp_path: Path, kind: CacheType
+    device: str, tmp_path: Path, name: str, kind: CacheType
 ) -> None:
     results = []
-    with ring_and_whole(tmp_path) as decoders:
+    with ring_and_whole(name, tmp_path) as decoders:
         for decoder in decoders:
             backend = decoder.backend(device, kv=kind)
             assert backend.nbytes == decoder.counted_bytes(device, kv=kind)
@@ -69,11 +76,12 @@ def shifted(backend: CudaBackend, decoder: Decoder) -> dict[int, Logits]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["q8_0", "f16", "q4_0"])
+@pytest.mark.parametrize("name", MODELS)
 def test_shifts_and_snapshots_equal_those_of_a_whole_cache(
-    device: str, tmp_path: Path, kind: CacheType
+    device: str, tmp_path: Path, name: str, kind: CacheType
 ) -> None:
     results = []
-    with ring_and_whole(tmp_path) as decoders:
+    with ring_and_whole(name, tmp_path) as decoders:
         for decoder in decoders:
             backend = decoder.backend(device, kv=kind)
             results.append(shifted(backend, decoder))

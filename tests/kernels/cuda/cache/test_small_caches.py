@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}),
         (0,),
     ),
+    "values shorter than keys": (replace(ZOO["mimo2"], extra={"rope.dimension_count": 32}), (0,)),
 }
 
 
@@ -39,7 +40,12 @@ def on_a_gpu(*case: object) -> Any:
 
 
 @pytest.mark.parametrize(
-    "name", ["windows, two kinds of RoPE", *map(on_a_gpu, ("norms of heads", "soft caps", ORDERED))]
+    "name",
+    [
+        "windows, two kinds of RoPE",
+        "values shorter than keys",
+        *map(on_a_gpu, ("norms of heads", "soft caps", ORDERED)),
+    ],
 )
 def test_a_four_bit_cache_equals_the_reference(device: str, tmp_path: Path, name: str) -> None:
     model, layers = MODELS[name]
@@ -78,6 +84,7 @@ EVICTED = np.r_[5:9, 12:24]
 SHIFTED = [
     (ORDERED, "f16"),
     ("windows, two kinds of RoPE", "q4_0"),
+    ("values shorter than keys", "q8_0"),
     on_a_gpu("windows, two kinds of RoPE", "f16"),
     on_a_gpu(ORDERED, "q8_0"),
     on_a_gpu("norms of heads", "q8_0"),

@@ -45,27 +45,28 @@ WHOLE = replace(WINDOWED, head_dim=512, window=0, rope=RopeSpec((1.0,) * 256, ne
 
 
 def launch_attention(spec: AttentionSpec, kind: CacheType, capability: int) -> None:
-    """The kernels of an attention block with a cache, and of one that reads that of another layer."""
-    cache = take_state(Arena(), spec, POSITIONS, kind)
+    """The kernels of an attention block with a cache."""
+    cache = take_state(Arena(), replace(spec, source_layer=None), POSITIONS, kind)
     assert cache is not None
     args = CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, POSITIONS)
     f, tuning = FLOATS, usual_tuning(capability)
     group, quantized = spec.heads // spec.kv_heads, kind != "f16"
     tile = attention_tile(spec.head_dim, group, capability, quantized)
-    for each in (spec, replace(spec, source_layer=0)):
-        for tokens in (1, 8):
-            split = split_config(tuning, each, POSITIONS, tokens)
-            decode_attention_kernel[GRID](
-                f, 8192, args, WORDS, RopeArgs(f, f, f, f, 1e-6), 1.0, 0.0, SplitArgs(f, f, WORDS), WORDS,
-                f, f, ATTENTION=attention_config(each, cache, has_sinks=False), SPLIT=split,
-                OUT=WordsConfig(128, 12), DIRECT=True, DEPENDENT=False, num_warps=8,
-            )  # fmt: skip
-        rows = (each.heads + (0 if each.source_layer == 0 else 2 * each.kv_heads)) * each.head_dim
-        queries = tensor(64, each.heads, each.head_dim, dtype=torch.float16)
-        heads = ProjectedHeads(tensor(64, rows), FLOATS, None, f, f, None)
-        rope_append(heads, f, each, WORDS, queries, cache.args, cache.is_ring)
-    out = tensor(64, spec.heads * spec.head_dim, dtype=torch.float16)
-    flash_attention(queries, cache.args, WORDS, spec, out, tile, None, cache.is_ring)
+    for tokens in (1, 8):
+        split = split_config(tuning, spec, POSITIONS, tokens)
+        decode_attention_kernel[GRID](
+            f, 8192, args, WORDS, RopeArgs(f, f, f, f, 1e-6), 1.0, 0.0, SplitArgs(f, f, WORDS), WORDS,
+            f, f, ATTENTION=attention_config(spec, cache, has_sinks=spec.sinks), SPLIT=split,
+            OUT=WordsConfig(128, 12), DIRECT=True, DEPENDENT=False, num_warps=8,
+        )  # fmt: skip
+    columns = spec.heads * spec.head_dim
+    if spec.source_layer is None:
+        columns += spec.kv_heads * (spec.head_dim + spec.value_dim)
+    queries = tensor(64, spec.heads, spec.head_dim, dtype=torch.float16)
+    heads = ProjectedHeads(tensor(64, columns), FLOATS, None, f, f, None)
+    rope_append(heads, f, spec, WORDS, queries, cache.args, cache.is_ring)
+    out, sinks = tensor(64, spec.result_columns, dtype=torch.float16), FLOATS if spec.sinks else None
+    flash_attention(queries, cache.args, WORDS, spec, out, tile, sinks, cache.is_ring)
 
 
 def launch_layer_output() -> None:
@@ -96,8 +97,9 @@ def main() -> None:
     with recorded_launches() as launches:
         launch_layer_output()
         for kind in KINDS:
-            launch_attention(WINDOWED, kind, capability)
-            launch_attention(WHOLE, kind, capability)
+            for spec in (WINDOWED, WHOLE):
+                launch_attention(spec, kind, capability)
+                launch_attention(replace(spec, source_layer=0), kind, capability)
     for launch in {launch.key: launch for launch in launches}.values():
         print(launch.name, compile_launch(launch, capability), flush=True)
 

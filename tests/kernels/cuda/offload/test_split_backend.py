@@ -25,6 +25,7 @@ ATTENTION_ONLY = LayerSplit(on_gpu=True)
 MODELS = {
     **ZOO,
     "deepseek2 dense": replace(ZOO["deepseek2"], dense_layers=3),
+    "mimo2": replace(ZOO["mimo2"], feed_forward=160),
     "afmoe experts": replace(ZOO["afmoe"], dense_layers=0),
     "llama4 experts": replace(ZOO["llama4"], hybrid=interleaved_experts(1)),
 }
@@ -49,6 +50,11 @@ def cut(at: int) -> Callable[[Decoder, int], LayerSplit]:
 def attention_alone(decoder: Decoder, index: int) -> LayerSplit:
     """All attention on the GPU, all feed-forwards and experts on the CPU."""
     return ATTENTION_ONLY
+
+
+def every_second(decoder: Decoder, index: int) -> LayerSplit:
+    """All attention on the GPU, and every second feed-forward."""
+    return device_layer(decoder, index) if index % 2 else ATTENTION_ONLY
 
 
 def mixed(decoder: Decoder, index: int) -> LayerSplit:
@@ -126,6 +132,13 @@ CASES = [
     on_a_gpu("nemotron_h", attention_alone),
     ("smallthinker", mixed),
     ("smallthinker", split_halves),
+    ("mimo2", mixed),
+    ("mimo2", split_halves),
+    on_a_gpu("mimo2", attention_alone),
+    ("bitnet-scales", mixed),
+    ("bitnet", attention_alone),
+    ("gemma4-per-layer", attention_alone),
+    ("gemma4-per-layer", every_second),
 ]
 
 
@@ -136,7 +149,12 @@ def model_for(name: str, split_rule: Divide) -> RandomModel:
     return replace(model, feed_forward=1280 if HAS_GPU else 160, formats=("Q8_0", "Q4_0", "F16"))
 
 
-FOUR_KINDS = {"gemma3": (0, 1, 4, 5), "gemma4": (0, 1, 2, 3), "smallthinker": (0, 1, 2, 3)}
+FOUR_KINDS = {
+    "gemma3": (0, 1, 4, 5),
+    "gemma4": (0, 1, 2, 3),
+    "mimo2": (0, 1, 2, 3),
+    "smallthinker": (0, 1, 2, 3),
+}
 """Four layers for the four kinds of `mixed`, one of which attends to more than a window."""
 
 
@@ -184,6 +202,8 @@ STREAMED = [
     ("gemma4-moe", split_halves),
     ("llama4 experts", split_halves),
     ("step35", mixed),
+    ("bitnet-scales", mixed),
+    ("gemma4-per-layer", every_second),
     ("nemotron_h_moe", split_halves),
     ("nemotron_h_moe-latent", split_halves),
     on_a_gpu("qwen2moe", attention_alone),
@@ -263,7 +283,7 @@ def test_the_host_reports_its_expert_request_counts(device: str, kernels: Kernel
     ("name", "message"),
     [
         ("rwkv7", "time mixings read values of the first layer"),
-        ("gemma4-per-layer", "layers read keys, values or inputs of other layers"),
+        ("gemma4-per-layer", "layers read keys, values or inputs of other layers.*5 of 6 layers"),
         ("gemma3n", "layers read keys, values or inputs of other layers"),
     ],
 )
@@ -273,6 +293,20 @@ def test_a_model_that_needs_one_device_is_not_split(
     with opened(ZOO[name], tmp_path) as decoder:
         splits = [CPU_ONLY, *[ATTENTION_ONLY] * (len(decoder.weights.layers) - 1)]
         with pytest.raises(ValueError, match=message), split_decoder(decoder, device, splits, kernels):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("bitnet", "a norm of its neurons can't be split"), ("gemma3", "a post-norm can't be")],
+)
+def test_a_feed_forward_with_a_norm_is_on_one_device(
+    device: str, kernels: Kernels, tmp_path: Path, name: str, message: str
+) -> None:
+    with opened(ZOO[name], tmp_path, (0,)) as decoder:
+        splits = [LayerSplit(True, neurons=32)]
+        expected = rf"blk\.0\.ffn_up\.weight: a feed-forward with {message}"
+        with pytest.raises(ValueError, match=expected), split_decoder(decoder, device, splits, kernels):
             pass
 
 

@@ -1,6 +1,7 @@
 """Loading a model that doesn't fit a described GPU: its kernels run on the device of the other tests."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
 
 
-def test_a_model_that_does_not_fit_is_split_and_reported(
-    small_gpu: Callable[[int], None], tmp_path: Path
-) -> None:
-    path = model_file(tmp_path)
+@contextmanager
+def split_and_reference(small_gpu: Callable[[int], None], path: Path) -> Iterator[tuple[Any, Any, int]]:
+    """A model on a GPU that it doesn't fit by one byte, the same on the CPU, and the bytes that it would take
+    on the GPU.
+    """
     small_gpu(1 << 40)
     whole = gpu_bytes(path)
     small_gpu(whole - 1)
@@ -35,16 +37,51 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
     ):
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
-        gpu_shard: Any = engine.backend.gpu_shard
-        assert any(line.startswith("on the GPU: attention of ") for line in model.details)
         assert model.plan is not None
+        yield model, reference, whole
+
+
+def test_a_model_that_does_not_fit_is_split_and_reported(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    with split_and_reference(small_gpu, model_file(tmp_path)) as (model, reference, whole):
+        assert any(line.startswith("on the GPU: attention of ") for line in model.details)
         assert 0 < model.plan.bytes_on("gpu") < whole
-        assert gpu_shard.nbytes <= model.plan.bytes_on("gpu")
+        assert model.engine.backend.gpu_shard.nbytes <= model.plan.bytes_on("gpu")
         ids = [5, 9, 30, 7, 11]
         actual, expected = model.logits(ids), reference.logits(ids)
         assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
         completion = model.generate(ids, max_tokens=3, temperature=0.0)
         assert len(completion.ids) == 3
+
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "bitnet-scales": {},
+    "gemma4-per-layer": {"feed_forward": 512},
+    "mimo2": {"feed_forward": 512},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_split_has_the_planned_bytes_and_logits(
+    small_gpu: Callable[[int], None], tmp_path: Path, name: str
+) -> None:
+    path = replace(ZOO[name], **FAMILIES[name]).write(tmp_path / "model.gguf")
+    with split_and_reference(small_gpu, path) as (model, reference, _):
+        if name == "gemma4-per-layer":
+            assert {layer.attention for layer in model.plan.layers} == {"gpu"}
+        items = [item for item in model.plan.items if item.device == "gpu"]
+        shard = model.engine.backend.gpu_shard
+        caches = sum(item.bytes for item in items if "keys and values" in item.item)
+        assert caches == shard.state_nbytes
+        streamed = sum(item.bytes for item in items if item.item == "buffers for streamed weights")
+        assert model.plan.bytes_on("gpu") - streamed <= shard.nbytes <= model.plan.bytes_on("gpu")
+        ids = [5, 9, 30, 7, 11]
+        actual, expected = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+        sampled = [each.generate(ids, max_tokens=4, temperature=0.0).ids for each in (model, reference)]
+        assert sampled[0] == sampled[1]
 
 
 def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
