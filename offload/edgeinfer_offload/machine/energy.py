@@ -83,7 +83,7 @@ class _RaplCounter:
 
 def _gpu_counter(index: int) -> Counter | None:
     """The energy of a GPU; None without a driver, or for a GPU before Volta. Source: NVML's nvml.h."""
-    library = _nvml()
+    library = load_nvml()
     handle = ctypes.c_void_p()
     if library is None or library.nvmlInit_v2() != 0:
         return None
@@ -99,12 +99,13 @@ def _gpu_counter(index: int) -> Counter | None:
 
 def _gpu_joules(library: ctypes.CDLL, handle: ctypes.c_void_p) -> float:
     millijoules = ctypes.c_ulonglong()
-    if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.byref(millijoules)) != 0:
+    if library.nvmlDeviceGetTotalEnergyConsumption(handle, ctypes.pointer(millijoules)) != 0:
         raise OSError("the GPU's energy can't be read")
     return millijoules.value / 1e3
 
 
-def _nvml() -> ctypes.CDLL | None:
+def load_nvml() -> ctypes.CDLL | None:
+    """NVIDIA's management library; None without a driver."""
     for name in NVML:
         try:
             return ctypes.CDLL(name)

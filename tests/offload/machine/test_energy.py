@@ -65,13 +65,13 @@ class FakeNvml:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: Any, out: Any) -> int:  # noqa: N802
         self.millijoules += 1500
-        out._obj.value = self.millijoules
+        out.contents.value = self.millijoules
         return 0 if self.supported else 3
 
 
 def test_a_gpu_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     domain(tmp_path, "intel-rapl:0", "package-0", "2000000")
-    monkeypatch.setattr(energy, "_nvml", FakeNvml)
+    monkeypatch.setattr(energy, "load_nvml", FakeNvml)
     meter = energy_meter(0, tmp_path)
     assert isinstance(meter, EnergyMeter)
     assert joules_between(meter.joules(), meter.joules()) == pytest.approx(1.5)
@@ -81,5 +81,5 @@ def test_a_gpu_is_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_gpu_without_the_counter_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(energy, "_nvml", lambda: FakeNvml(supported=False))
+    monkeypatch.setattr(energy, "load_nvml", lambda: FakeNvml(supported=False))
     assert energy_meter(0, tmp_path / "none") is None
