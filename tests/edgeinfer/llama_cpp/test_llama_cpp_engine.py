@@ -162,11 +162,11 @@ def test_the_context_is_the_requested_or_the_trained_one(theirs: Model, zoo_file
             small.generate([5] * 40)
 
 
-def write_xverse(path: Path, llama: Path) -> Path:
+def write_deci(path: Path, llama: Path) -> Path:
     """A file of an architecture that edgeinfer doesn't run, with the tensors of a llama."""
     with GGUFFile.open(llama) as file:
-        own = {key.replace("llama.", "xverse."): value for key, value in file.metadata.items()}
-        with GGUFWriter(path, {**own, "general.architecture": "xverse"}) as writer:
+        own = {key.replace("llama.", "deci."): value for key, value in file.metadata.items()}
+        with GGUFWriter(path, {**own, "general.architecture": "deci"}) as writer:
             for name in file.tensors:
                 writer.add_tensor(name, file.decode(name), "F32")
     return path
@@ -175,8 +175,8 @@ def write_xverse(path: Path, llama: Path) -> Path:
 def test_an_unknown_architecture_names_the_llama_cpp_engine_which_loads_it(
     tmp_path: Path, zoo_file: ZooFile
 ) -> None:
-    path = write_xverse(tmp_path / "xverse.gguf", zoo_file("llama"))
-    with pytest.raises(UnsupportedModelError, match=r"architecture xverse isn't .* add --engine llama\.cpp"):
+    path = write_deci(tmp_path / "deci.gguf", zoo_file("llama"))
+    with pytest.raises(UnsupportedModelError, match=r"architecture deci isn't .* add --engine llama\.cpp"):
         edgeinfer.load(path)
     with edgeinfer.load(path, engine="llama.cpp", threads=1) as model:
         assert model.context == 256

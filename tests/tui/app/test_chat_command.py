@@ -13,7 +13,7 @@ def test_without_a_terminal_it_names_the_alternative(edgeinfer: CommandLine) -> 
 
 
 def test_chat_help_lists_the_options_of_run(edgeinfer: CommandLine) -> None:
-    out = edgeinfer("chat", "--help").out
+    out = edgeinfer("chat", "--help-all").out
     for option in ("--continue", "--session", "--private", "--system", "--context", "--draft", "--light"):
         assert option in out
 
