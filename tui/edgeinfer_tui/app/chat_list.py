@@ -48,7 +48,8 @@ class ChatActions(Static):
         self.update(Content(" ").join(words))
 
     async def action_ask(self, what: str) -> None:
-        await self.run_action(f"chat_list.{what}")
+        assert self.parent is not None
+        await self.parent.run_action(what)
 
 
 class ChatList(Vertical):
