@@ -172,6 +172,10 @@ async def test_the_open_chat_is_deleted_with_its_cache(opened: Opened, saved: Pa
 
 async def test_the_words_below_the_list_can_be_clicked(opened: Opened, saved: Path) -> None:
     async with opened(size=SIZE) as chat:
+        assert chats(chat).options.highlighted is None
+        await chat.pilot.click(chats(chat).query_one(ChatActions), offset=(12, 0))
+        await chat.until(lambda: chat.notices() == ["no chat is selected; F8 goes to the list"])
+        await chat.press("f8")
         await chat.pilot.click(chats(chat).query_one(ChatActions), offset=(12, 0))
         await chat.until(lambda: "Export to which file?" in dialog_text(chat))
 

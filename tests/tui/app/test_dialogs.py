@@ -215,7 +215,7 @@ async def test_the_bars_of_the_memory_panel_have_true_proportions(opened: Opened
     ("share", "shown"),
     [(0, ""), (1e-9, "▏"), (1 / 32, "▏"), (4 / 32, "▌"), (8 / 32, "█"), (15 / 32, "█▉"), (1, "████")],
 )
-def test_a_bar_is_drawn_in_eighths_of_a_column(share: float, shown: str) -> None:
+def test_a_bar_has_eighths_of_a_column(share: float, shown: str) -> None:
     assert bar(share, 4) == shown
 
 

@@ -33,6 +33,10 @@ class ChatOptions(KeyedList):
 
     KEYS: ClassVar[dict[str, str]] = {"r": "rename", "x": "export", "d": "delete"}
 
+    def on_focus(self) -> None:
+        if self.highlighted is None and self.option_count:
+            self.highlighted = 0
+
     def hints(self) -> list[str]:
         """Descriptions of its keys, for the status line."""
         return ["Enter opens", *super().hints()]
@@ -48,8 +52,12 @@ class ChatActions(Static):
         self.update(Content(" ").join(words))
 
     async def action_ask(self, what: str) -> None:
-        assert self.parent is not None
-        await self.parent.run_action(what)
+        chats = self.parent
+        assert isinstance(chats, ChatList)
+        if chats.options.highlighted is None:
+            self.app.notify("no chat is selected; F8 goes to the list")
+        else:
+            await chats.run_action(what)
 
 
 class ChatList(Vertical):
@@ -95,7 +103,7 @@ class ChatList(Vertical):
     def refresh_chats(self) -> None:
         """Read the chats again, if they are shown."""
         if self.display and self._chat.session.recorder is not None:
-            self.run_worker(self._read(), group="chats", exclusive=True)
+            self.run_worker(self._read, group="chats", exclusive=True)
 
     async def _read(self) -> None:
         store = self._chat.store
@@ -105,15 +113,17 @@ class ChatList(Vertical):
         except STORE_ERRORS as error:
             self._report(error)
             return
-        highlighted = self._selected()
-        shown = self._open_chat() if highlighted is None or not self.options.has_focus else highlighted.id
+        highlighted, is_focused = self._selected(), self.options.has_focus
+        shown = self._open_chat() if highlighted is None or not is_focused else highlighted.id
         numbers = [item.value[0].id for item in self._items]
         self.options.clear_options()
         self.options.add_options(
             [item.drawn("bold" if item.value[0].id == self._open_chat() else "") for item in self._items]
         )
-        if numbers:
-            self.options.highlighted = numbers.index(shown) if shown in numbers else 0
+        if shown in numbers:
+            self.options.highlighted = numbers.index(shown)
+        elif numbers and is_focused:
+            self.options.highlighted = 0
 
     def _open_chat(self) -> int | None:
         """The number of the chat on the screen; None: it isn't saved yet."""
