@@ -73,7 +73,7 @@ def luminance(color: Color) -> float:
 
 def too_faint(chat: Chat) -> list[str]:
     pairs = list(drawn_pairs(chat.app.screen))
-    assert len(pairs) >= 4
+    assert len(pairs) >= 3
     return sorted(
         {
             f"{what}: {text.hex} on {ground.hex}, {contrast(text, ground):.2f}"
@@ -132,6 +132,20 @@ async def test_texts_of_the_light_theme_have_contrast(
         await chat.say("Hi")
         await chat.press(*([keys] if keys else []))
         await chat.settle()
+        assert too_faint(chat) == []
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+@pytest.mark.parametrize("key", ["r", "x", "d"])
+async def test_dialogs_of_the_list_of_chats_have_contrast(
+    opened: Opened, size: tuple[int, int], key: str
+) -> None:
+    async with opened(size=size) as chat:
+        chat.app.switch_theme()
+        await chat.say("Hi")
+        await chat.press("f8", key)
+        await chat.until(lambda: chat.app.screen is not chat.screen)
+        await chat.pilot.pause()
         assert too_faint(chat) == []
 
 

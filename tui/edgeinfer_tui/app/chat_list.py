@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
@@ -103,8 +104,9 @@ class ChatList(Vertical):
     def refresh_chats(self) -> None:
         """Read the chats again, if they are shown."""
         if self.display and self._chat.session.recorder is not None:
-            self.run_worker(self._read, group="chats", exclusive=True)
+            self._read()
 
+    @work(group="chats", exclusive=True)
     async def _read(self) -> None:
         store = self._chat.store
         assert store is not None
