@@ -9,7 +9,7 @@ from textual.widgets import Input
 from edgeinfer.history.records import StoredChat
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui.app.chat_list import MIN_WIDTH, ChatActions, ChatList, file_name
-from tests.tui.app.conftest import Chat, Opened
+from tests.tui.app.conftest import Chat, Opened, PacedModel
 from tests.tui.fake_library import ANSWER, FakeModel
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -166,6 +166,20 @@ async def test_the_open_chat_is_deleted_with_its_cache(opened: Opened, saved: Pa
         await chat.settle()
         assert chat.shown() == []
         assert "Of cats" not in titles(chat)
+        assert len(chat.stored()) == 3
+    assert model.snapshots == 0
+
+
+async def test_the_open_chat_is_deleted_during_its_response(opened: Opened, saved: Path) -> None:
+    model = PacedModel()
+    async with opened(model, size=SIZE) as chat:
+        await chat.say("Of cats", wait=False)
+        model.allow(1)
+        await chat.until(lambda: chat.shown() == ["Of cats", "There "] and titles(chat)[0] == "Of cats")
+        await chat.press("f8", "d", "right", "enter")
+        model.allow(9)
+        await chat.settle()
+        assert chat.shown() == []
         assert len(chat.stored()) == 3
     assert model.snapshots == 0
 

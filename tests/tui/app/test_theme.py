@@ -143,7 +143,7 @@ async def test_dialogs_of_the_list_of_chats_have_contrast(
     async with opened(size=size) as chat:
         chat.app.switch_theme()
         await chat.say("Hi")
-        await chat.press("f8", key)
+        await chat.press("f8", key, "n")
         await chat.until(lambda: chat.app.screen is not chat.screen)
         await chat.pilot.pause()
         assert too_faint(chat) == []

@@ -131,7 +131,7 @@ def models_here(loaded: str) -> Find[str]:
         return [
             PickerItem(
                 model.name + (" (in use)" if model.name == loaded else ""),
-                f"{shown_bytes(model.path.stat().st_size)}, {model.source}",
+                f"{shown_bytes(model.size_bytes)}, {model.source}",
                 str(model.path) if model.source == "path" else model.name,
             )
             for model in list_models()
