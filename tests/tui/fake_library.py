@@ -38,7 +38,7 @@ class FakePrediction:
 
 
 class FakePlan:
-    items = (
+    items: tuple[FakeItem, ...] = (
         FakeItem("layer 0 attention", "gpu", 3 << 20),
         FakeItem("layer 0 keys and values", "gpu", 1 << 20),
         FakeItem("layer 0 feed-forward", "cpu", 6 << 20),

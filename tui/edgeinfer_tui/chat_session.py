@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.library import Conversation, Stream
@@ -230,6 +230,36 @@ class SessionStore:
 
         with ChatStore(self._path) as store:
             return store.search(text)
+
+    def exported(self, stored: "StoredChat", form: Literal["md", "jsonl"]) -> str:
+        """The current branch of a chat as Markdown or as JSON lines."""
+        from edgeinfer.history.export import as_json_lines, as_markdown
+        from edgeinfer.history.store import ChatStore
+
+        with ChatStore(self._path) as store:
+            stored = store.chat(str(stored.id))
+            return (as_markdown if form == "md" else as_json_lines)(stored, store.branch(stored))
+
+    def rename(self, stored: "StoredChat", name: str) -> "StoredChat":
+        """Name a chat. Raises `ChatStoreError` if the name is taken or invalid."""
+        from edgeinfer.history.store import ChatStore
+
+        with ChatStore(self._path) as store:
+            return store.rename(stored, name)
+
+    def delete(self, stored: "StoredChat") -> None:
+        """Delete a chat with its prompt cache. Raises `OSError` as `ChatStore.delete`."""
+        from edgeinfer.history.store import ChatStore
+
+        with ChatStore(self._path) as store:
+            store.delete(stored)
+
+    def snapshot_owner(self, stored: "StoredChat") -> str:
+        """Owner id of a chat's prompt cache."""
+        from edgeinfer.history.store import ChatStore
+
+        with ChatStore(self._path) as store:
+            return store.snapshot_owner(stored.id)
 
     def continuation_message(self) -> str | None:
         """Message about the chat that is continued; None: it is a new one."""

@@ -96,6 +96,17 @@ def check_model(name: str | None) -> None:
     GGUFFile.open(find_model(name).path).close()
 
 
+def model_size(name: str | None) -> int:
+    """Bytes of a model's files; 0: they can't be read."""
+    from edgeinfer.errors import EdgeInferError
+    from edgeinfer.registry.registry import find_model
+
+    try:
+        return find_model(name).size_bytes
+    except (EdgeInferError, OSError):
+        return 0
+
+
 def load_model(
     name: str | None, settings: dict[str, Any], progress: Progress, build_progress: Progress
 ) -> LoadedModel:

@@ -147,6 +147,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Opened:
 
         monkeypatch.setattr(library, "load_model", load)
         monkeypatch.setattr(library, "check_model", check)
+        monkeypatch.setattr(library, "model_size", lambda name: 5 << 30)
         path = tmp_path / "chats.sqlite"
         store = SessionStore(path, stored=stored) if is_stored else None
         app = ObservedChatApp(ParsedOptions("tiny", None, **options), store, warnings=warnings)

@@ -7,10 +7,23 @@ from textual.widgets import Input, OptionList, TextArea
 
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui.app.chat_commands import COMMANDS, help_text
+from edgeinfer_tui.app.model_status import bar
 from tests.tui.app.conftest import Opened
-from tests.tui.fake_library import ANSWER, FakeModel
+from tests.tui.fake_library import ANSWER, FakeItem, FakeModel, FakePlan
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+class LargePlan(FakePlan):
+    items = (
+        FakeItem("layer 0 attention", "gpu", 3 << 30),
+        FakeItem("head", "gpu", 1 << 30),
+        FakeItem("layer 0 keys and values", "gpu", 1 << 30),
+        FakeItem("draft model", "gpu", 1 << 29),
+        FakeItem("CUDA context", "gpu", 1 << 30),
+        FakeItem("layer 1 feed-forward", "cpu", 3 << 30),
+    )
+    vram_bytes, ram_bytes = 8 << 30, 32 << 30
 
 
 async def test_help_lists_every_command_with_its_key(opened: Opened) -> None:
@@ -176,6 +189,34 @@ async def test_the_memory_panel_shows_each_device_and_kind(opened: Opened) -> No
         assert "a warning of loading" in text
         await chat.press("f6")
         assert not panel.display
+
+
+async def test_the_bars_of_the_memory_panel_have_true_proportions(opened: Opened) -> None:
+    model = FakeModel()
+    model.plan = LargePlan()
+    async with opened(model, size=(80, 24)) as chat:
+        await chat.press("f6")
+        panel = chat.screen.query_one("#memory")
+        columns = panel.content_size.width - 20
+        lines = [line for line in str(panel.render()).split("\n") if line.endswith("iB")]
+        assert "GPU  6.5 GiB of 8.0 GiB" in lines
+        bars = [line for line in lines if line.startswith(("weights", "KV cache", "draft", "other", "free"))]
+        assert [line[-11:].strip() for line in bars] == [
+            *("4.0 GiB", "1.0 GiB", "512.0 MiB", "1.0 GiB", "1.5 GiB"),
+            *("3.0 GiB", "29.0 GiB"),
+        ]
+        shares = [4 / 8, 1 / 8, 0.5 / 8, 1 / 8, 1.5 / 8, 3 / 32, 29 / 32]
+        for line, share in zip(bars, shares, strict=True):
+            eighths = sum(" ▏▎▍▌▋▊▉█".index(mark) for mark in line[9:-11].rstrip())
+            assert eighths == round(8 * columns * share)
+
+
+@pytest.mark.parametrize(
+    ("share", "shown"),
+    [(0, ""), (1e-9, "▏"), (1 / 32, "▏"), (4 / 32, "▌"), (8 / 32, "█"), (15 / 32, "█▉"), (1, "████")],
+)
+def test_a_bar_has_eighths_of_a_column(share: float, shown: str) -> None:
+    assert bar(share, 4) == shown
 
 
 async def test_f7_toggles_dark_and_light(opened: Opened) -> None:

@@ -7,24 +7,45 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from textual import events
 from textual.app import App
 from textual.driver import Driver
+from textual.theme import Theme
 
 from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_screen import ChatScreen
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 
-if TYPE_CHECKING:
-    pass
-
 LEAVE_SECONDS = 5.0
 """Time limit for the model to free its memory at exit, in seconds."""
-THEMES = {True: ("ansi-dark", "ansi-light"), False: ("textual-dark", "textual-light")}
+THEMES = {True: ("ansi-dark", "ansi-light"), False: ("textual-dark", "edgeinfer-light")}
 """Whether the terminal has 16 colors only -> names of the dark and the light theme."""
+LIGHT = Theme(
+    "edgeinfer-light",
+    primary="#004578",
+    secondary="#005a9e",
+    accent="#8f4700",
+    warning="#7a4b00",
+    error="#9c1c3c",
+    success="#1c6334",
+    foreground="#1a1a1a",
+    surface="#f4f4f4",
+    panel="#e6e6e6",
+    background="#fafafa",
+    dark=False,
+    variables={
+        "text-muted": "#4f4f4f",
+        "text-disabled": "#5c5c5c",
+        "block-cursor-background": "#003a66",
+        "block-cursor-foreground": "#ffffff",
+        "block-cursor-blurred-background": "#d5e1ea",
+        "foreground-muted": "#4f4f4f",
+        "foreground-disabled": "#5c5c5c",
+    },
+)
+"""The light theme: each text has a contrast of 4.5 or more with its background (WCAG 2.2, level AA)."""
 FEW_COLOURS = (None, "standard", "windows")
 
 
@@ -46,6 +67,7 @@ class ChatApp(App[None]):
         # Textual's constructor decides how colors are removed, so the theme is set after it.
         super().__init__(ansi_color=True if "NO_COLOR" in os.environ else None)
         few = self.no_color or self.console.color_system in FEW_COLOURS
+        self.register_theme(LIGHT)
         self._themes = THEMES[few]
         self.theme = self._themes[0 if dark else 1]
         self.chat_screen = ChatScreen(options, store, self._fail, warnings)

@@ -32,6 +32,7 @@ COMMANDS = (
     ChatCommand("/regen", "f5,ctrl+r", "regenerate", "generate another response to the last message"),
     ChatCommand("/memory", "f6,ctrl+g", "memory", "where the model's bytes are"),
     ChatCommand("/theme", "f7,ctrl+t", "theme", "light or dark"),
+    ChatCommand("/list", "f8,ctrl+l", "sidebar", "the list of chats at the side: go there, hide it"),
     ChatCommand("/new", "ctrl+n", "new_chat", "begin a new chat; this one is saved"),
     ChatCommand("/edit", "", "edit_last", "edit the last message", "[TEXT]"),
     ChatCommand("/system", "", "system", "system prompt", "[TEXT]"),

@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatMessage, newest_end
+from edgeinfer_tui import library
 from edgeinfer_tui.app.message_input import with_files
 from edgeinfer_tui.app.model_status import MemoryPanel
 from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
 from edgeinfer_tui.app.transcript import NO_MODEL
+from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
@@ -93,6 +95,7 @@ class ChatController:
         self.session, self.latest, self.editing = session, None, None
         await self.screen.transcript.show(session.tree, session.line)
         self.screen.refresh_lines()
+        self.screen.refresh_chats()
 
     async def load(self, name: str | None) -> None:
         """Load a model and replace the current one; if loading fails, the current one is loaded again."""
@@ -121,9 +124,9 @@ class ChatController:
         if model is None:  # the program is exiting
             return
         self.warnings, self._first_warnings = (*self._first_warnings, *model.warnings), ()
-        self.screen.query_one(MemoryPanel).show(
-            await self.on_thread(lambda: model.plan), (*model.warnings, *model.details)
-        )
+        plan, size = await self.on_thread(lambda: (model.plan, library.model_size(self.model_name)))
+        self.screen.query_one(MemoryPanel).show(plan, (*model.warnings, *model.details))
+        self.screen.query_one(Welcome).show(model.name, size, model.context, plan)
         await self.screen.transcript.show(self.session.tree, self.session.line)
         self.screen.refresh_lines()
         if self._waiting == self.screen.input.text:
@@ -134,6 +137,7 @@ class ChatController:
             await self.on_thread(lambda: recorder.set_model(stored_model_name(name)))
 
     async def _load(self, name: str | None) -> None:
+        self.screen.query_one(Welcome).show(name or "the built-in model", 0, 0, None)
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._options.loading)))
         while not (await asyncio.wait({future}, timeout=PAINT_SECONDS))[0]:
             self.screen.refresh_lines()
@@ -194,6 +198,7 @@ class ChatController:
         assert user_message is not None
         if recorder is not None and user_message.stored is None:
             await self.on_thread(lambda: recorder.record(user_message))
+            self.screen.refresh_chats()
         await self.screen.transcript.follow(session.tree, session.line)
         view = self.screen.transcript.view_of(running.message)
         assert view is not None
@@ -213,6 +218,22 @@ class ChatController:
         await view.show(ended=True, failure=running.error)
         self._tell(running)
         self.screen.refresh_lines()
+        self.screen.refresh_chats()
+
+    def note(self) -> str:
+        """The line above the input: progress, or what needs attention; "" if there is nothing."""
+        if self.thread.loading is not None:
+            return self.thread.loading.line()
+        running = self.running
+        if running is not None and running.stopped:
+            return "stopping ..."
+        if running is not None and not running.speaking:
+            return running.reading.line()
+        if self.editing is not None:
+            return "editing a message: Enter sends it, Esc cancels"
+        if self.last_error is not None:
+            return f"not on the disk yet: {self.last_error}"
+        return "; ".join(self.warnings)
 
     def _tell(self, running: RunningResponse) -> None:
         """Report errors and warnings of a finished response."""

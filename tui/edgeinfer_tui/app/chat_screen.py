@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal
+from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
@@ -20,12 +20,14 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatMessage
 from edgeinfer_tui.app.chat_commands import COMMANDS, HelpScreen, bindings
 from edgeinfer_tui.app.chat_controller import ChatController
+from edgeinfer_tui.app.chat_list import ChatList
 from edgeinfer_tui.app.message_input import MessageInput
 from edgeinfer_tui.app.message_view import MessageView
 from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
-from edgeinfer_tui.app.picker_screen import PickerScreen, models_here, saved_chats
+from edgeinfer_tui.app.picker_screen import KeyedList, PickerScreen, models_here, saved_chats
 from edgeinfer_tui.app.settings_screen import SavedSettings, SettingsScreen
 from edgeinfer_tui.app.transcript import Transcript
+from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
 from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
 from edgeinfer_tui.failures import one_line
@@ -83,11 +85,15 @@ class ChatScreen(Screen[None]):
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
-        with Horizontal(id="middle"):
-            yield Transcript()
-            yield MemoryPanel()
-        yield Static(id="note", markup=False)
-        yield MessageInput(self.complete)
+        with Horizontal(id="body"):
+            yield ChatList(self.chat)
+            with Vertical(id="chat"):
+                with Horizontal(id="middle"):
+                    yield Welcome()
+                    yield Transcript()
+                    yield MemoryPanel()
+                yield Static(id="note", markup=False)
+                yield MessageInput(self.complete)
         yield StatusBar()
 
     @property
@@ -109,6 +115,7 @@ class ChatScreen(Screen[None]):
     def on_resize(self, event: events.Resize) -> None:
         self.set_class(event.size.height < SMALL_HEIGHT, "small")
         self.set_class(event.size.width < NARROW_WIDTH, "narrow")
+        self.query_one(ChatList).fit()
 
     async def on_message_input_submitted(self, event: MessageInput.Submitted) -> None:
         word, _, argument = event.text.strip().partition(" ")
@@ -243,9 +250,7 @@ class ChatScreen(Screen[None]):
         self.input.focus()
 
     def action_edit_last(self) -> None:
-        user_message = next(
-            (message for message in reversed(self.chat.session.line) if message.role == "user"), None
-        )
+        user_message = self.chat.session.last_user_message
         if user_message is None:
             self.notify("no message yet to edit")
             return
@@ -279,6 +284,11 @@ class ChatScreen(Screen[None]):
         self.input.focus()
         self.input.insert(event.character)
 
+    def on_welcome_prompt_selected(self, event: Welcome.PromptSelected) -> None:
+        self.input.text = event.prompt
+        self.input.move_cursor(self.input.document.end)
+        self.input.focus()
+
     def on_descendant_focus(self) -> None:
         self.refresh_lines()
 
@@ -287,8 +297,9 @@ class ChatScreen(Screen[None]):
         views = self.transcript.views()
         at = self.focused
         if not isinstance(at, MessageView):
-            if step < 0 and views:
-                self.set_focus(views[-1])
+            prompts = self.query_one(Welcome).prompts
+            if step < 0:
+                self.set_focus(views[-1] if views else self.input if prompts.has_focus else prompts)
             return
         index = views.index(at) + step
         if index < 0 and await self.transcript.show_earlier():
@@ -303,6 +314,16 @@ class ChatScreen(Screen[None]):
         panel = self.query_one(MemoryPanel)
         panel.display = not panel.display
         self.set_class(panel.display, "memory")
+
+    def action_sidebar(self) -> None:
+        if problem := self.query_one(ChatList).toggle():
+            self.notify(problem, markup=False)
+        elif not self.query_one(ChatList).is_open:
+            self.input.focus()
+
+    def refresh_chats(self) -> None:
+        """Update the list of chats at the side."""
+        self.query_one(ChatList).refresh_chats()
 
     def action_regenerate(self) -> None:
         if self.chat.session.tip is None:
@@ -347,30 +368,17 @@ class ChatScreen(Screen[None]):
         title = self.chat.session.title or "a new chat"
         name = "" if model is None else f"  ·  {model.name}"
         self.query_one("#title", Static).update(Content(f"{title}{name}".translate(CONTROL_REPLACEMENTS)))
-        note = self._note()
+        note = self.chat.note()
         line = self.query_one("#note", Static)
         line.display = bool(note)
         line.update(Content(note))
         latest = self.chat.running.latest if self.chat.running is not None else self.chat.latest
         bar = self.query_one(StatusBar)
-        if isinstance(self.focused, MessageView):
+        self.set_class(not self.chat.session.line, "empty")
+        if isinstance(self.focused, MessageView | KeyedList):
             bar.show_keys(self.focused.hints())
         else:
             bar.show(latest, 0 if model is None else model.context, self.hints())
-
-    def _note(self) -> str:
-        if self.chat.thread.loading is not None:
-            return self.chat.thread.loading.line()
-        running = self.chat.running
-        if running is not None and running.stopped:
-            return "stopping ..."
-        if running is not None and not running.speaking:
-            return running.reading.line()
-        if self.chat.editing is not None:
-            return "editing a message: Enter sends it, Esc cancels"
-        if self.chat.last_error is not None:
-            return f"not on the disk yet: {self.chat.last_error}"
-        return "; ".join(self.chat.warnings)
 
     def hints(self) -> list[str]:
         """Commands available now, for the status line."""

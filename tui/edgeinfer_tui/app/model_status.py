@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 DEVICES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
-SIGNS = {"weights": "#", "keys and values": "=", "draft": "+", "workspace": "-"}
-"""Kind of bytes -> fill character, since a terminal may have no colors."""
 COLOURS = {
-    "weights": "$primary",
-    "keys and values": "$warning",
-    "draft": "$success",
-    "workspace": "$text-muted",
+    "weights": "$text-primary",
+    "KV cache": "$text-warning",
+    "draft": "$text-success",
+    "other": "",
+    "free": "dim",
 }
-FREE = "."
+"""Kind of bytes -> color of its bar. Each kind has its own line, since a terminal may have no colors."""
+WEIGHTS = ("layer ", "head", "embedding", "per-layer ")
+"""How the names of items with weights begin."""
+EIGHTHS = " ▏▎▍▌▋▊▉█"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ def device_shares(plan: Any) -> list[DeviceShare]:
     """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
     for device, name in DEVICES.items():
-        kinds = dict.fromkeys(SIGNS, 0)
+        kinds = dict.fromkeys(COLOURS, 0)
         for item in plan.items:
             if item.device == device:
                 kinds[_kind(item.item)] += item.bytes
@@ -56,34 +58,47 @@ def _kind(item: str) -> str:
     if "draft" in item:
         return "draft"
     if "keys and values" in item:
-        return "keys and values"
-    return "workspace" if "workspace" in item else "weights"
+        return "KV cache"
+    return "weights" if item.startswith(WEIGHTS) else "other"
+
+
+def where_it_runs(plan: Any) -> str:
+    """The devices that compute the layers. `plan`: a `MemoryPlan`; None: another engine places them."""
+    if plan is None:
+        return "llama.cpp decides"
+    sizes = dict.fromkeys(DEVICES, 0)
+    for item in plan.items:
+        if item.item.startswith(("layer ", "head")) and _kind(item.item) == "weights":
+            sizes[item.device] += item.bytes
+    gpu, total = sizes["gpu"], sum(sizes.values())
+    if gpu in (0, total):
+        return "GPU" if gpu else "CPU"
+    share = min(99, max(1, round(100 * gpu / total)))
+    return f"GPU and CPU, split: {share} % of the weights on the GPU"
 
 
 def drawn(shares: list[DeviceShare], width: int) -> list[Content]:
-    """Lines of at most `width` columns: for each device a bar of its usable memory and a legend."""
+    """Lines of at most `width` columns: for each device its kinds of bytes, with bars of one scale."""
     lines: list[Content] = []
     for share in shares:
         of = f" of {shown_bytes(share.room)}" if share.room else ""
         lines.append(Content.styled(f"{share.device}  {shown_bytes(share.total)}{of}", "bold"))
-        lines.append(_bar(share, width))
-        for kind, size in share.kinds.items():
-            sign = Content.styled(SIGNS[kind], COLOURS[kind])
-            lines.append(Content.assemble(sign, f" {kind:<16}{shown_bytes(size):>10}"))
+        free = max(0, share.room - share.total)
+        kinds = {**share.kinds, "free": free} if share.room else share.kinds
+        for kind, size in kinds.items():
+            columns = max(1, width - 20)
+            filled = bar(size / max(share.room, share.total), columns)
+            shown = Content.styled(f"{filled:<{columns}}", COLOURS[kind])
+            lines.append(Content.assemble(f"{kind:<9}", shown, f"{shown_bytes(size):>11}"))
         lines.append(Content(""))
     return lines[:-1]
 
 
-def _bar(share: DeviceShare, width: int) -> Content:
-    """Every kind gets at least one column, however small it is."""
-    whole = max(share.room, share.total)
-    parts = []
-    left = width
-    for kind, size in share.kinds.items():
-        columns = min(left, max(1, round(width * size / whole)))
-        left -= columns
-        parts.append(Content.styled(SIGNS[kind] * columns, COLOURS[kind]))
-    return Content.assemble(*parts, FREE * left)
+def bar(share: float, columns: int) -> str:
+    """A share of `columns` in eighths of a column; one eighth at least, unless the share is 0."""
+    eighths = max(round(8 * columns * share), 1 if share > 0 else 0)
+    full, rest = divmod(eighths, 8)
+    return "█" * full + EIGHTHS[rest].strip()
 
 
 class MemoryPanel(Static):

@@ -145,6 +145,15 @@ class ModelThread:
                 model.keep_snapshot(self._snapshot_owner)
             model.close()
 
+    def discard_snapshot(self, owner: str) -> None:
+        """Save no KV cache for `owner`, whose chat is deleted."""
+
+        def discard() -> None:
+            if self._snapshot_owner == owner:
+                self._snapshot_owner = None
+
+        self.do(discard)
+
     def respond(self, running: RunningResponse, system: str | None, recorder: "Recorder | None") -> None:
         """Generate a response; every piece is recorded before it is shown. Failures are set as
         `running.error`."""

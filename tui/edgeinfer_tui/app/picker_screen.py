@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Generic, TypeVar
 
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
@@ -13,6 +14,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
+from edgeinfer_tui.app.message_view import MessageView
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import shown_ago
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
 
 MAX_CHATS = 100
+ONE_LINE = {**CONTROL_REPLACEMENTS, ord("\n"): " ", ord("\t"): " "}
 Value = TypeVar("Value")
 
 
@@ -33,8 +36,32 @@ class PickerItem(Generic[Value]):
     detail: str
     value: Value
 
+    def drawn(self, style: str = "") -> Content:
+        """Both lines; `style`: of the first."""
+        return Content.assemble(
+            Content.styled(self.line.translate(ONE_LINE), style),
+            Content.styled(f"\n  {self.detail.translate(ONE_LINE)}", "dim"),
+        )
+
 
 Find = Callable[[str], Sequence[PickerItem[Value]]]
+
+
+class KeyedList(OptionList):
+    """A list on the chat screen: characters that are not its keys are typed into the message input."""
+
+    KEYS: ClassVar[dict[str, str]] = {}
+    """Key -> its action on the highlighted item."""
+
+    def hints(self) -> list[str]:
+        """Descriptions of its keys, for the status line."""
+        return [*(f"{key} {action}" for key, action in self.KEYS.items()), "Esc write"]
+
+    def on_key(self, event: events.Key) -> None:
+        if event.is_printable and event.character and event.character not in self.KEYS:
+            event.stop()
+            event.prevent_default()
+            self.post_message(MessageView.Typed(event.character))
 
 
 class PickerScreen(ModalScreen[Value | None]):
@@ -90,16 +117,9 @@ class PickerScreen(ModalScreen[Value | None]):
         options = self.query_one(OptionList)
         options.clear_options()
         self._items = items
-        options.add_options([_drawn(item) for item in items])
+        options.add_options([item.drawn() for item in items])
         if items:
             options.highlighted = 0
-
-
-def _drawn(item: PickerItem[Value]) -> Content:
-    return Content.assemble(
-        item.line.translate(CONTROL_REPLACEMENTS),
-        Content.styled(f"\n  {item.detail}".translate(CONTROL_REPLACEMENTS), "dim"),
-    )
 
 
 def models_here(loaded: str) -> Find[str]:
@@ -111,7 +131,7 @@ def models_here(loaded: str) -> Find[str]:
         return [
             PickerItem(
                 model.name + (" (in use)" if model.name == loaded else ""),
-                f"{shown_bytes(model.path.stat().st_size)}, {model.source}",
+                f"{shown_bytes(model.size_bytes)}, {model.source}",
                 str(model.path) if model.source == "path" else model.name,
             )
             for model in list_models()

@@ -3,12 +3,15 @@
 from collections.abc import Sequence
 
 from textual.containers import VerticalScroll
+from textual.screen import Screen
 
 from edgeinfer.history.tree import ChatMessage, ChatTree
 from edgeinfer_tui.app.message_view import MessageView
 
 NO_MODEL = "Model"
 """Speaker's name while no model is loaded."""
+MIN_HEIGHT = 3
+"""Lines of messages that are shown however many notices there are."""
 MAX_MESSAGES = 40
 """Messages shown initially; earlier ones are added on request."""
 
@@ -22,6 +25,24 @@ class Transcript(VerticalScroll, can_focus=False):
         self.opens_reasoning = False
         self._earlier: Sequence[ChatMessage] = ()
         self._tree = ChatTree()
+
+    def on_mount(self) -> None:
+        self.screen.screen_layout_refresh_signal.subscribe(self, self._keep_clear_of_notices)
+
+    def _keep_clear_of_notices(self, screen: Screen[object]) -> None:
+        """Begin below notices that would cover messages; the end of the last message stays in place."""
+        toasts = [toast.region for toast in screen.query("Toast") if toast.region]
+        right = max((view.region.right for view in self.views()), default=0)
+        is_covered = any(toast.x < right for toast in toasts)
+        lines = (
+            max(toast.bottom for toast in toasts) - self.region.y + self.styles.margin.top
+            if is_covered
+            else 0
+        )
+        most = self.size.height + self.styles.margin.top - MIN_HEIGHT
+        top = max(0, min(lines, most))
+        if self.styles.margin.top != top:
+            self.styles.margin = (top, 0, 0, 0)
 
     async def show(self, tree: ChatTree, line: Sequence[ChatMessage]) -> None:
         """Show the end of a branch."""
