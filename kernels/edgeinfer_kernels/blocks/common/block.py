@@ -55,9 +55,7 @@ class TensorReader(Protocol):
         ...
 
     def expert_pairs(self, name: str, count: int, rows: int, columns: int) -> tuple[Matrix, Matrix] | None:
-        """The tensor `name`.weight of (count, 2 · rows, columns) as two matrices with the first and the last
-        `rows` of each expert; None if the file has no such tensor.
-        """
+        """The first and the last `rows` of each expert of `name`.weight; None if there is no such tensor."""
         ...
 
     def has_shape(self, name: str, rows: int, columns: int) -> bool:
@@ -232,8 +230,7 @@ class BlockSizes:
     is_divisible: ClassVar[bool] = False
     """Whether the block consists of units (neurons or experts) that can be on different devices."""
     reads_other_layers: ClassVar[bool] = False
-    """Whether it reads results of blocks of other layers, which devices don't exchange: all blocks except
-    divisible ones have to be on one device."""
+    """Whether it reads other layers' results: all blocks but divisible ones have to be on one device."""
     has_own_norm: ClassVar[bool] = False
     """Whether it shares its input with the block before it, but not the norm."""
     needs_whole_model: ClassVar[bool] = False
