@@ -19,8 +19,10 @@ from starlette.types import Receive, Scope, Send
 
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError, shortened, shown
 from edgeinfer.generation.async_stream import AsyncTokenStream
+from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
 from edgeinfer.ranking import RankedText
+from edgeinfer.results import Generation
 from edgeinfer.serving import replies
 from edgeinfer.serving.access import LOCAL_HOSTS, Access
 from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_disconnected
@@ -52,11 +54,14 @@ TextsRequest = TypeVar("TextsRequest", EmbeddingRequest, RerankRequest)
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """Access and queue limits. `hosts`: names by which requests may call this machine."""
+    """Access and queue limits. `hosts`: names by which requests may call this machine. `response_cache`:
+    number of completions that are kept for repeated requests.
+    """
 
     key: str | None = None
     max_waiting: int = 64
     hosts: Sequence[str] = LOCAL_HOSTS
+    response_cache: int = 0
 
     def __post_init__(self) -> None:
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
@@ -75,6 +80,7 @@ class _Server:
         self._hosts = list(options.hosts)
         self._queue = RequestQueue(options.max_waiting)
         self._workers = Workers()
+        self._cache = CompletionCache(options.response_cache, model.sampling)
         self._started = int(time.time())
 
     def app(self) -> Starlette:
@@ -188,9 +194,18 @@ class _Server:
         raw = await read_body(request, largest_body(self._model.context))
         return await self._workers.run(lambda: parse(body_of(raw)))
 
-    async def _start(self, responses: ResponseFormat, prompt: Any) -> AsyncTokenStream:
-        """Start a completion; tokenization and grammar compilation run on another thread."""
+    async def _start(self, responses: ResponseFormat, prompt: Any) -> AsyncTokenStream | StoredStream:
+        """Start a completion, unless it is stored; tokenization and grammar compilation run on another
+        thread.
+        """
+        if (stored := self._cache.get(self._cache.key(prompt, responses.settings))) is not None:
+            return StoredStream(stored)
         return await self._workers.run(lambda: self._model.stream_async(prompt, **responses.settings))
+
+    def _ended(self, responses: ResponseFormat, prompt: Any, completion: Generation) -> Generation:
+        """The completion, which is stored."""
+        self._cache.put(self._cache.key(prompt, responses.settings), completion)
+        return completion
 
     async def _whole(self, responses: ResponseFormat) -> Response:
         """All completions in one object."""
@@ -203,7 +218,7 @@ class _Server:
                 async with aclosing(stream):
                     async for _ in stream:
                         pass
-                completions.append(stream.result)
+                completions.append(self._ended(responses, prompt, stream.result))
         return JSONResponse(
             {
                 **responses.head(streamed=False),
@@ -246,7 +261,7 @@ class _Server:
                         for chunk in [*first, *responses.chunks(index, token)]:
                             yield replies.event({**head, "choices": [chunk], **extra})
                             extra = {}
-                completions.append(stream.result)
+                completions.append(self._ended(responses, prompt, stream.result))
                 for chunk in responses.last_chunks(index, stream.result):
                     yield replies.event({**head, "choices": [chunk], **extra})
                     extra = {}

@@ -16,7 +16,17 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FIRST_BYTE, FakeEngine, model_on, seeded_logits
-from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, Fields, chat, events, fake, post
+from tests.edgeinfer.serving.http_client import (
+    CHAT,
+    HELLO,
+    TOOL_TEMPLATE,
+    Fields,
+    chat,
+    client,
+    events,
+    fake,
+    post,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -209,3 +219,32 @@ async def test_a_models_sampling_parameters_are_below_those_of_a_request() -> No
 
     assert not (await content()).startswith("T")
     assert (await content(logit_bias={})) == "Th"
+
+
+async def test_a_repeated_request_takes_the_stored_completion() -> None:
+    model = fake()
+    body = {"messages": HELLO, "temperature": 0}
+    async with client(model, response_cache=4) as http:
+        first = (await http.post(CHAT, json=body)).json()
+        forwards = read_by(model)
+        again = (await http.post(CHAT, json=body)).json()
+        streamed = events((await http.post(CHAT, json={**body, "stream": True})).text)
+        assert read_by(model) == forwards
+        other = (await http.post(CHAT, json={**body, "max_tokens": 3})).json()
+        assert len(read_by(model)) > len(forwards)
+    assert [each["choices"][0]["message"]["content"] for each in (first, again)] == ["The fox is here."] * 2
+    assert "".join(each["choices"][0]["delta"].get("content", "") for each in streamed) == "The fox is here."
+    assert again["usage"]["completion_tokens"] == first["usage"]["completion_tokens"]
+    assert other["choices"][0]["message"]["content"] == "The"
+    async with client(model) as http:
+        forwards = read_by(model)
+        for _ in range(2):
+            await http.post(CHAT, json=body)
+            assert len(read_by(model)) > len(forwards)
+            forwards = read_by(model)
+
+
+def read_by(model: Model) -> list[int]:
+    """The token counts of the engine's forwards."""
+    engine: Any = model.engine
+    return list(engine.read)

@@ -88,3 +88,24 @@ def test_several_responses_are_several_records(edgeinfer: CommandLine, fake: Fak
 
 def test_an_unknown_output_is_refused(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert edgeinfer("run", "tiny", "Hi", "--output", "xml").code == 2
+
+
+def test_repeated_lines_are_completed_once_with_a_response_cache(
+    edgeinfer: CommandLine, fake: FakeModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = b"A fox\nA bear\nA fox\n"
+    pipe_in(monkeypatch, lines)
+    options = ("--batch", "--temperature", "0", "--output", "json")
+    results = records(edgeinfer("run", "tiny", *options, "--response-cache", "8").out)
+    assert fake.prompts == ["raw A fox", "raw A bear"]
+    assert [(result["prompt"], result["text"]) for result in results] == [
+        ("A fox", ANSWER),
+        ("A bear", ANSWER),
+        ("A fox", ANSWER),
+    ]
+    assert [result["usage"]["cached_tokens"] for result in results] == [0, 0, 9]  # type: ignore[index]
+    for repeated in (options, ("--batch", "--response-cache", "8")):
+        fake.prompts.clear()
+        pipe_in(monkeypatch, lines)
+        edgeinfer("run", "tiny", *repeated)
+        assert len(fake.prompts) == 3

@@ -142,18 +142,32 @@ def _is_local(name: str) -> bool:
 def _complete_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
     """Complete each line of standard input; a failure is reported, and the next line follows."""
     from edgeinfer.errors import EdgeInferError
+    from edgeinfer.generation.completion_cache import CompletionCache
 
-    code = 0
+    code, cache = 0, CompletionCache(0 if options.counts else options.response_cache, loaded.sampling)
     for line in prompts_by_line(sys.stdin.buffer):
         text = joined_prompt(options.prompt, line) or line
+        key = cache.key(text, options.generation)
         try:
-            _answer(loaded, options, text, None)
+            if (stored := cache.get(key)) is not None:
+                _print_stored(stored, loaded, options, text)
+            elif (answer := _answer(loaded, options, text, None)) is not None:
+                cache.put(key, answer)
         except EdgeInferError as error:
             if options.json:
                 print_failure(error, loaded.name, text)
             code = report(error)
     if code:
         raise typer.Exit(code)
+
+
+def _print_stored(answer: "Generation", loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
+    """Print a completion that wasn't generated again."""
+    if options.json:
+        print_record(answer, loaded.name, text)
+    else:
+        print_text(answer.text)
+        _report(answer, loaded, options)
 
 
 def _load(options: ParsedOptions) -> LoadedModel:
@@ -199,13 +213,17 @@ def _confirm_pull(name: str) -> bool:
         return False
 
 
-def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "ChatSession | None") -> None:
-    """Stream one completion; Ctrl-C ends the program with the exit code of an interrupted program."""
+def _answer(
+    loaded: LoadedModel, options: ParsedOptions, text: str, session: "ChatSession | None"
+) -> "Generation | None":
+    """Stream one completion and return it, None if several were printed; Ctrl-C ends the program with the
+    exit code of an interrupted program.
+    """
     from edgeinfer_offload.machine.energy import energy_meter, joules_between
 
     if options.counts:
         _several(loaded, options, text)
-        return
+        return None
     meter = energy_meter(loaded.gpu) if options.speed else None
     before = meter.joules() if meter else None
     progress = ProgressLine("reading the prompt", sys.stderr)
@@ -229,6 +247,7 @@ def _answer(loaded: LoadedModel, options: ParsedOptions, text: str, session: "Ch
         _report(answer, loaded, options, joules_between(before, meter.joules() if meter else None))
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
+    return answer
 
 
 def _show_prompt(text: str) -> int:

@@ -81,7 +81,8 @@ def serve(
     with loaded, listener:
         for note in loaded.warnings:
             say(note)
-        run_server(loaded, listener, all_interfaces, host, key, queue)  # type: ignore[arg-type]
+        limits = queue, options.response_cache
+        run_server(loaded, listener, all_interfaces, host, key, limits)  # type: ignore[arg-type]
 
 
 def _check_installed() -> None:
@@ -98,14 +99,22 @@ def _check_installed() -> None:
 
 
 def run_server(
-    model: "Model", listener: "socket.socket", all_interfaces: bool, host: str, key: str | None, queue: int
+    model: "Model",
+    listener: "socket.socket",
+    all_interfaces: bool,
+    host: str,
+    key: str | None,
+    limits: tuple[int, int],
 ) -> None:
+    """Serve until Ctrl-C. `limits`: requests that may wait, and completions that are kept."""
     from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer.serving.app import ServerOptions, serving_app
     from edgeinfer_tui.system.http_server import BoundedServer
 
     hosts = (ANY_HOST,) if all_interfaces else (*LOCAL_HOSTS, host)
-    app = serving_app(model, ServerOptions(key=key, max_waiting=queue, hosts=hosts))
+    queue, kept = limits
+    options = ServerOptions(key=key, max_waiting=queue, hosts=hosts, response_cache=kept)
+    app = serving_app(model, options)
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     say(f"{model.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
     interrupts.raise_exception()

@@ -43,6 +43,8 @@ class ParsedOptions:
     """A missing model is pulled without a question."""
     batch: bool = False
     """Each line of standard input is a prompt."""
+    response_cache: int = 0
+    """Number of completions that are kept for repeated prompts."""
     json: bool = False
     """Completions are written to stdout as JSON."""
     speed: bool = False
@@ -77,6 +79,7 @@ def parsed_options(options: Mapping[str, Any], command: str) -> ParsedOptions:
         private=given.get("private", False),
         yes=given.get("yes", False),
         batch=given.get("batch", False),
+        response_cache=given.get("response_cache", 0),
         json=given.get("output") == "json",
         speed=given.get("speed", False),
         verbose=given.get("verbose", False),

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgeinfer.options.load_options import MODEL, PROMPT, KvType
-from edgeinfer.options.option_field import option
+from edgeinfer.options.option_field import option, whole
 
 DISPLAY = "Display"
 REPORTS = "Reports, on stderr"
@@ -25,6 +25,11 @@ class TerminalOptions:
     batch: bool = option(
         False, "Each line of standard input is a prompt.", panel=PROMPT, commands="run", persistent=False
     )
+    response_cache: int = option(
+        0, "Keep the last N completions that are greedy or have a seed, and return one again for the same "
+        "prompt and options; for --batch and serve.", allowed=whole(0), metavar="N", default_note="off",
+        panel=REPORTS, commands="run serve",
+    )  # fmt: skip
     system: str | None = option(None, "System prompt.", panel=PROMPT, commands="run chat", common=True)
     continue_: bool = option(
         False, "Continue the last chat, with its model.", flags=("--continue",), panel=PROMPT,
