@@ -173,12 +173,16 @@ class _LayerSamples:
         return Samples(x[::step], active[::step])
 
 
-def _halved(windows: Sequence[Sequence[int]]) -> tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]:
-    """The windows of the first and of the second half of the text."""
-    if len(windows) == 1:
-        middle = len(windows[0]) // 2
-        return [windows[0][:middle]], [windows[0][middle:]]
-    return windows[: len(windows) // 2], windows[len(windows) // 2 :]
+def _halved(windows: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
+    """The windows of the first and of the second half of the tokens; the one in the middle is divided."""
+    halves: tuple[list[Sequence[int]], list[Sequence[int]]] = ([], [])
+    left = sum(map(len, windows)) // 2
+    for window in windows:
+        for half, part in zip(halves, (window[:left], window[left:]), strict=True):
+            if part:
+                half.append(part)
+        left -= min(left, len(window))
+    return halves
 
 
 def _trained(

@@ -66,7 +66,8 @@ def generated_texts(model: Model, tokens: int) -> list[list[int]]:
             texts.append([*start, *completion.ids])
         elif seed > 16 and not texts:
             raise SettingError(f"{model.name} generates nothing without a prompt; give a text (--text FILE)")
-    return texts
+    excess = sum(map(len, texts)) - tokens
+    return [*texts[:-1], texts[-1][: len(texts[-1]) - excess]]
 
 
 def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:

@@ -10,7 +10,7 @@ from typer.core import TyperCommand, TyperGroup
 from edgeinfer_tui.options.option_errors import canonical_flag, is_argument, rewrite_usage_error
 from edgeinfer_tui.output.terminal_output import help_output
 
-PLACEMENT = "edgeinfer plans what goes to the GPU; limit its memory with --vram SIZE (see edgeinfer plan)"
+PLACEMENT = "edgeinfer plans what goes to the GPU, see edgeinfer plan; limit its memory with --vram SIZE"
 REFUSED = {
     **dict.fromkeys(("-ngl", "--n-gpu-layers", "--gpu-layers"), PLACEMENT),
     **dict.fromkeys(("-ot", "--override-tensor", "-ts", "--tensor-split"), PLACEMENT),

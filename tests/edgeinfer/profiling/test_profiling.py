@@ -149,3 +149,8 @@ def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
         assert counts.max() <= max(result.profile.tokens)
     with pytest.raises(SettingError, match="predictors need a ReLU"):
         profile(path, [TEXT], tokens=100, predictor=True)
+
+
+def test_generated_text_has_the_given_tokens_in_two_equal_parts(path: Path) -> None:
+    profiling = profile(path, tokens=129, threads=1)
+    assert profiling.profile.tokens == (64, 65)

@@ -262,3 +262,9 @@ def test_a_draft_without_a_time_has_no_empty_cell() -> None:
     assert line.cells() == ("draft model", "cpu", "5.0 MiB", "-", "-", "drafting")
     line = PlanLine("draft model", "cpu", 5 << 20, 1.5, "memory", overlapped=True, intensity=3.5)
     assert line.cells() == ("draft model", "cpu", "5.0 MiB", "1.500", "3.5", "drafting")
+
+
+def test_a_curve_of_several_machines_is_refused(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("plan", "tiny", "--device", "rtx 4090", "--device", "rtx 3090", "--curve")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("edgeinfer: --curve is for one machine; drop it, or all but one --device")

@@ -159,8 +159,8 @@ def test_manual_placement_gives_a_one_line_error(
     assert (outcome.code, outcome.out) == (2, "")
     flag = given[0].partition("=")[0]
     assert outcome.err == (
-        f"edgeinfer: {flag}: edgeinfer plans what goes to the GPU; limit its memory with --vram SIZE "
-        f"(see edgeinfer plan) (see edgeinfer {command} --help)\n"
+        f"edgeinfer: {flag}: edgeinfer plans what goes to the GPU, see edgeinfer plan; limit its memory "
+        f"with --vram SIZE (see edgeinfer {command} --help)\n"
     )
 
 

@@ -60,6 +60,8 @@ def plan(
         stored_figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     if device and len(device) > 1:
+        if curve:
+            raise BadParameter("--curve is for one machine; drop it, or all but one --device")
         _compare(device, lambda machine: plan_on(**{**settings, "device": machine}), as_json)
         return
     with LabelledProgress(time_left=True) as progress:

@@ -84,6 +84,8 @@ def _run(options: ParsedOptions, named: bool) -> None:
     piped = None if options.batch else piped_text(sys.stdin, options.prompt is not None)
     text = joined_prompt(options.prompt, piped)
     if text is None and not options.batch and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
+        if on_terminal(sys.stdin):
+            raise typer.BadParameter("no prompt: give one, or let stdout be the terminal for a chat")
         raise typer.BadParameter(
             'no prompt, and standard input is empty; try: edgeinfer run tiny "Once upon a time"'
         )

@@ -48,7 +48,7 @@ def status_line(completion: "Generation", context: int, joules: float | None = N
     if speed.tokens_per_forward is not None:
         parts.append(f"{speed.tokens_per_forward:.1f} tokens per forward")
     if speed.speculation_gain is not None:
-        parts.append(f"drafts gained {speed.speculation_gain - 1:+.0%}")
+        parts.append(f"drafts gained {round(100 * (speed.speculation_gain - 1)):+d}%")
     if joules is not None and speed.generated_tokens:
         parts.append(f"{joules / speed.generated_tokens:.3g} J per token")
     parts.append(f"context {context_used(completion)}/{context}")
