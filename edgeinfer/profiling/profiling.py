@@ -175,14 +175,14 @@ class _LayerSamples:
 
 def _halved(windows: Sequence[Sequence[int]]) -> tuple[list[Sequence[int]], list[Sequence[int]]]:
     """The windows of the first and of the second half of the tokens; the one in the middle is divided."""
-    halves: tuple[list[Sequence[int]], list[Sequence[int]]] = ([], [])
+    text_parts: tuple[list[Sequence[int]], list[Sequence[int]]] = ([], [])
     left = sum(map(len, windows)) // 2
     for window in windows:
-        for half, part in zip(halves, (window[:left], window[left:]), strict=True):
-            if part:
-                half.append(part)
+        for part, ids in zip(text_parts, (window[:left], window[left:]), strict=True):
+            if ids:
+                part.append(ids)
         left -= min(left, len(window))
-    return halves
+    return text_parts
 
 
 def _trained(

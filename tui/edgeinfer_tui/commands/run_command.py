@@ -152,7 +152,7 @@ def _complete_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
         key = cache.key(text, options.generation)
         try:
             if (stored := cache.get(key)) is not None:
-                _print_stored(stored, loaded, options, text)
+                _print_whole(stored, loaded, options, text)
             elif (answer := _answer(loaded, options, text, None)) is not None:
                 cache.put(key, answer)
         except EdgeInferError as error:
@@ -163,8 +163,8 @@ def _complete_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
         raise typer.Exit(code)
 
 
-def _print_stored(answer: "Generation", loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
-    """Print a completion that wasn't generated again."""
+def _print_whole(answer: "Generation", loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
+    """Print a completion that wasn't streamed."""
     if options.json:
         print_record(answer, loaded.name, text)
     else:
@@ -280,13 +280,9 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
     finally:
         progress.erase()
     for index, answer in enumerate(completions):
-        if options.json:
-            print_record(answer, loaded.name, text)
-            continue
-        if len(completions) > 1 and on_terminal(sys.stderr):
+        if not options.json and len(completions) > 1 and on_terminal(sys.stderr):
             say(f"completion {index + 1} of {len(completions)}")
-        print_text(answer.text)
-        _report(answer, loaded, options)
+        _print_whole(answer, loaded, options, text)
 
 
 def _in_chat_template(loaded: LoadedModel, options: ParsedOptions) -> bool:
