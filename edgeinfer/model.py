@@ -24,9 +24,13 @@ from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import Detail, EdgeInferError, SettingError, shown
+from edgeinfer.generation.batching.completions import completed, whole
+from edgeinfer.generation.batching.scheduler import Scheduler, requests_on
+from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.context_shift import SINKS, ContextShift
+from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.generation.prefill import context_overflow
-from edgeinfer.generation.request import Prompt, request_of
+from edgeinfer.generation.request import Prompt, Request, request_of
 from edgeinfer.generation.sequence_counts import SequenceCounts
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.model_config.pooling_head import PoolingHead
@@ -44,7 +48,7 @@ from edgeinfer.structured.grammars import requested_grammar
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
-    from edgeinfer.generation.async_stream import AsyncTokenStream
+    from edgeinfer.generation.async_stream import AsyncTokenStream, StepThread
 
 
 Result = TypeVar("Result")
@@ -54,7 +58,7 @@ class Model:
     """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
     `warnings`: lines from loading about problems; `details`: lines about how the model runs. `spare_core`:
-    the engine leaves one core idle while it computes. `batch_invariant`: as for `TokenStream`. `sampling`:
+    the engine leaves one core idle while it computes. `batch_invariant`: as for `decode_for`. `sampling`:
     defaults of the sampling parameters, by name; they come from the model registry.
     """
 
@@ -102,8 +106,8 @@ class Model:
         """Whether it has embeddings only, and no completions."""
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
-        self._batch_invariant = batch_invariant
         self._lock = ModelLock()
+        self._scheduler = Scheduler(requests_on(engine, tokenizer, batch_invariant))
         self._closed = False
 
     def __repr__(self) -> str:
@@ -165,8 +169,22 @@ class Model:
         self._refuse_closed()
         counts = SequenceCounts(run.n, run.best_of, run.beams)
         request = request_of(ids, run, sampling)
+        return counts.completions(
+            request, lambda: self._constraint(run), self._completed, self._found_by_beams
+        )
+
+    def _completed(self, requests: Sequence[Request]) -> list[Generation]:
+        """The completions of some requests, which advance together."""
+        live = [self._live(request) for request in requests]
+        return [whole(each) for each in completed(self._scheduler, self._lock, live)]
+
+    def _found_by_beams(self, request: Request, beams: int) -> list[Generation]:
         with self._lock:
-            return counts.completions(self.engine, self.tokenizer, request, lambda: self._constraint(run))
+            self._scheduler.suspend()
+            return BeamSearch(self.engine, self.tokenizer, request, beams).run()
+
+    def _live(self, request: Request) -> LiveRequest:
+        return LiveRequest(self.engine, self.tokenizer, request, self.speculator)
 
     def stream(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> TokenStream:
         """Stream the completion of a prompt.
@@ -191,11 +209,15 @@ class Model:
 
     def stream_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> "AsyncTokenStream":
         """`stream` for `async for`; options and `Raises` as there."""
-        from edgeinfer.generation.async_stream import (
-            AsyncTokenStream,  # imports asyncio, which few programs need
-        )
+        from edgeinfer.generation.async_stream import AsyncTokenStream
 
-        return AsyncTokenStream(self.stream(prompt, **options))
+        return AsyncTokenStream(self.stream(prompt, **options), self._step_thread)
+
+    @cached_property
+    def _step_thread(self) -> "StepThread":
+        from edgeinfer.generation.async_stream import StepThread  # imports asyncio, which few programs need
+
+        return StepThread(self._scheduler, self._lock)
 
     async def generate_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> Generation:
         """`generate` for `await`; cancelling the task ends generation."""
@@ -225,9 +247,7 @@ class Model:
             constraint=self._constraint(run),
             restore=self._snapshots.restore if self._snapshots else None,
         )
-        return TokenStream(
-            self.engine, self.tokenizer, request, self._lock, on_end, self.speculator, self._batch_invariant
-        )
+        return TokenStream(self._scheduler, self._live(request), self._lock, on_end)
 
     def _constraint(self, run: RunOptions) -> Constraint | None:
         grammar = requested_grammar(run.schema, run.grammar)
@@ -342,6 +362,7 @@ class Model:
             longest = max(map(len, ids), default=0)
             if longest > self.context:
                 raise context_overflow(self.engine, longest)
+            self._scheduler.suspend()
             return [pool(rows) for rows in text_rows(self.engine, ids)]
 
     def _run_from_empty_cache(
@@ -351,6 +372,7 @@ class Model:
             self._refuse_closed()
             if len(ids) > self.context:
                 raise context_overflow(self.engine, len(ids))
+            self._scheduler.suspend()
             self.engine.rewind(0)
             return read(ids)
 
