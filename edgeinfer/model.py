@@ -24,11 +24,8 @@ from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import Detail, EdgeInferError, SettingError, shown
-from edgeinfer.generation.batching.completions import completed, whole
-from edgeinfer.generation.batching.scheduler import Scheduler, requests_on
-from edgeinfer.generation.beam_search import BeamSearch
+from edgeinfer.generation.batching.completions import Completer, whole
 from edgeinfer.generation.context_shift import SINKS, ContextShift
-from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.generation.prefill import context_overflow
 from edgeinfer.generation.request import Prompt, Request, request_of
 from edgeinfer.generation.sequence_counts import SequenceCounts
@@ -48,7 +45,7 @@ from edgeinfer.structured.grammars import requested_grammar
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
-    from edgeinfer.generation.async_stream import AsyncTokenStream, StepThread
+    from edgeinfer.generation.async_stream import AsyncTokenStream
 
 
 Result = TypeVar("Result")
@@ -107,7 +104,7 @@ class Model:
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._spare_core = spare_core
         self._lock = ModelLock()
-        self._scheduler = Scheduler(requests_on(engine, tokenizer, batch_invariant))
+        self._completer = Completer(engine, tokenizer, self._lock, batch_invariant)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -127,6 +124,11 @@ class Model:
     def context(self) -> int:
         """Maximum tokens of prompt and completion together."""
         return self.engine.context
+
+    @property
+    def parallel(self) -> int:
+        """Number of requests with the whole context whose caches it holds at once."""
+        return self.engine.parallel
 
     @cached_property
     def thinking_levels(self) -> tuple[Thinking, ...]:
@@ -170,21 +172,12 @@ class Model:
         counts = SequenceCounts(run.n, run.best_of, run.beams)
         request = request_of(ids, run, sampling)
         return counts.completions(
-            request, lambda: self._constraint(run), self._completed, self._found_by_beams
+            request, lambda: self._constraint(run), self._completed, self._completer.by_beams
         )
 
     def _completed(self, requests: Sequence[Request]) -> list[Generation]:
         """The completions of some requests, which advance together."""
-        live = [self._live(request) for request in requests]
-        return [whole(each) for each in completed(self._scheduler, self._lock, live)]
-
-    def _found_by_beams(self, request: Request, beams: int) -> list[Generation]:
-        with self._lock:
-            self._scheduler.suspend()
-            return BeamSearch(self.engine, self.tokenizer, request, beams).run()
-
-    def _live(self, request: Request) -> LiveRequest:
-        return LiveRequest(self.engine, self.tokenizer, request, self.speculator)
+        return [whole(each) for each in self._completer.together(requests, self.speculator)]
 
     def stream(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> TokenStream:
         """Stream the completion of a prompt.
@@ -211,13 +204,7 @@ class Model:
         """`stream` for `async for`; options and `Raises` as there."""
         from edgeinfer.generation.async_stream import AsyncTokenStream
 
-        return AsyncTokenStream(self.stream(prompt, **options), self._step_thread)
-
-    @cached_property
-    def _step_thread(self) -> "StepThread":
-        from edgeinfer.generation.async_stream import StepThread  # imports asyncio, which few programs need
-
-        return StepThread(self._scheduler, self._lock)
+        return AsyncTokenStream(self.stream(prompt, **options), self._completer.step_thread)
 
     async def generate_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> Generation:
         """`generate` for `await`; cancelling the task ends generation."""
@@ -247,7 +234,7 @@ class Model:
             constraint=self._constraint(run),
             restore=self._snapshots.restore if self._snapshots else None,
         )
-        return TokenStream(self._scheduler, self._live(request), self._lock, on_end)
+        return self._completer.stream(request, self.speculator, on_end)
 
     def _constraint(self, run: RunOptions) -> Constraint | None:
         grammar = requested_grammar(run.schema, run.grammar)
@@ -362,7 +349,7 @@ class Model:
             longest = max(map(len, ids), default=0)
             if longest > self.context:
                 raise context_overflow(self.engine, longest)
-            self._scheduler.suspend()
+            self._completer.scheduler.suspend()
             return [pool(rows) for rows in text_rows(self.engine, ids)]
 
     def _run_from_empty_cache(
@@ -372,7 +359,7 @@ class Model:
             self._refuse_closed()
             if len(ids) > self.context:
                 raise context_overflow(self.engine, len(ids))
-            self._scheduler.suspend()
+            self._completer.scheduler.suspend()
             self.engine.rewind(0)
             return read(ids)
 

@@ -73,6 +73,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def parallel(self) -> int:
+        """Number of texts of the whole context whose states it holds at once, with those of `others`."""
+        ...
+
+    @property
     def ids(self) -> list[int]:
         """The cached tokens."""
         ...
@@ -184,6 +189,7 @@ class BasicEngine:
 
     ids: list[int]
     others: Sequence[Engine] = ()
+    parallel = 1
     capabilities = Capabilities()
 
     @property

@@ -78,7 +78,7 @@ class _Server:
         self._model = model
         self._key = options.key
         self._hosts = list(options.hosts)
-        self._queue = RequestQueue(options.max_waiting)
+        self._queue = RequestQueue(options.max_waiting, model.parallel)
         self._workers = Workers()
         self._cache = CompletionCache(options.response_cache, model.sampling)
         self._started = int(time.time())
@@ -132,7 +132,8 @@ class _Server:
             raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok", "waiting": self._queue.waiting})
+        queue = self._queue
+        return JSONResponse({"status": "ok", "waiting": queue.waiting, "running": queue.running})
 
     def _card(self) -> dict[str, Any]:
         return {
@@ -141,6 +142,8 @@ class _Server:
             "created": self._started,
             "owned_by": "edgeinfer",
             "context": self._model.context,
+            "parallel": self._model.parallel,
+            "cache_bytes": self._model.plan.cache_bytes if self._model.plan else None,
         }
 
     async def _models(self, _: Request) -> Response:

@@ -1,11 +1,21 @@
-"""Completes several requests together, in the thread of the caller."""
+"""Completes the requests of a model: one as a stream, or several together in the thread of the caller."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from edgeinfer.engine.guards import ModelLock
-from edgeinfer.generation.batching.scheduler import Scheduler
+from edgeinfer.engine.protocols import Engine, TextTokenizer
+from edgeinfer.generation.batching.scheduler import Scheduler, requests_on
+from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.loop import LiveRequest
+from edgeinfer.generation.request import Request
+from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.results import Generation, Token
+from edgeinfer.speculation.speculator import Speculator
+
+if TYPE_CHECKING:
+    from edgeinfer.generation.async_stream import StepThread
 
 
 def completed(
@@ -44,3 +54,43 @@ def whole(result: Generation | Exception) -> Generation:
     if isinstance(result, Exception):
         raise result
     return result
+
+
+class Completer:
+    """Completes the requests of one model; `lock` is the model's."""
+
+    def __init__(
+        self, engine: Engine, tokenizer: TextTokenizer, lock: ModelLock, batch_invariant: bool
+    ) -> None:
+        self.engine, self.tokenizer, self.lock = engine, tokenizer, lock
+        self.scheduler = Scheduler(requests_on(engine, tokenizer, batch_invariant))
+
+    def stream(
+        self,
+        request: Request,
+        speculator: Speculator | None,
+        on_end: Callable[[Generation], None] | None = None,
+    ) -> TokenStream:
+        """The stream of one request, which begins with its first token."""
+        live = LiveRequest(self.engine, self.tokenizer, request, speculator)
+        return TokenStream(self.scheduler, live, self.lock, on_end)
+
+    def together(
+        self, requests: Sequence[Request], speculator: Speculator | None
+    ) -> list[Generation | Exception]:
+        """The completions of several requests, as `completed`."""
+        live = [LiveRequest(self.engine, self.tokenizer, each, speculator) for each in requests]
+        return completed(self.scheduler, self.lock, live)
+
+    def by_beams(self, request: Request, beams: int) -> list[Generation]:
+        """The completions of a beam search."""
+        with self.lock:
+            self.scheduler.suspend()
+            return BeamSearch(self.engine, self.tokenizer, request, beams).run()
+
+    @cached_property
+    def step_thread(self) -> "StepThread":
+        """The thread that computes asynchronous streams."""
+        from edgeinfer.generation.async_stream import StepThread  # imports asyncio, which few programs need
+
+        return StepThread(self.scheduler, self.lock)

@@ -56,8 +56,8 @@ def serve(
     """Serve a model over HTTP with OpenAI's API.
 
     /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank and
-    /v1/models; one completion at a time, other requests wait. A completion is cancelled
-    if its client disconnects.
+    /v1/models. On the CPU several requests are answered together (--parallel),
+    others wait. A completion is cancelled if its client disconnects.
 
     [bold]Example[/]
 
@@ -74,7 +74,8 @@ def serve(
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        loaded = library.load_model(options.model, options.loading, reading.update, building.update)
+        loading = {"parallel": 0, **options.loading}
+        loaded = library.load_model(options.model, loading, reading.update, building.update)
     finally:
         building.erase()
         reading.erase()

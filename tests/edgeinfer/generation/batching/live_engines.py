@@ -37,21 +37,22 @@ def engine_of(
 
     backend = build(spec, read_weights(file, config), state())
     engine = NativeEngine(spec, backend, context, 32, positions=positions)
-    engine.others = tuple(NativeEngine(spec, backend.with_state(state()), context, 32) for _ in range(others))
+    engine.others = tuple(engine.with_state(state()) for _ in range(others))
     return engine
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Random ids."""
-    return np.random.default_rng(seed).integers(3, VOCABULARY, length).tolist()
+    return [int(token) for token in np.random.default_rng(seed).integers(3, VOCABULARY, length)]
 
 
 def request(ids: Sequence[int], tokens: int = 20, **options: Any) -> Request:
     """A request; `options` of the request, and of its sampling."""
-    sampling = {name: options.pop(name) for name in ("temperature", "seed", "top_k") if name in options}
+    sampling: dict[str, Any] = {"temperature": 0.0}
+    sampling |= {name: options.pop(name) for name in ("temperature", "seed", "top_k") if name in options}
     return Request(
         list(ids),
-        SamplingParams.from_keywords({"temperature": 0.0, **sampling}),
+        SamplingParams.from_keywords(sampling),
         max_tokens=tokens,
         **options,
     )

@@ -91,7 +91,7 @@ def test_one_request_is_the_text_of_the_engine_until_another_one_arrives(zoo_fil
     assert_no_page_is_lost(requests)
 
 
-def test_pages_are_reused_by_later_requests_and_by_those_that_run(zoo_file: ZooFile) -> None:
+def test_pages_are_reused_by_later_requests_and_running_requests(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file)
     shared = prompt(48)
     first = run.add(request([*shared, 5], 30))
@@ -188,7 +188,7 @@ def test_an_error_of_a_request_harms_no_other(zoo_file: ZooFile, place: str) -> 
     assert "the caller's callback" in str(run.live[2].error)
 
 
-def test_requests_wait_for_pages_and_give_them_up(zoo_file: ZooFile) -> None:
+def test_requests_wait_for_pages(zoo_file: ZooFile) -> None:
     """Six requests of about 110 tokens in a cache of 160."""
     run, requests, path = paged(zoo_file, positions=160)
     wanted = [request(prompt(30 + seed, seed), 80, seed=seed, **SEEDED) for seed in range(6)]
@@ -237,7 +237,7 @@ def test_the_engine_may_be_used_otherwise_between_two_steps(zoo_file: ZooFile) -
     assert_no_page_is_lost(requests)
 
 
-def test_the_engine_takes_pages_of_live_requests_without_free_ones(zoo_file: ZooFile) -> None:
+def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file, positions=CONTEXT)
     wanted = [request(prompt(30), 20), request(prompt(40, 1), 20)]
     for each in wanted:
