@@ -31,11 +31,14 @@ RESPONSE_START_TOKENS = 8
 
 class KVCache:
     """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds. `rings`: its rings,
-    if it has any.
+    if it has any. `padding`: positions after its tokens that a step may write.
     """
 
-    def __init__(self, context: int, nbytes: int = 0, rings: RingPositions | None = None) -> None:
+    def __init__(
+        self, context: int, nbytes: int = 0, rings: RingPositions | None = None, padding: int = 0
+    ) -> None:
         self.context = context
+        self.padding = padding
         self.nbytes = nbytes
         self.rings = rings if rings is not None and rings.shapes else None
         self.ids: list[int] = []
@@ -54,9 +57,9 @@ class KVCache:
         return self.context - len(self.ids)
 
     def reserve(self, end: int) -> None:
-        """Reserve the positions up to `end` before they are written."""
-        if end > self.reserved:
-            self.make_room(end)
+        """Reserve the positions up to `end`, and those of padding, before they are written."""
+        if end + self.padding > self.reserved:
+            self.make_room(end + self.padding)
 
     def unshare(self, length: int) -> None:
         """Positions from `length` on are about to change."""
@@ -137,7 +140,8 @@ class NativeEngine(CacheChanges):
     ) -> None:
         self.specification = specification
         self.backend = backend
-        self.cache = KVCache(context, backend.state_nbytes, RingPositions(specification, context))
+        rings, padding = RingPositions(specification, context), backend.capabilities.padded_tokens
+        self.cache = KVCache(context, backend.state_nbytes, rings, padding)
         self.batch = batch
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, context)

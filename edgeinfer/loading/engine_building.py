@@ -24,7 +24,7 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
-from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
@@ -212,13 +212,6 @@ class EngineBuilder:
             pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
         return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.warnings, *warnings])
-
-
-def pool_positions(context: int, sequences: int) -> int:
-    """Positions of a cache that has the bytes of this number of caches for `context` tokens."""
-    if sequences == 1:
-        return context
-    return sequences * LayerCache.positions_for(context) - SPARE_POSITIONS
 
 
 def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> list[DecoderState]:

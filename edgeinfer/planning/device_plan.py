@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType
+from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -28,7 +28,7 @@ class PlanRequest:
 
     `draft`: the sizes of its draft model. Unless `draft_required`, it is omitted if it doesn't fit or if the
     model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: requested explicitly, so it can't
-    be dropped. `parallel`: sequences whose states the CPU holds at once; 0: automatic.
+    be dropped. `parallel`: sequences whose states are held at once; 0: automatic.
     """
 
     name: str
@@ -138,6 +138,7 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
             f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
+    whole = replace(whole, sequences=_gpu_sequences(request, machine, whole))
     try:
         plan = plan_memory(request.sizes, machine, whole)
     except PlanError:
@@ -202,6 +203,14 @@ def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> 
             continue
         return count
     return 1
+
+
+def _gpu_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
+    """The number of sequences on a GPU: one, if they can't share the caches there."""
+    positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
+    if not all(block.has_device_pages(positions) for block in request.sizes.blocks):
+        return 1
+    return _sequences(request, machine, options)
 
 
 def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:

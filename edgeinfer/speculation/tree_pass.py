@@ -36,7 +36,8 @@ class TreePass:
         start = len(engine.ids)
         first_page = -(-(start + 1 + len(draft.ids)) // PAGE)
         fits = first_page + siblings <= -(-engine.context // PAGE)
-        few = 1 + len(draft.ids) + siblings <= engine.capabilities.max_batch_tokens
+        can = engine.capabilities
+        few = can.copies_in_batch and 1 + len(draft.ids) + siblings <= can.max_batch_tokens
         return cls(engine, draft, start, first_page) if fits and few else None
 
     def read(self, last: int) -> npt.NDArray[np.float32]:

@@ -29,6 +29,8 @@ class Capabilities:
 
     - `max_step_tokens`: maximum tokens of `step_logits`; 0: unsupported.
     - `max_batch_tokens`: maximum tokens of `forward_batch` for several sequences; 0: unsupported.
+    - `copies_in_batch`: `forward_batch` supports `copies`.
+    - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
@@ -42,6 +44,8 @@ class Capabilities:
 
     max_step_tokens: int = 0
     max_batch_tokens: int = 0
+    copies_in_batch: bool = False
+    padded_tokens: int = 0
     max_draft_prompt: int = 0
     sampling_history: int | None = None
     text_tokens: int = 0

@@ -322,3 +322,10 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + sum(part.nbytes for part in self.parts())
+
+
+def pool_positions(context: int, sequences: int) -> int:
+    """Positions of a cache that has the bytes of this number of caches for `context` tokens."""
+    if sequences == 1:
+        return context
+    return sequences * LayerCache.positions_for(context) - SPARE_POSITIONS

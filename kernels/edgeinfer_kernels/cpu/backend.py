@@ -134,6 +134,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return Capabilities(
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
+            copies_in_batch=True,
             max_draft_prompt=self._max_draft_prompt(),
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,

@@ -8,12 +8,27 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import Backend, BackendError, Capabilities, SamplingSettings, StateArrays
+from edgeinfer_kernels.backend import (
+    Backend,
+    BackendError,
+    BatchPositions,
+    Capabilities,
+    SamplingSettings,
+    StateArrays,
+)
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
+from edgeinfer_kernels.cuda.decode.layout import (
+    BATCH,
+    PAGES,
+    TEXT,
+    Layout,
+    independent_tokens,
+    is_chunk,
+)
 from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
@@ -92,8 +107,6 @@ class CudaBackend(Backend[DeviceRows]):
     ) -> None:
         self._options = options or DeviceOptions()
         self.spec, self._weights, stages = specification, weights, self._options.stages
-        can = Capabilities(sampling_history=RECENT, can_evict=True, text_tokens=self._options.chunk)
-        self.capabilities = can.limited_to(specification)
         cpu = cpu_stages(specification, GPU, stages) if stages else None
         self.device = device
         self.batch = self._options.chunk
@@ -116,6 +129,13 @@ class CudaBackend(Backend[DeviceRows]):
         self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
         self._build(cpu, tuning or usual_tuning(capability), capability)
+        self.capabilities = Capabilities(
+            max_batch_tokens=MAX_TOKENS if self._caches.have_pages and not stages else 0,
+            padded_tokens=MAX_TOKENS,
+            sampling_history=RECENT,
+            can_evict=True,
+            text_tokens=self._options.chunk,
+        ).limited_to(specification)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
         """Build the decode step, what it is captured in, and the buffers on the host."""
@@ -157,6 +177,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._check_open()
         self._pending = tuple(ids)
         self._sampling.discard_ahead()
+        self._logits.forget()
         return self._rows(len(ids))
 
     def forward(self, x: DeviceRows, start: int) -> None:
@@ -173,6 +194,47 @@ class CudaBackend(Backend[DeviceRows]):
         self._parts.prefill.per_layer.send(ids)
         self._parts.prefill.read(len(ids), start)
         synchronize(self.device)
+
+    def forward_batch(self, x: DeviceRows, positions: BatchPositions) -> None:
+        """As `Backend.forward_batch`, for the ids passed to `embed`. Tokens of one sequence, other than a
+        chunk of its prompt, are processed one after the other.
+        """
+        with device_errors():
+            if is_chunk(positions):
+                self._read_chunk(x, int(positions.positions[0]), positions.pages[:1])
+                return
+            if not x.in_step:
+                raise ValueError(f"saw a batch of {len(x)} tokens, wanted {MAX_TOKENS} at most, or a chunk")
+            steps = independent_tokens(positions)
+            for rows in steps:
+                ids = [self._pending[row] for row in rows]
+                part = BatchPositions(positions.positions[rows], positions.pages[rows])
+                self.steps.set_batch(ids, part)
+                self.steps.run(len(rows), layout=BATCH)
+                if len(steps) > 1:
+                    self._logits.collect(rows, len(x))
+
+    def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
+        """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""
+        ids = self._pending
+        self.steps.set_pages(pages)
+        if x.in_step:
+            self.steps.set_state(ids, start)
+            self.steps.run(len(ids), layout=PAGES)
+            return
+        self._send(ids)
+        self._parts.prefill.per_layer.send(ids)
+        self._parts.prefill.read(len(ids), start, self._parts.workspace.pages[0])
+        synchronize(self.device)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        with device_errors():
+            self._caches.copy(source, target, count)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        with device_errors():
+            self._sampling.discard_ahead()
+            self._caches.copy_pages(sources, targets)
 
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
         """As `Backend.forward_texts`, for the ids passed to `embed`."""
@@ -350,11 +412,14 @@ class CudaBackend(Backend[DeviceRows]):
         self.step.tuning = tuning
 
     def warm_up(
-        self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
+        self,
+        widths: tuple[int, ...] = COMMON_STEP_SIZES,
+        on_compiled: OnCompiled | None = None,
+        layouts: Sequence[Layout] = (TEXT,),
     ) -> None:
-        """Compile and capture steps of these token counts, so that no completion waits for compilation; other
-        counts are padded. The kernels of an encoder are compiled for any count. `on_compiled` is called
-        with the number of compiled kernels and the total if this takes long.
+        """Compile and capture steps of these token counts and layouts, so that no completion waits for
+        compilation; other counts are padded. The kernels of an encoder are compiled for any count.
+        `on_compiled` is called with the number of compiled kernels and the total if this takes long.
 
         Raises:
             KernelsUnavailableError: Triton has no compiler here.
@@ -363,7 +428,7 @@ class CudaBackend(Backend[DeviceRows]):
             if self.spec.is_encoder:
                 self.forward_texts(self.embed([0]), [1])
             else:
-                self.steps.warm_up(widths, on_compiled)
+                self.steps.warm_up(widths, on_compiled, layouts)
 
     def close(self) -> None:
         """Free the device memory."""

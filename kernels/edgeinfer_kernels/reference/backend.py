@@ -49,6 +49,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.state = state
         can = Capabilities(
             max_batch_tokens=64,
+            copies_in_batch=True,
             text_tokens=CPU_TEXT_TOKENS,
             skips_layers=True,
             has_separate_states=True,

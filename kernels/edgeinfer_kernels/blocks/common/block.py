@@ -264,6 +264,10 @@ class BlockSizes:
         """Bytes of the state on a GPU."""
         return 0
 
+    def has_device_pages(self, context: int) -> bool:
+        """Whether sequences can share its state on a GPU, which holds `context` tokens in pages."""
+        return not self.state_label
+
     def read_state_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes in main memory of the state that the block reads, maybe that of another layer."""
         return self.state_bytes(context, cache_type)
