@@ -3,6 +3,7 @@ is read, and what two alternating chats read again.
 
 python benchmarks/parallel.py --shapes llama-3.2-1b --types Q4_0 --threads 2
 python benchmarks/parallel.py --llama-batched-bench build/bin/llama-batched-bench --models model.gguf
+python benchmarks/parallel.py --device cuda --shapes llama-3-8b --types Q4_0
 
 A stream is an asynchronous stream of the library, as of the server. The other side is llama.cpp's
 `llama-batched-bench`, which samples no tokens; both sides run in turns.
@@ -108,7 +109,7 @@ class BatchedBench:
 
     program: Path
 
-    def rates(self, model: Path, sizes: Sizes, threads: int) -> dict[int, float]:
+    def rates(self, model: Path, sizes: Sizes, threads: int, device: str) -> dict[int, float]:
         """Decoded tokens/s of all streams, by their number.
 
         Raises:
@@ -116,7 +117,8 @@ class BatchedBench:
         """
         largest = max(sizes.streams)
         command = [
-            *(str(self.program), "-m", str(model), "-t", str(threads), "-tb", str(threads), "-ngl", "0"),
+            *(str(self.program), "-m", str(model), "-t", str(threads), "-tb", str(threads)),
+            *(("-ngl", "0") if device == "cpu" else ("-ngl", "99", "-fa", "on")),
             *("-c", str(largest * (sizes.prompt + sizes.generated + 8)), "-b", "512", "-ub", "512"),
             *("-npp", str(sizes.prompt), "-ntg", str(sizes.generated)),
             *("-npl", ",".join(map(str, sizes.streams)), "--output-format", "jsonl"),
@@ -211,6 +213,7 @@ def main() -> None:
     parser = suites.parser(__doc__ or "")
     parser.add_argument("--llama-batched-bench", type=Path, help="llama.cpp's program (default: without)")
     parser.add_argument("--kv", default="f16", help="type of the KV cache (%(default)s)")
+    parser.add_argument("--device", default="cpu", help="(%(default)s)")
     parser.set_defaults(shapes="llama-3.2-1b", types="Q4_0", rounds=3)
     options = parser.parse_args()
     sizes, rounds = (SMOKE, 1) if options.smoke else (Sizes(), options.rounds)
@@ -219,13 +222,19 @@ def main() -> None:
     for benched in suite.benched_models():
         threads = suite.threads[-1]
         bench = BatchedBench(options.llama_batched_bench) if options.llama_batched_bench else None
-        theirs = [bench.rates(benched.path, sizes, threads) for _ in range(rounds)] if bench else []
+        theirs = (
+            [bench.rates(benched.path, sizes, threads, options.device) for _ in range(rounds)]
+            if bench
+            else []
+        )
         parallel = max(2, -(-max(sizes.streams) * (sizes.prompt + sizes.generated + 64) // sizes.context) + 2)
         with load(
-            benched.path, device="cpu", context=sizes.context, threads=threads, draft=None,
+            benched.path, device=options.device, context=sizes.context, threads=threads, draft=None,
             parallel=parallel, kv=options.kv,
         ) as model:  # fmt: skip
-            where = f"{benched.name}, {threads} threads"
+            where = f"{benched.name}, " + (
+                f"{threads} threads" if options.device == "cpu" else options.device
+            )
             sections += [
                 (f"{where}: streams", streams_table(model, sizes, rounds, theirs)),
                 (f"{where}: a short request beside a long prompt", long_prompt_table(model, sizes, rounds)),

@@ -287,6 +287,15 @@ class Backend(Protocol[X]):
         _refuse(self)
 
 
+    def sample_batch(
+        self, x: X, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """The next tokens after the tokens of `forward_batch`, sampled on the device; -1: the host must
+        sample from the logits. For each token a `sampling_request`, and the recent ids for its penalties.
+        """
+        _refuse(self)
+
+
 def _refuse(backend: Backend[Any]) -> NoReturn:
     raise NotImplementedError(f"the {backend.name} backend doesn't have this capability")
 

@@ -21,7 +21,7 @@ from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
-from edgeinfer_kernels.cuda.decode.layout import (
+from edgeinfer_kernels.cuda.cache.layout import (
     BATCH,
     PAGES,
     TEXT,
@@ -226,6 +226,15 @@ class CudaBackend(Backend[DeviceRows]):
         self._parts.prefill.per_layer.send(ids)
         self._parts.prefill.read(len(ids), start, self._parts.workspace.pages[0])
         synchronize(self.device)
+
+    def sample_batch(
+        self, x: DeviceRows, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
+    ) -> list[int]:
+        """As `Backend.sample_batch`; of a batch that took several steps the host samples."""
+        if self._logits.are_collected:
+            return [-1] * len(x)
+        with device_errors():
+            return self._sampling.sample_rows(requests, recent)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         with device_errors():

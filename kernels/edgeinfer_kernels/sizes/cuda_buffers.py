@@ -155,10 +155,11 @@ def expert_load_bytes(sizes: ModelSizes) -> int:
 
 
 def _drawing_bytes(vocabulary: int) -> int:
-    """Bytes for sampling a token on the device; see `backend.py`."""
-    slices = -(-vocabulary // SLICE)
+    """Bytes for sampling the tokens of a step on the device; see `device_parts.py`."""
+    rows, slices = MAX_TOKENS, -(-vocabulary // SLICE)
     words = (slices, slices, slices, RECENT, 1, 2)
-    return taken(slices * KEPT, 8) + taken(REQUEST_SIZE, 8) + sum(taken(count, 4) for count in words)
+    numbers = taken(rows * slices * KEPT, 8) + taken(rows * REQUEST_SIZE, 8)
+    return numbers + sum(taken(rows * count, 4) for count in words)
 
 
 def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK) -> int:

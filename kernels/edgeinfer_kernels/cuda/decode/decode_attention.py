@@ -120,6 +120,27 @@ def _attend_cached(
 
 
 @triton.jit
+def _step_queries(
+    qkv, stride, state, rope, head, row, is_query, position, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
+):
+    """The queries of a KV head in the rows `row`, (QUERIES, DIMENSIONS) float16, with norm and RoPE."""
+    GROUP: tl.constexpr = ATTENTION.group
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    QK_NORM: tl.constexpr = ATTENTION.qk_norm
+    token, member = row // GROUP, row % GROUP
+    width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
+    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
+    q_at = (head * GROUP + member) * ATTENTION.q_head
+    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
+    base = qkv + token * stride + q_at
+    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
+    if ATTENTION.cache == Q4_0:
+        queries = hadamard_f16(queries, HEAD_DIM)
+    return queries.to(tl.float16)
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv,
     stride,
@@ -149,11 +170,8 @@ def decode_attention_kernel(
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
-    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
-    QK_NORM: tl.constexpr = ATTENTION.qk_norm
     WINDOW: tl.constexpr = ATTENTION.window
-    CACHE: tl.constexpr = ATTENTION.cache
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
@@ -169,22 +187,13 @@ def decode_attention_kernel(
         sequence = 0
         cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
-    token, member = row // GROUP, row % GROUP
+    token = row // GROUP
     is_query = row < GROUP * TOKENS
     first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
-    width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
-    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
-    q_at = (head * GROUP + member) * ATTENTION.q_head
-    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
-    base = qkv + token * stride + q_at
-    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     position = tl.load(state + 8 + token, mask=is_query, other=0)
-    queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
-    if CACHE == Q4_0:
-        queries = hadamard_f16(queries, HEAD_DIM)
-    queries = queries.to(tl.float16)
-    slopes = head_slopes(rope.slopes, head * GROUP + member, ATTENTION.has_alibi)
+    queries = _step_queries(qkv, stride, state, rope, head, row, is_query, position, ATTENTION, TOKENS)
+    slopes = head_slopes(rope.slopes, head * GROUP + row % GROUP, ATTENTION.has_alibi)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)

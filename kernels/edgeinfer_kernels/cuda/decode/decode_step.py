@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
-from edgeinfer_kernels.cuda.decode.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace

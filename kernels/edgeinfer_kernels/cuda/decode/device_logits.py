@@ -51,6 +51,11 @@ class DeviceLogits:
             return collected
         return self._of_step(x) if x.in_step else self._of_prompt(x)
 
+    @property
+    def are_collected(self) -> bool:
+        """Whether the logits of a batch are those of several steps, and no longer on the device."""
+        return self._collected is not None
+
     def forget(self) -> None:
         """Another step begins."""
         self._collected = None

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.decode.layout import independent_tokens, is_chunk
+from edgeinfer_kernels.cuda.cache.layout import independent_tokens, is_chunk
 from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read
@@ -142,7 +142,7 @@ def test_padding_of_a_batch_writes_to_no_page(tmp_path: Path) -> None:
         backend.close()
 
 
-def test_a_chunk_is_told_from_a_batch() -> None:
+def test_a_chunk_differs_from_a_batch() -> None:
     same = np.broadcast_to(table([4, 7]), (3, 2))
     assert is_chunk(BatchPositions(np.array([5, 6, 7]), same))
     assert not is_chunk(BatchPositions(np.array([5, 7, 8]), same))
