@@ -33,6 +33,10 @@ class Requests(Protocol):
         """Number of sequences that can advance together."""
         ...
 
+    def has_place(self, live: LiveRequest) -> bool:
+        """Whether a chunk of the request's tokens can be read now."""
+        ...
+
     def alone(self, live: LiveRequest, limit: int | None = None) -> None:
         """One step of the only live request."""
         ...
@@ -142,7 +146,8 @@ class Scheduler:
         ready = [
             each
             for index, each in enumerate(reading)
-            if not (self.requests.shares_prefixes and self._is_read_by(reading[:index], each))
+            if self.requests.has_place(each)
+            and not (self.requests.shares_prefixes and self._is_read_by(reading[:index], each))
         ]
         return min(ready, key=lambda each: each.turn, default=None)
 
