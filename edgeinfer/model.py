@@ -101,7 +101,7 @@ class Model:
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._grammars = Grammars(tokenizer, engine.vocabulary_size, spare_core)
         self._lock = ModelLock()
-        self._completer = Completer(engine, tokenizer, self._lock, batch_invariant)
+        self.completer = Completer(engine, tokenizer, self._lock, batch_invariant)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -180,7 +180,7 @@ class Model:
                 self._encoding.of_prompt(prompt, run.raw, run.template_options), run, sampling
             )
 
-        return self._completer.each(request, prompts, self.speculator)
+        return self.completer.each(request, prompts, self.speculator)
 
     def _several(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> list[Generation]:
         self.refuse_encoder()
@@ -189,8 +189,8 @@ class Model:
         return SequenceCounts(run.n, run.best_of, run.beams).completions(
             self._request(ids, run, sampling),
             lambda: self._grammars.constraint(run.schema, run.grammar),
-            lambda requests: [*map(whole, self._completer.together(requests, self.speculator))],
-            self._completer.by_beams,
+            lambda requests: [*map(whole, self.completer.together(requests, self.speculator))],
+            self.completer.by_beams,
         )
 
     def stream(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> TokenStream:
@@ -218,7 +218,7 @@ class Model:
         """`stream` for `async for`; options and `Raises` as there."""
         from edgeinfer.generation.async_stream import AsyncTokenStream
 
-        return AsyncTokenStream(self.stream(prompt, **options), self._completer.step_thread)
+        return AsyncTokenStream(self.stream(prompt, **options), self.completer.step_thread)
 
     async def generate_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> Generation:
         """`generate` for `await`; cancelling the task ends generation."""
@@ -240,7 +240,7 @@ class Model:
         """Stream the completion of token ids. `keep`: first tokens that a context shift keeps."""
         self._refuse_closed()
         request = self._request(ids, run, sampling, keep, dropped_messages)
-        return self._completer.stream(request, self.speculator, on_end)
+        return self.completer.stream(request, self.speculator, on_end)
 
     def _request(
         self, ids: list[int], run: RunOptions, sampling: SamplingParams, keep: int = SINKS, dropped: int = 0
@@ -355,14 +355,14 @@ class Model:
         self, ids: list[list[int]], pool: Callable[[npt.NDArray[np.float32]], Result]
     ) -> list[Result]:
         """`pool` of the hidden states (tokens, hidden_size) of each text before the output head."""
-        with self._completer.engine_use(max(map(len, ids), default=0)) as engine:
+        with self.completer.engine_use(max(map(len, ids), default=0)) as engine:
             self._refuse_closed()
             return [pool(rows) for rows in text_rows(engine, ids)]
 
     def _run_from_empty_cache(
         self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
-        with self._completer.engine_use(len(ids)) as engine:
+        with self.completer.engine_use(len(ids)) as engine:
             self._refuse_closed()
             engine.rewind(0)
             return read(ids)
