@@ -49,7 +49,7 @@ class PagedRequests:
         """Whether it has pages, or may get some now."""
         if live.text is not None or self._alone is live:
             return True
-        held = len(self._holders) + (self._alone is not None)
+        held = sum(holder.advances for holder in (*self._holders, self._alone) if holder is not None)
         return held < self.places and not (self._is_full and held)
 
     def alone(self, live: LiveRequest, limit: int | None = None) -> None:
@@ -213,17 +213,17 @@ class PagedRequests:
         return logits
 
     def _reserve(self, live: LiveRequest, count: int) -> bool:
-        """Reserve pages for `count` more tokens. If there are none, the request that got its pages last gives
-        them up; False: this one has.
+        """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that
+        has paused, or else the one that got them last; False: this one has.
         """
         assert live.text is not None
         while True:
             try:
                 self.cache.reserve(live.text, count)
             except CacheFullError:
-                last = self._holders[-1]
-                if last is live and len(self._holders) == 1:
+                if self._holders == [live]:
                     raise
+                last = self._last_holder()
                 self._preempt(last)
                 if last is live:
                     return False
@@ -239,9 +239,14 @@ class PagedRequests:
     def _preempt_last(self) -> bool:
         """The engine's text needs pages, and only live requests have any."""
         if self._holders:
-            self._preempt(self._holders[-1])
+            self._preempt(self._last_holder())
             return True
         return False
+
+    def _last_holder(self) -> LiveRequest:
+        """The request that gives its pages up first."""
+        paused = [holder for holder in self._holders if not holder.advances]
+        return (paused or self._holders)[-1]
 
     def _give_up_pages(self, live: LiveRequest) -> None:
         if live.text is not None:
