@@ -249,7 +249,7 @@ def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
     assert run.finish() == alone(path, wanted)
 
 
-def test_pulled_requests_advance_in_turns_and_wait_for_no_paused_one(zoo_file: ZooFile) -> None:
+def test_pulled_requests_advance_in_turns(zoo_file: ZooFile) -> None:
     """Three requests of about 100 tokens in a cache of 128; each pauses for two thirds of the steps."""
     path = zoo_file("llama")
     wanted = [request(prompt(60 + seed, seed), 40, seed=seed, **SEEDED) for seed in range(3)]
@@ -265,7 +265,7 @@ def test_pulled_requests_advance_in_turns_and_wait_for_no_paused_one(zoo_file: Z
     assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
 
 
-def test_a_request_takes_the_fast_path_while_the_others_pause(zoo_file: ZooFile) -> None:
+def test_paused_requests_leave_the_fast_path_to_one(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file)
     paused, other = request(prompt(20), 5), request(prompt(20, 1), 60)
     first = run.add(paused)
