@@ -236,6 +236,8 @@ class LiveRequest:
         """Whether it is the text of its engine, and no other request was live in its last step."""
         self.arrivals: Collection[LiveRequest] = ()
         """The requests that join the next step."""
+        self.advances = False
+        """Whether it takes part in the current step; else it has paused."""
         self.turn = 0
         """When a chunk of its prompt was read last, as the number of a step."""
         self.text: PagedText | None = None

@@ -1,12 +1,14 @@
 """Number and kind of requested completions: sampled, best of several, or beam search."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgeinfer.errors import SettingError, shown
 from edgeinfer.generation.request import Request
 from edgeinfer.options.option_field import plain_number
+from edgeinfer.options.run_options import COUNTS
 from edgeinfer.results import Generation
 from edgeinfer.structured.constraint import Constraint
 
@@ -53,9 +55,13 @@ class SequenceCounts:
         """
         requested = self.n or 1
         if self.beams is not None:
+            if request.context_shift is not None:
+                raise SettingError(
+                    "context_overflow: beam search supports 'stop' only; leave it out, or beams"
+                )
             if request.stop:
                 raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
-            if constraint() is not None:
+            if request.constraint is not None:
                 raise SettingError(
                     "schema and grammar: beam search doesn't support them; leave these out, or beams"
                 )
@@ -73,6 +79,17 @@ class SequenceCounts:
             replace(request, sampling=replace(request.sampling, seed=each), constraint=constraint())
             for each in seeds
         ]
+
+
+def one_completion(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for several prompts. Raises `SettingError`: there is a number of completions."""
+    for name in COUNTS:
+        if options.get(name) is not None:
+            raise SettingError(
+                f"{name}: saw {shown(options[name])}, but each of several prompts gets one completion; give "
+                "one prompt, or leave it out"
+            )
+    return {name: value for name, value in options.items() if name not in COUNTS}
 
 
 def best_completions(completions: Sequence[Generation], count: int) -> list[Generation]:

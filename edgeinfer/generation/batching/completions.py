@@ -1,15 +1,18 @@
 """Completes the requests of a model: one as a stream, or several together in the thread of the caller."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
+from edgeinfer.errors import EdgeInferError
 from edgeinfer.generation.batching.scheduler import Scheduler, requests_on
 from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.loop import LiveRequest
-from edgeinfer.generation.request import Request
+from edgeinfer.generation.prefill import context_overflow
+from edgeinfer.generation.request import Prompt, Request
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.results import Generation, Token
 from edgeinfer.speculation.speculator import Speculator
@@ -20,29 +23,26 @@ if TYPE_CHECKING:
 
 def completed(
     scheduler: Scheduler, lock: ModelLock, requests: Sequence[LiveRequest]
-) -> list[Generation | Exception]:
-    """The completion of each request, or the error that ended it. The lock is the model's; other threads use
-    the model between two steps. A `KeyboardInterrupt` ends all.
+) -> Iterator[Generation | Exception]:
+    """The completion of each request in order, or the error that ended it; all advance together. The lock is
+    the model's; other threads use the model between two steps. Closing the iterator cancels the others.
     """
-    tokens: list[list[Token]] = [[] for _ in requests]
+    tokens: dict[LiveRequest, list[Token]] = {live: [] for live in requests}
     for live in requests:
         live.on_change = _nothing
         scheduler.add(live)
     try:
-        while not all(live.ended for live in requests):
-            with lock:
-                scheduler.step()
-            for live, own in zip(requests, tokens, strict=True):
-                own += live.unread
-                live.unread.clear()
-    except BaseException:
+        for live in requests:
+            while not live.ended:
+                with lock:
+                    scheduler.step()
+                for each, own in tokens.items():
+                    own += each.unread
+                    each.unread.clear()
+            yield live.error or live.generation(tokens[live])
+    finally:
         for live in requests:
             live.cancelled = True
-        raise
-    return [
-        live.generation(own) if live.error is None else live.error
-        for live, own in zip(requests, tokens, strict=True)
-    ]
 
 
 def _nothing() -> None:
@@ -76,17 +76,50 @@ class Completer:
         return TokenStream(self.scheduler, live, self.lock, on_end)
 
     def together(
-        self, requests: Sequence[Request], speculator: Speculator | None
-    ) -> list[Generation | Exception]:
-        """The completions of several requests, as `completed`."""
-        live = [LiveRequest(self.engine, self.tokenizer, each, speculator) for each in requests]
-        return completed(self.scheduler, self.lock, live)
+        self, requests: Sequence[Request | Exception], speculator: Speculator | None
+    ) -> Iterator[Generation | Exception]:
+        """The completions of several requests, as `completed`; errors among them are returned."""
+        live = [
+            LiveRequest(self.engine, self.tokenizer, each, speculator)
+            for each in requests
+            if isinstance(each, Request)
+        ]
+        results = completed(self.scheduler, self.lock, live)
+        for each in requests:
+            yield next(results) if isinstance(each, Request) else each
+
+    def each(
+        self,
+        request: Callable[[Prompt], Request],
+        prompts: Sequence[Prompt],
+        speculator: Speculator | None,
+    ) -> Iterator[Generation | Exception]:
+        """The completions of several prompts, as `together`; `request` encodes a prompt."""
+        requests: list[Request | Exception] = []
+        for prompt in prompts:
+            try:
+                requests.append(request(prompt))
+            except EdgeInferError as error:
+                requests.append(error)
+        return self.together(requests, speculator)
+
+    @contextmanager
+    def engine_use(self, tokens: int) -> Iterator[Engine]:
+        """Use the engine otherwise, for a text of this number of tokens. What it has cached stays, if it can.
+
+        Raises:
+            ContextOverflowError: the context holds less.
+        """
+        with self.lock:
+            if tokens > self.engine.context:
+                raise context_overflow(self.engine, tokens)
+            self.scheduler.suspend()
+            yield self.engine
 
     def by_beams(self, request: Request, beams: int) -> list[Generation]:
         """The completions of a beam search."""
-        with self.lock:
-            self.scheduler.suspend()
-            return BeamSearch(self.engine, self.tokenizer, request, beams).run()
+        with self.engine_use(0) as engine:
+            return BeamSearch(engine, self.tokenizer, request, beams).run()
 
     @cached_property
     def step_thread(self) -> "StepThread":

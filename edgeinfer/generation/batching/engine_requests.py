@@ -62,6 +62,10 @@ class EngineRequests:
         """Number of sequences that can advance together."""
         return len(self._engines)
 
+    def has_place(self, live: LiveRequest) -> bool:
+        """Whether it has an engine, or there is one for it."""
+        return live.engine is not None or any(held is None or not held.advances for held in self._holders)
+
     def alone(self, live: LiveRequest, limit: int | None = None) -> None:
         """One step of the only live request."""
         if self._place(live, [live]):

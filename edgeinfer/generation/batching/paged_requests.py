@@ -45,6 +45,13 @@ class PagedRequests:
         """Number of sequences that can advance together."""
         return self._engine.capabilities.max_batch_tokens
 
+    def has_place(self, live: LiveRequest) -> bool:
+        """Whether it has pages, or may get some now."""
+        if live.text is not None or self._alone is live:
+            return True
+        held = sum(holder.advances for holder in (*self._holders, self._alone) if holder is not None)
+        return held < self.places and not (self._is_full and held)
+
     def alone(self, live: LiveRequest, limit: int | None = None) -> None:
         """One step of the only live request, as the engine's text."""
         if self._alone is not live:
@@ -89,8 +96,8 @@ class PagedRequests:
         """
         self._detach()
         ids = live.sequence.ids
-        if live.text is None and not self._open(live):
-            return
+        if live.text is None:
+            self._open(live)
         text = live.text
         assert text is not None
         self.cache.extend(text, ids)
@@ -117,10 +124,8 @@ class PagedRequests:
         except Exception as error:
             live.fail(error)
 
-    def _open(self, live: LiveRequest) -> bool:
-        """Give the request pages with the longest stored prefix; False: it has to wait."""
-        if self._is_full and self._holders:
-            return False
+    def _open(self, live: LiveRequest) -> None:
+        """Give the request pages with the longest stored prefix."""
         sequence, shift = live.sequence, live.request.context_shift
         if shift is not None and not live.has_begun:
             sequence.ids = shift.remaining_ids(sequence.ids, shift.left_out(len(sequence.ids)))
@@ -129,11 +134,12 @@ class PagedRequests:
         live.text = self.cache.open(sequence.ids)
         self._holders.append(live)
         live.start(live.text.length)
-        return True
 
     def _fork(self, live: LiveRequest, other: LiveRequest) -> bool:
-        """Give another request the pages of this one, whose prompt is the same."""
+        """Give another request the pages of this one, whose prompt is the same; False: there is no place."""
         assert live.text is not None
+        if not self.has_place(other):
+            return False
         try:
             other.text = self.cache.fork(live.text)
         except CacheFullError:
@@ -207,17 +213,17 @@ class PagedRequests:
         return logits
 
     def _reserve(self, live: LiveRequest, count: int) -> bool:
-        """Reserve pages for `count` more tokens. If there are none, the request that got its pages last gives
-        them up; False: this one has.
+        """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that
+        has paused, or else the one that got them last; False: this one has.
         """
         assert live.text is not None
         while True:
             try:
                 self.cache.reserve(live.text, count)
             except CacheFullError:
-                last = self._holders[-1]
-                if last is live and len(self._holders) == 1:
+                if self._holders == [live]:
                     raise
+                last = self._last_holder()
                 self._preempt(last)
                 if last is live:
                     return False
@@ -233,9 +239,14 @@ class PagedRequests:
     def _preempt_last(self) -> bool:
         """The engine's text needs pages, and only live requests have any."""
         if self._holders:
-            self._preempt(self._holders[-1])
+            self._preempt(self._last_holder())
             return True
         return False
+
+    def _last_holder(self) -> LiveRequest:
+        """The request that gives its pages up first."""
+        paused = [holder for holder in self._holders if not holder.advances]
+        return (paused or self._holders)[-1]
 
     def _give_up_pages(self, live: LiveRequest) -> None:
         if live.text is not None:

@@ -18,6 +18,8 @@ from edgeinfer_kernels.backend import PAGE
 
 CHUNK_TOKENS = 64
 """Tokens of a prompt that are read between two decode steps; a multiple of the tokens of a run of pages."""
+PAUSED_STEPS = 16
+"""Steps after which the requests that don't advance count as paused."""
 FULL_CHUNK_TOKENS = 256
 """The same while no request is decoding."""
 
@@ -31,6 +33,10 @@ class Requests(Protocol):
     @property
     def places(self) -> int:
         """Number of sequences that can advance together."""
+        ...
+
+    def has_place(self, live: LiveRequest) -> bool:
+        """Whether a chunk of the request's tokens can be read now."""
         ...
 
     def alone(self, live: LiveRequest, limit: int | None = None) -> None:
@@ -73,6 +79,9 @@ class Scheduler:
         self.live: list[LiveRequest] = []
         self._arrivals: deque[LiveRequest] = deque()
         self._steps = 0
+        self._only: LiveRequest | None = None
+        """The request that advanced alone in the last `_only_steps` steps."""
+        self._only_steps = 0
 
     def add(self, request: LiveRequest) -> None:
         """Let a request join the next step; any thread may call this, without the lock."""
@@ -88,16 +97,27 @@ class Scheduler:
         self._admit()
         wanted = [live for live in self.live if live is pulled or live.is_wanted]
         self._steps += 1
+        for live in self.live:
+            live.advances = live in wanted
         for live in wanted:
             if live.phase == "decoding":
                 live.timer.resume()
         try:
-            if len(self.live) == 1 and wanted:
+            if self._is_alone(wanted):
                 self._run_alone(wanted[0])
             elif wanted:
                 self._run_together(wanted)
         finally:
             self._retire(wanted)
+
+    def _is_alone(self, wanted: Sequence[LiveRequest]) -> bool:
+        """Whether only one request advances, and the others haven't for some steps: then it takes the fast
+        path. Requests that are pulled in turns don't, because each change moves pages.
+        """
+        if len(wanted) != 1 or wanted[0] is not self._only:
+            self._only, self._only_steps = wanted[0] if len(wanted) == 1 else None, 0
+        self._only_steps += 1
+        return len(wanted) == 1 and (len(self.live) == 1 or self._only_steps > PAUSED_STEPS)
 
     def _admit(self) -> None:
         """Take over the requests that have arrived, and drop those that are cancelled."""
@@ -142,7 +162,8 @@ class Scheduler:
         ready = [
             each
             for index, each in enumerate(reading)
-            if not (self.requests.shares_prefixes and self._is_read_by(reading[:index], each))
+            if self.requests.has_place(each)
+            and not (self.requests.shares_prefixes and self._is_read_by(reading[:index], each))
         ]
         return min(ready, key=lambda each: each.turn, default=None)
 

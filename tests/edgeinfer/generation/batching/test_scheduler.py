@@ -1,5 +1,6 @@
 """Live requests: each gives what it gives alone, whatever else joins, leaves, fails or waits."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.generation.batching.engine_requests import EngineRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
-from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS
+from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS, PAUSED_STEPS
 from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer_kernels.backend import PAGE
 from tests.edgeinfer.conftest import ZooFile
@@ -246,3 +247,71 @@ def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
         run.step()
     run.engine.append(prompt(CONTEXT, 7))
     assert run.finish() == alone(path, wanted)
+
+
+def test_pulled_requests_advance_in_turns(zoo_file: ZooFile) -> None:
+    """Three requests of about 100 tokens in a cache of 128; each pauses for two thirds of the steps."""
+    path = zoo_file("llama")
+    wanted = [request(prompt(60 + seed, seed), 40, seed=seed, **SEEDED) for seed in range(3)]
+    run = Run(engine_of(path, positions=CONTEXT))
+    live = [run.add(each) for each in wanted]
+    for each in live:
+        each.on_change = None
+    while run.scheduler.live or any(not each.ended for each in live):
+        for each in live:
+            for _ in range(5):
+                if not each.ended:
+                    run.scheduler.step(each)
+    assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
+
+
+def test_paused_requests_leave_the_fast_path_to_one(zoo_file: ZooFile) -> None:
+    run, _, path = paged(zoo_file)
+    paused, other = request(prompt(20), 5), request(prompt(20, 1), 60)
+    first = run.add(paused)
+    first.on_change = None
+    run.scheduler.step(first)
+    second = run.add(other)
+    for _ in range(PAUSED_STEPS + 3):
+        run.step()
+    assert second.is_alone
+    while not first.ended:
+        run.scheduler.step(first)
+    assert run.finish()[1] == alone(path, [other])[0]
+    assert [token.id for token in first.sequence.sampled] == alone(path, [paused])[0]
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("seed", range(12))
+def test_random_arrivals_pauses_cancellations_and_other_uses(zoo_file: ZooFile, seed: int) -> None:
+    """Prompts share prefixes, and the cache holds about two of them."""
+    rng, path = random.Random(seed), zoo_file("llama")
+    run, requests, _ = paged(zoo_file, positions=16 * rng.randrange(9, 20))
+    stems = [prompt(rng.randrange(1, 90), stem) for stem in range(3)]
+    wanted, cancelled = [], set[int]()
+    for index in range(14):
+        ids = [*rng.choice(stems), *prompt(rng.randrange(1, 20), 100 + index)]
+        wanted.append(request(ids, rng.randrange(1, 60), seed=index, temperature=rng.choice([0.0, 1.0])))
+    for step in range(4000):
+        if len(run.live) < len(wanted) and rng.random() < 0.15:
+            live = run.add(wanted[len(run.live)])
+            live.on_change = None if rng.random() < 0.4 else live.on_change
+        action = rng.random()
+        if action < 0.02 and run.live:
+            index = rng.randrange(len(run.live))
+            run.live[index].cancelled = True
+            cancelled.add(index)
+        elif action < 0.06:
+            run.scheduler.suspend()
+            run.engine.rewind(rng.randrange(len(run.engine.ids) + 1))
+            run.engine.append(prompt(rng.randrange(1, 40), step)[: run.engine.cache.free])
+        pulled = [each for each in run.live if each.on_change is None and not each.ended]
+        run.scheduler.step(rng.choice(pulled) if pulled and rng.random() < 0.7 else None)
+        if len(run.live) == len(wanted) and not run.scheduler.live:
+            break
+    assert all(each.error is None for each in run.live)
+    expected = alone(path, wanted)
+    for index, each in enumerate(run.live):
+        if index not in cancelled:
+            assert [token.id for token in each.sequence.sampled] == expected[index]
+    assert_no_page_is_lost(requests)
