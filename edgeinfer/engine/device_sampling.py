@@ -61,9 +61,7 @@ class BatchSampling:
         self._backend = backend
         self._history_size = backend.capabilities.sampling_history
 
-    def sample(
-        self, x: HiddenStates, rows: Mapping[int, tuple[Sampler, Sequence[int]]]
-    ) -> dict[int, int]:
+    def sample(self, x: HiddenStates, rows: Mapping[int, tuple[Sampler, Sequence[int]]]) -> dict[int, int]:
         """The ids sampled for some rows of a batch, as their sampler would; `rows`: the sampler and the ids
         so far. Rows whose sampling parameters the device doesn't support are left out.
         """
@@ -73,11 +71,12 @@ class BatchSampling:
         supported = {row: pair for row, pair in rows.items() if _is_supported(pair[0].settings, size)}
         if not supported:
             return {}
-        requests, recent = [self._unused] * len(x), [()] * len(x)
+        requests: list[Sequence[float]] = [self._unused] * len(x)
+        recent: list[Sequence[int]] = [()] * len(x)
         for row, (sampler, history) in supported.items():
             params = sampler.settings
             if penalties_are_on(params):
-                recent[row] = tuple(last_tokens(history, params.repeat_last_n))
+                recent[row] = last_tokens(history, params.repeat_last_n)
             uniform = sampler.peek_uniform(0) if params.temperature > 0 else 0.0
             requests[row] = self._backend.sampling_request(params, len(recent[row]), uniform)
         with DEVICE_FAILURES:
@@ -91,7 +90,7 @@ class BatchSampling:
 
     @property
     def _unused(self) -> list[float]:
-        """The request of a row that nobody reads."""
+        """The request of a row whose sample isn't read."""
         return self._backend.sampling_request(SamplingParams(temperature=0.0), 0, 0.0)
 
 

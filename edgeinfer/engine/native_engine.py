@@ -3,14 +3,14 @@
 import os
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.cache_changes import CacheChanges
-from edgeinfer.engine.device_sampling import DeviceSampler
+from edgeinfer.engine.device_sampling import BatchSampling, DeviceSampler
 from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_steps
 from edgeinfer.engine.ring_positions import RingPositions
@@ -154,6 +154,7 @@ class NativeEngine(CacheChanges):
         self._process = None if backend.capabilities.is_fork_safe else os.getpid()
         """The only process that may use the backend; None: forked children may."""
         self.capabilities = backend.capabilities
+        self._batch_sampling = BatchSampling(backend)
 
     @property
     def context(self) -> int:
@@ -185,7 +186,7 @@ class NativeEngine(CacheChanges):
         self.cache.append(ids)
         return x
 
-    def _logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
+    def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
             return self.backend.logits(x)
 
@@ -277,7 +278,7 @@ class NativeEngine(CacheChanges):
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         if len(ids) <= self.capabilities.max_step_tokens:
             return self._step(ids)
-        logits = [self._logits(x) for x in self._steps(ids)]
+        logits = [self.logits(x) for x in self._steps(ids)]
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
@@ -294,7 +295,7 @@ class NativeEngine(CacheChanges):
 
         The cache's ids don't change: the caller keeps track of the sequences' slots.
         """
-        return self._logits(self._forward_batch(ids, positions))
+        return self.logits(self.forward_batch(ids, positions))
 
     def append_chunk(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64]) -> HiddenStates:
         """Process a chunk of one prompt at positions start… in these pages of the cache; return the hidden
@@ -302,14 +303,21 @@ class NativeEngine(CacheChanges):
         """
         positions = np.arange(start, start + len(ids))
         rows = np.broadcast_to(pages, (len(ids), len(pages)))
-        return self._forward_batch(ids, BatchPositions(positions, rows))
+        return self.forward_batch(ids, BatchPositions(positions, rows))
+
+    def sample_batch(
+        self, x: HiddenStates, rows: Mapping[int, tuple[Sampler, Sequence[int]]]
+    ) -> dict[int, int]:
+        """As `BatchSampling.sample`, after `forward_batch`."""
+        return self._batch_sampling.sample(x, rows)
 
     def last_logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         """(vocabulary,): the logits of the last of some hidden states."""
-        last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
+        last: npt.NDArray[np.float32] = self.logits(x if len(x) == 1 else x[-1:])[0]
         return last
 
-    def _forward_batch(self, ids: Sequence[int], positions: BatchPositions) -> HiddenStates:
+    def forward_batch(self, ids: Sequence[int], positions: BatchPositions) -> HiddenStates:
+        """As `append_batch`; the hidden states after the last layer, valid until the next step."""
         self._check_usable()
         self._check_ids(ids)
         with DEVICE_FAILURES:
@@ -327,7 +335,7 @@ class NativeEngine(CacheChanges):
         with DEVICE_FAILURES:
             x = self.backend.embed([token])
             self.backend.forward_layers(x, position, layers)
-        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        logits: npt.NDArray[np.float32] = self.logits(x)[0]
         return logits
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:

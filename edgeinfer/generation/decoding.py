@@ -21,8 +21,7 @@ class BaselineDecode:
 
     def __init__(self, engine: Engine, sequence: GenerationSequence) -> None:
         self._engine = engine
-        is_plain = sequence.request.logprobs is None and sequence.constraint is None
-        self._device_sampler = engine.device_sampler(sequence.sampler) if is_plain else None
+        self._device_sampler = engine.device_sampler(sequence.sampler) if sequence.is_plain else None
 
     def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
         (sequence,) = sequences

@@ -67,6 +67,11 @@ class GenerationSequence:
         """Maximum number of further tokens."""
         return self.max_tokens - len(self.sampled)
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether only its sampler has to see the logits."""
+        return self.request.logprobs is None and self.constraint is None
+
     def sample(self, logits: npt.NDArray[np.float32]) -> SampledToken:
         """Sample the next token from the logits after the last one."""
         token = self.sampler.sample(logits, self.ids)

@@ -286,7 +286,6 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
-
     def sample_batch(
         self, x: X, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
     ) -> list[int]:

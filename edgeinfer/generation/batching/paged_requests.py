@@ -3,7 +3,7 @@
 A request that is alone becomes the engine's contiguous text, so it takes the fast path, with drafts.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,10 @@ from edgeinfer.generation.batching.engine_requests import EngineStart
 from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN, PagedCache, PagedText
 from edgeinfer.generation.context_shift import shared_with
 from edgeinfer.generation.decoding import forced_tokens
-from edgeinfer.generation.loop import LiveRequest
+from edgeinfer.generation.loop import LiveRequest, SampledToken
 from edgeinfer.generation.prefill import check_prompt
 from edgeinfer.generation.shared_prefix import CacheFullError
-from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.backend import PAGE, BatchPositions, HiddenStates
 
 Row = tuple[PagedText, int]
 """A sequence and the token that is appended to it."""
@@ -162,12 +162,16 @@ class PagedRequests:
         ready = [each for each in ready if each.text is not None]  # a later one may have given its pages up
         if not ready:
             return
-        for each, logits in zip(ready, self._forward(ready), strict=True):
-            try:
-                each.batched(len(ready))
-                each.accept([each.sequence.sample(logits)])
-            except Exception as error:
-                each.fail(error)
+        tokens: list[Row] = []
+        last: dict[int, LiveRequest] = {}
+        for each in ready:
+            assert each.text is not None
+            tokens += [(each.text, token) for token in each.sequence.ids[each.text.length :]]
+            last[len(tokens) - 1] = each
+            each.batched(len(ready))
+        for first in range(0, len(tokens), self.places):
+            part = tokens[first : first + self.places]
+            self._advance(part, {row - first: last[row] for row in last if 0 <= row - first < len(part)})
 
     def _prepare(self, live: LiveRequest) -> None:
         """Append forced tokens, and shift a full context: the remaining tokens are read again."""
@@ -183,22 +187,26 @@ class PagedRequests:
         if live.text is None and not live.ended:
             live.phase = "reading"
 
-    def _forward(self, live: Sequence[LiveRequest]) -> list[npt.NDArray[np.float32]]:
-        """The logits after each request's tokens; usually processes one token of each."""
-        tokens: list[Row] = []
-        last: list[int] = []
-        for each in live:
-            assert each.text is not None
-            tokens += [(each.text, token) for token in each.sequence.ids[each.text.length :]]
-            last.append(len(tokens) - 1)
-        rows: list[npt.NDArray[np.float32]] = []
-        for first in range(0, len(tokens), self.places):
-            logits = self._append(tokens[first : first + self.places])
-            rows += [logits[row - first] for row in last if first <= row < first + len(logits)]
-        return rows
+    def _advance(self, tokens: Sequence[Row], last: Mapping[int, LiveRequest]) -> None:
+        """Append tokens to their sequences, and sample the next one after the `last` of each request, by its
+        row: on the device, if that supports it.
+        """
+        x, engine = self._append(tokens), self._engine
+        plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
+        sampled = engine.sample_batch(x, {row: (each.sampler, each.ids) for row, each in plain.items()})
+        logits = None if sampled.keys() >= last.keys() else engine.logits(x)
+        for row, live in last.items():
+            try:
+                if logits is None or row in sampled:
+                    live.sequence.sampler.accept(sampled[row])
+                    live.accept([SampledToken(sampled[row], None)])
+                else:
+                    live.accept([live.sequence.sample(logits[row])])
+            except Exception as error:
+                live.fail(error)
 
-    def _append(self, tokens: Sequence[Row]) -> npt.NDArray[np.float32]:
-        """Append tokens to sequences that have pages for them; the logits after each."""
+    def _append(self, tokens: Sequence[Row]) -> HiddenStates:
+        """Append tokens to sequences that have pages for them; the hidden states after each."""
         lengths = {text: text.length for text, _ in tokens}
         page_rows = {text: text.pages for text in lengths}
         positions = np.zeros(len(tokens), np.int64)
@@ -207,10 +215,10 @@ class PagedRequests:
             positions[row] = lengths[text]
             pages[row, : len(page_rows[text])] = page_rows[text]
             lengths[text] += 1
-        logits = self._engine.append_batch([token for _, token in tokens], BatchPositions(positions, pages))
+        x = self._engine.forward_batch([token for _, token in tokens], BatchPositions(positions, pages))
         for text, length in lengths.items():
             text.length = length
-        return logits
+        return x
 
     def _reserve(self, live: LiveRequest, count: int) -> bool:
         """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that

@@ -17,10 +17,6 @@ from edgeinfer_kernels.backend import (
     StateArrays,
 )
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
-from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
-from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
-from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.cache.layout import (
     BATCH,
     PAGES,
@@ -29,6 +25,10 @@ from edgeinfer_kernels.cuda.cache.layout import (
     independent_tokens,
     is_chunk,
 )
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
+from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS

@@ -58,9 +58,7 @@ class DeviceSampling:
         self._step(start, request, recent)
         return self._sampled_at(start)
 
-    def sample_rows(
-        self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
-    ) -> list[int]:
+    def sample_rows(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> list[int]:
         """The ids sampled from the first rows of logits of a step; -1: the host must sample."""
         space, count = self._sampling_space, len(requests)
         self._requests[:count] = torch.tensor(requests, dtype=torch.float64)

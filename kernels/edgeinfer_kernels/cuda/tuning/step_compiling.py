@@ -10,8 +10,8 @@ from typing import Any
 
 import triton
 
-from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 
 OnCompiled = Callable[[int, int], None]

@@ -7,12 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeinfer.engine.device_sampling import BatchSampling
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.generation.batching.paged_requests import PagedRequests
+from edgeinfer.options import SamplingParams
+from edgeinfer.sampling import Sampler
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import independent_tokens, is_chunk
 from edgeinfer_kernels.layer_cache import CacheType
+from tests.edgeinfer.generation.batching.live_engines import Run, prompt, request
 from tests.kernels.cuda.conftest import HAS_GPU
-from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read
+from tests.kernels.cuda.decoders import CONTEXT, FLOATS_AGREE, Decoder, opened, read
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
@@ -140,6 +146,45 @@ def test_padding_of_a_batch_writes_to_no_page(tmp_path: Path) -> None:
         backend.forward(x, 13)
         assert relative(backend.logits(x)[0].astype(np.float64), expected[13]) < FLOATS_AGREE
         backend.close()
+
+
+def test_tokens_of_a_batch_are_sampled_as_by_the_host(tmp_path: Path) -> None:
+    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+        vocabulary, backend = decoder.specification.vocabulary_size, decoder.backend(DEVICE)
+        ids = [token % vocabulary for token in decoder.ids(3)]
+        settings = [
+            SamplingParams(temperature=0.0),
+            SamplingParams(temperature=1.5, top_k=20, seed=4),
+            SamplingParams(temperature=0.8, repeat_penalty=1.5, seed=5),
+        ]
+        samplers = [Sampler(each, vocabulary, None) for each in settings]
+        again = [Sampler(each, vocabulary, None) for each in settings]
+        positions = BatchPositions(np.zeros(3, np.int64), np.array([[1], [2], [3]]))
+        for _ in range(4):
+            x = backend.embed(ids)
+            backend.forward_batch(x, positions)
+            rows = {row: (sampler, ids) for row, sampler in enumerate(samplers)}
+            sampled = BatchSampling(backend).sample(x, rows)
+            logits = backend.logits(x)
+            expected = {row: each.sample(logits[row], ids) for row, each in enumerate(again)}
+            assert sampled == expected
+        backend.close()
+
+
+def test_requests_on_a_gpu_share_its_cache(tmp_path: Path) -> None:
+    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+
+        def run(prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+            backend = decoder.backend(DEVICE)
+            together = Run(NativeEngine(decoder.specification, backend, CONTEXT, 16))
+            assert isinstance(together.scheduler.requests, PagedRequests)
+            result = together.finish({0: [request(each, 5) for each in prompts]})
+            backend.close()
+            return result
+
+        prompts = [prompt(12), prompt(7, 1), [*prompt(12), *prompt(3, 2)]]
+        prompts = [[token % decoder.specification.vocabulary_size for token in each] for each in prompts]
+        assert run(prompts) == [run([each])[0] for each in prompts]
 
 
 def test_a_chunk_differs_from_a_batch() -> None:
