@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ PAGES = [[2], [3, 0], [1]]
 LENGTHS = [15, 21, 14]
 """Tokens of each sequence; the last three are read in batches."""
 BATCHED = 3
+Row = np.ndarray[Any, np.dtype[np.float64]]
 MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "llama": (ZOO["llama"], (0, 1)),
     "windows, norms of heads": (ZOO["gemma3"], (4, 5)),
@@ -52,12 +54,11 @@ def read_prompts(backend: CudaBackend, texts: Sequence[Sequence[int]]) -> None:
             start += count
 
 
-def relative(row: "np.ndarray[tuple[int], np.dtype[np.float64]]", expected: object) -> float:
-    wanted = np.asarray(expected, np.float64)
+def relative(row: Row, wanted: Row) -> float:
     return float(np.linalg.norm(row - wanted) / np.linalg.norm(wanted))
 
 
-def expected_rows(decoder: Decoder, texts: Sequence[Sequence[int]], kind: CacheType) -> list[list[object]]:
+def expected_rows(decoder: Decoder, texts: Sequence[Sequence[int]], kind: CacheType) -> list[list[Row]]:
     """The reference's for float16; quantized caches round what differs in the last bit, so those of the same
     kernels with one text in the cache.
     """
