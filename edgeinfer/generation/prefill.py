@@ -56,5 +56,5 @@ def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
         remedy = "the model wasn't trained for more, or this machine's memory doesn't hold it"
     return ContextOverflowError(
         f"the prompt has {count} tokens, the context holds {engine.context}; shorten it, or take a larger "
-        f"context (--context, context=): {remedy}"
+        f"context (context=): {remedy}"
     )

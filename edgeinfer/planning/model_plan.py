@@ -164,7 +164,7 @@ def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:
     if options.draft not in ("auto", *NO_MODELS):
         raise SettingError(
             f"draft: saw {str(options.draft)!r}, but the vocabulary of {header.name} isn't known; pull the "
-            "model, or leave --draft out"
+            "model, or leave draft= out"
         )
     try:
         config = read_config(header.file)

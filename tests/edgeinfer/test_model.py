@@ -125,7 +125,7 @@ def test_a_prompt_over_the_largest_context_is_an_error(loaded: Model) -> None:
         loaded.generate([5] * 300)
     assert str(caught.value) == (
         "the prompt has 300 tokens, the context holds 256; shorten it, or take a larger context "
-        "(--context, context=): the model wasn't trained for more, or this machine's memory doesn't hold it"
+        "(context=): the model wasn't trained for more, or this machine's memory doesn't hold it"
     )
 
 

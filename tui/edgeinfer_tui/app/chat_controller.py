@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatMessage, newest_end
+from edgeinfer.options.option_names import with_flags
 from edgeinfer_tui import library
 from edgeinfer_tui.app.message_input import with_files
 from edgeinfer_tui.app.model_status import MemoryPanel
@@ -123,9 +124,10 @@ class ChatController:
         model = self.thread.model
         if model is None:  # the program is exiting
             return
-        self.warnings, self._first_warnings = (*self._first_warnings, *model.warnings), ()
+        self.warnings, self._first_warnings = (*self._first_warnings, *map(with_flags, model.warnings)), ()
         plan, size = await self.on_thread(lambda: (model.plan, library.model_size(self.model_name)))
-        self.screen.query_one(MemoryPanel).show(plan, (*model.warnings, *model.details))
+        lines = tuple(map(with_flags, (*model.warnings, *model.details)))
+        self.screen.query_one(MemoryPanel).show(plan, lines)
         self.screen.query_one(Welcome).show(model.name, size, model.context, plan)
         await self.screen.transcript.show(self.session.tree, self.session.line)
         self.screen.refresh_lines()
