@@ -105,6 +105,10 @@ def _planned(
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
     warnings = [hot.note] if hot.note else []
+    if not hot.orders and all(tensor.is_copied for tensor in plan.tensors):
+        warnings.append(
+            f"every tensor has its type in {plan.mix.name} already: the copy has the same weights"
+        )
     return Quantization(file.path, file.nbytes, target, plan, (*warnings, *_warnings(plan, importance)))
 
 

@@ -85,6 +85,12 @@ def test_the_file_records_its_importance_matrix(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_has_the_type_already_is_reported(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf", format="Q8_0")
+    done = edgeinfer.quantize(source, tmp_path / "same.gguf", "Q8_0")
+    assert done.warnings == ("every tensor has its type in Q8_0 already: the copy has the same weights",)
+
+
 def test_warnings_report_fallbacks_missing_importance_and_requantization(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
     done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)

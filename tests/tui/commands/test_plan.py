@@ -140,7 +140,7 @@ def test_the_draft_that_loading_uses_is_planned(edgeinfer: CommandLine) -> None:
 def test_a_draft_that_loading_omits_is_not_planned(edgeinfer: CommandLine) -> None:
     sizes = {}
     for ram in ("1GiB", "37MiB"):
-        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
+        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "-t", "2", "--ram", ram, "--json", "--verbose")
         message = json.loads(outcome.out)
         sizes[ram] = {item["item"]: item["bytes"] for item in message["items"]}
         assert ("using prompt lookup instead" in outcome.err) == (ram != "1GiB")
@@ -162,7 +162,7 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
         "wanted the same vocabulary"
     )
     for device in ("cpu:", LAPTOP):
-        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path))
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path), "-v")
         assert outcome.code == 0
         assert message in outcome.err
         assert "draft model" not in outcome.out
@@ -170,10 +170,14 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
         assert message in model.warnings
 
 
-def test_a_machine_without_a_gpu_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_reported_with_verbose(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_plan, "usable_gpu", lambda index: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
-    assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
+    assert (outcome.code, outcome.err) == (0, "")
+    outcome = edgeinfer("plan", "tiny", "--threads", "2", "--verbose")
+    assert (outcome.code, outcome.err) == (0, "edgeinfer: no NVIDIA GPU here\n")
 
 
 def test_a_machine_can_be_measured_again(
