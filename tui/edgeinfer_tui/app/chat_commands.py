@@ -41,7 +41,7 @@ COMMANDS = (
     ),
     ChatCommand("/copy", "ctrl+y", "copy_last", "copy the last response"),
     ChatCommand("/stats", "", "stats", "speed of the last response"),
-    ChatCommand("/exit", "ctrl+q", "leave", "leave; Ctrl-D in an empty line does too"),
+    ChatCommand("/exit", "ctrl+q", "leave", "leave; /bye and Ctrl-D in an empty line do too"),
 )
 OTHER_KEYS = (
     ("Enter", "send"),

@@ -11,9 +11,9 @@ from edgeinfer.history.tree import ChatMessage, newest_end
 from edgeinfer.options.option_names import with_flags
 from edgeinfer_tui import library
 from edgeinfer_tui.app.message_input import with_files
+from edgeinfer_tui.app.messages.transcript import NO_MODEL
 from edgeinfer_tui.app.model_status import MemoryPanel
 from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
-from edgeinfer_tui.app.transcript import NO_MODEL
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line

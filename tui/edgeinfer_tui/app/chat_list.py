@@ -207,6 +207,8 @@ class ChatList(Vertical):
 
     def _ask(self, dialog: "LineScreen") -> None:
         def take(_: object) -> None:
+            # Letters of the list are keys, so what is typed next belongs to the message.
+            self._chat.screen.input.focus()
             self._chat.screen.refresh_lines()
             self.refresh_chats()
 

@@ -22,14 +22,14 @@ from edgeinfer_tui.app.chat_commands import COMMANDS, HelpScreen, bindings
 from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_list import ChatList
 from edgeinfer_tui.app.message_input import MessageInput
-from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.messages.message_view import MessageView
+from edgeinfer_tui.app.messages.transcript import Transcript
 from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
 from edgeinfer_tui.app.picker_screen import KeyedList, PickerScreen, models_here, saved_chats
 from edgeinfer_tui.app.settings_screen import SavedSettings, SettingsScreen
-from edgeinfer_tui.app.transcript import Transcript
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
-from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
+from edgeinfer_tui.command_words import ALIASES, common_beginning, completions, unknown_command_message
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.options.arguments import models_here as model_names
 from edgeinfer_tui.options.parsed_options import ParsedOptions
@@ -120,7 +120,7 @@ class ChatScreen(Screen[None]):
     async def on_message_input_submitted(self, event: MessageInput.Submitted) -> None:
         word, _, argument = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
-            command = next((command for command in COMMANDS if command.word == word), None)
+            command = next((one for one in COMMANDS if one.word == ALIASES.get(word, word)), None)
             self.input.clear()
             if command is None:
                 words = [command.word for command in COMMANDS]

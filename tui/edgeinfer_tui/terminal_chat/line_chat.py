@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.chat_session import ChatSession
-from edgeinfer_tui.command_words import completions, unknown_command_message
+from edgeinfer_tui.command_words import ALIASES, completions, unknown_command_message
 from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.completion_output import print_completion
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D leaves."
 COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
-ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}
-"""Commands of Ollama -> the same here."""
 STOPPED = "(stopped; the text so far is kept)"
 HELP = {
     "/help": "this list",
