@@ -193,6 +193,11 @@ REGISTRY_SHAPES = (
         "jamba-reasoning-3b", 28, 2560, 8192, 20, 1, 65536, 262144, head_dim=128, architecture="jamba",
         recurrent=MambaLayers((7, 21), 5120, 16, 160, 1),
     ),
+    Shape(
+        "muse-glimmer-30b", 52, 6656, 19968, 32, 2, 202048, 131072, head_dim=128, architecture="muse-glimmer",
+        qk_norm=True, post_norms=True, attention_gate=True,
+        keys=((_WINDOW, 2048), ("final_logit_softcapping", 20.0)),
+    ),
     _lfm2("lfm2.5-2.6b", 30, 10752, (2, 5, 9, 13, 17, 21, 24, 27), vocabulary=128000),
     _granite_h(
         "granite-4.0-h-small", 4096, 768, 32, 8, 128, experts=72, experts_per_token=10, shared_expert=1536
