@@ -15,7 +15,7 @@ from edgeinfer.options.run_options import RunOptions
 from edgeinfer.options.sampling_params import SamplingParams
 
 ALL = (LoadOptions, RunOptions, SamplingParams)
-OTHERS = {
+OTHERS: Mapping[str, tuple[str, ...]] = {
     "allow_requantize": ("--allow-requantize",),
     "imatrix": ("--imatrix",),
     "overwrite": ("--force",),
@@ -32,7 +32,7 @@ def flags_by_name(kinds: tuple[type, ...] = ALL) -> Mapping[str, tuple[str, ...]
     """Name -> flags of the command line, the main one first, of the options of these classes; of all classes
     also those of other keywords.
     """
-    flags = dict(OTHERS) if kinds == ALL else {}
+    flags: dict[str, tuple[str, ...]] = dict(OTHERS) if kinds == ALL else {}
     for kind in kinds:
         for name, info in options_of(kind).items():
             if info.commands:

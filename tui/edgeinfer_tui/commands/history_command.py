@@ -68,7 +68,8 @@ def history(
         elif chat is None:
             _list(store, as_json)
         elif name is not None:
-            store.rename(store.chat(chat), name)
+            renamed = store.rename(store.chat(chat), name)
+            say(f"{chat}: its name is {renamed.label} now")
         elif delete:
             _delete(store, chat, yes)
         else:
