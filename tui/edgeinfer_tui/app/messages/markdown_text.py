@@ -63,7 +63,8 @@ class CodeBlock(MarkdownFence):
 
     DEFAULT_CSS = """
     CodeBlock { margin: 0 0 1 0; }
-    CodeBlock > Label { padding: 0 1; }
+    CodeBlock > Label, CodeBlock:ansi > Label { padding: 0 1; }
+    CodeBlock:ansi { margin: 0 0 1 0; }
     CodeBlock > CopyLabel { width: 1fr; color: $text-muted; text-align: right; }
     CodeBlock > CopyLabel:hover { color: $text; text-style: underline; }
     """
