@@ -131,7 +131,7 @@ def _options(request: PlanRequest) -> PlanOptions:
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     if request.kv in CPU_CACHES:
         raise GpuUnavailableError(
-            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
+            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
     try:
@@ -198,9 +198,9 @@ def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptio
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
     """The error with a suggested solution, in one line."""
     if 0 < fitting < request.context:
-        remedy = f"with a context of {fitting} it fits (--context, context=)"
+        remedy = f"with a context of {fitting} it fits (context=)"
     elif request.draft_required:
-        remedy = "leave the draft model out (--draft none, draft=None)"
+        remedy = "leave the draft model out (draft=None)"
     else:
         remedy = "take a smaller model or fewer bits per weight"
     return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}")
