@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--generated", type=int, default=128, help="split: tokens of a run (%(default)s)")
     parser.add_argument("--prompts", default="512,2048", help="lengths with commas (%(default)s)")
     parser.add_argument("--depths", help="tokens in the cache (decode: 0,512,4096; prompts: 0)")
+    parser.add_argument("--widths", action="store_true", help="t(n)/t(1) of verifying n tokens as well")
     parser.add_argument("--texts", type=int, default=256, help="texts to embed (%(default)s)")
     options = parser.parse_args()
     suite = cuda_runs.suite(options)
@@ -65,7 +66,8 @@ def main() -> None:
         depths = suites.whole_numbers("--depths", listed, 0)
         if test == "decode":
             workloads += [Workload("generate", 8 if options.smoke else 128, depth) for depth in depths]
-            workloads += [Workload("verify", width, 0) for width in ALL_STEP_SIZES]
+            if options.widths or options.smoke:
+                workloads += [Workload("verify", width, 0) for width in ALL_STEP_SIZES]
         else:
             prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
             workloads += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]

@@ -56,11 +56,10 @@ def read_prompt(
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
     """The error for a prompt of `count` tokens, which is more than the context."""
+    remedy = "shorten it: the model wasn't trained for more, or this machine's memory doesn't hold it"
     if engine.largest_context > engine.context:
-        remedy = f"up to {engine.largest_context} the model was trained for and fits this machine"
-    else:
-        remedy = "the model wasn't trained for more, or this machine's memory doesn't hold it"
+        most = f"up to {engine.largest_context} the model was trained for and fits this machine"
+        remedy = f"shorten it, or take a larger context (context=): {most}"
     return ContextOverflowError(
-        f"the prompt has {count} tokens, the context holds {engine.context}; shorten it, or take a larger "
-        f"context (--context, context=): {remedy}"
+        f"the prompt has {count} tokens, the context holds {engine.context}; {remedy}"
     )

@@ -135,7 +135,7 @@ def _options(request: PlanRequest) -> PlanOptions:
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     if request.kv in CPU_CACHES:
         raise GpuUnavailableError(
-            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
+            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
     whole = replace(whole, sequences=_gpu_sequences(request, machine, whole))
@@ -225,11 +225,11 @@ def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptio
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
     """The error with a suggested solution, in one line."""
     if request.parallel > 1:
-        remedy = "hold fewer sequences (--parallel, parallel=)"
+        remedy = "hold fewer sequences (parallel=)"
     elif 0 < fitting < request.context:
-        remedy = f"with a context of {fitting} it fits (--context, context=)"
+        remedy = f"with a context of {fitting} it fits (context=)"
     elif request.draft_required:
-        remedy = "leave the draft model out (--draft none, draft=None)"
+        remedy = "leave the draft model out (draft=None)"
     else:
         remedy = "take a smaller model or fewer bits per weight"
     return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}")

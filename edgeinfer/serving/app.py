@@ -21,6 +21,8 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError,
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
+from edgeinfer.options import LoadOptions
+from edgeinfer.options.option_names import with_flags
 from edgeinfer.ranking import RankedText
 from edgeinfer.results import Generation
 from edgeinfer.serving import replies
@@ -120,9 +122,9 @@ class _Server:
             except RequestError as error:
                 return failure(str(error), error.status, error.param, error.code)
             except ContextOverflowError as error:
-                return failure(str(error), 400, "messages", "context_length_exceeded")
+                return failure(_text(error), 400, "messages", "context_length_exceeded")
             except EdgeInferError as error:
-                return failure(str(error), 400)
+                return failure(_text(error), 400)
 
         return guarded
 
@@ -351,7 +353,12 @@ class EventStream(StreamingResponse):
             async for event in events:
                 yield event
         except EdgeInferError as error:
-            yield replies.event(replies.error(str(error), "server_error"))
+            yield replies.event(replies.error(_text(error), "server_error"))
+
+
+def _text(error: EdgeInferError) -> str:
+    """The text of an error; options of the server's start are named by their flags."""
+    return with_flags(str(error), (LoadOptions,))
 
 
 def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:

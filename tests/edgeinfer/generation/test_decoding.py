@@ -70,7 +70,7 @@ def test_a_prompt_longer_than_the_context_names_both_lengths_and_the_maximum() -
         model.generate(prompt)
     assert str(caught.value) == (
         "the prompt has 17 tokens, the context holds 16; shorten it, or take a larger context "
-        "(--context, context=): up to 64 the model was trained for and fits this machine"
+        "(context=): up to 64 the model was trained for and fits this machine"
     )
     assert model.generate(prompt[:16]).finish_reason == "context"
 

@@ -28,11 +28,15 @@ from edgeinfer_tui.output.word_wrap import WordWrap
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgeinfer.results import Generation
     from edgeinfer_tui.chat_session import ChatSession, SessionStore
 
 LINES_TOGETHER = 64
 """Maximum lines of a batch that are completed together."""
+MANY_COMPLETIONS = 8
+"""More are announced: `-n` of llama.cpp is the number of tokens."""
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -86,6 +90,8 @@ def _run(options: ParsedOptions, named: bool) -> None:
         raise typer.BadParameter("--batch reads prompts from standard input, and nothing is piped there")
     piped = None if options.batch else piped_text(sys.stdin, options.prompt is not None)
     text = joined_prompt(options.prompt, piped)
+    if text is not None and not text.strip():
+        raise typer.BadParameter("the prompt is blank; give a text, or none for a chat on a terminal")
     if text is None and not options.batch and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         if on_terminal(sys.stdin):
             raise typer.BadParameter("no prompt: give one, or let stdout be the terminal for a chat")
@@ -242,13 +248,10 @@ def _answer(
     """Stream one completion and return it, None if several were printed; Ctrl-C ends the program with the
     exit code of an interrupted program.
     """
-    from edgeinfer_offload.machine.energy import energy_meter, joules_between
-
     if options.counts:
         _several(loaded, options, text)
         return None
-    meter = energy_meter(loaded.gpu) if options.speed else None
-    before = meter.joules() if meter else None
+    used_joules = _joules_from_now(loaded.gpu) if options.speed else lambda: None
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
     stream: Stream
@@ -267,10 +270,16 @@ def _answer(
         print_record(answer, loaded.name, text)
     else:
         answer = print_completion(stream, progress, column=column)
-        _report(answer, loaded, options, joules_between(before, meter.joules() if meter else None))
+        _report(answer, loaded, options, used_joules())
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
     return answer
+
+
+def _joules_from_now(gpu: int | None) -> "Callable[[], float | None]":
+    from edgeinfer_offload.machine.energy import energy_meter
+
+    return energy_meter(gpu).since_now()
 
 
 def _show_prompt(text: str) -> int:
@@ -291,6 +300,8 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
     settings = {**options.generation, "progress": progress.update}
     prompt = _prompt_of(loaded, options, text)
     counts = {"n": 1, **options.counts}
+    if counts["n"] > MANY_COMPLETIONS:
+        say(f"{counts['n']} completions (-n); --max-tokens limits the tokens of each")
     try:
         completions = loaded.generate(prompt, **counts, **settings)
     except KeyboardInterrupt:
