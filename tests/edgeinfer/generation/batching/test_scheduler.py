@@ -249,7 +249,7 @@ def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
     assert run.finish() == alone(path, wanted)
 
 
-def test_pulled_requests_advance_in_turns(zoo_file: ZooFile) -> None:
+def test_pulled_requests_advance_alternately(zoo_file: ZooFile) -> None:
     """Three requests of about 100 tokens in a cache of 128; each pauses for two thirds of the steps."""
     path = zoo_file("llama")
     wanted = [request(prompt(60 + seed, seed), 40, seed=seed, **SEEDED) for seed in range(3)]
