@@ -47,7 +47,7 @@ async def test_responses_together_are_those_of_each_alone(model: Model) -> None:
     assert [each.json()["choices"] for each in together] == [each["choices"] for each in alone]
 
 
-async def test_the_server_shows_how_many_requests_it_answers_together(model: Model) -> None:
+async def test_the_server_shows_the_number_of_parallel_requests(model: Model) -> None:
     async with client(model) as http:
         (card,) = (await http.get("/v1/models")).json()["data"]
         assert model.plan is not None
