@@ -20,6 +20,8 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions, HiddenStates
 
 Row = tuple[PagedText, int]
 """A sequence and the token that is appended to it."""
+FEWEST_PLACES = 16
+"""Sequences that advance together even if the backend's steps are smaller."""
 SHORT_CHUNK = 16
 """Tokens that are read with the chunk before them: short steps split attention otherwise than long ones."""
 
@@ -42,7 +44,11 @@ class PagedRequests:
 
     @property
     def places(self) -> int:
-        """Number of sequences that can advance together."""
+        """Number of sequences that can advance together, maybe in more than one step of the backend."""
+        return max(FEWEST_PLACES, self._step_tokens)
+
+    @property
+    def _step_tokens(self) -> int:
         return self._engine.capabilities.max_batch_tokens
 
     def has_place(self, live: LiveRequest) -> bool:
@@ -169,8 +175,8 @@ class PagedRequests:
             tokens += [(each.text, token) for token in each.sequence.ids[each.text.length :]]
             last[len(tokens) - 1] = each
             each.batched(len(ready))
-        for first in range(0, len(tokens), self.places):
-            part = tokens[first : first + self.places]
+        for first in range(0, len(tokens), self._step_tokens):
+            part = tokens[first : first + self._step_tokens]
             self._advance(part, {row - first: last[row] for row in last if 0 <= row - first < len(part)})
 
     def _prepare(self, live: LiveRequest) -> None:
