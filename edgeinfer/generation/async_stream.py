@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.generation.batching.scheduler import Scheduler
@@ -21,6 +21,8 @@ class StepThread:
         self._guard = fork_safe_lock()
         self._process: int | None = None
         """The process in which the thread runs; None: it doesn't."""
+        self._changes: dict[asyncio.AbstractEventLoop, list[asyncio.Event]] | None = None
+        """The streams that the step of this thread has advanced; None: no step runs here."""
 
     def wake(self) -> None:
         """Run steps until no stream needs any."""
@@ -36,10 +38,32 @@ class StepThread:
                     self._process = None
                     return
             with self._lock:
+                self._changes = {}
                 try:
                     self._scheduler.step()
                 except Exception as error:  # a bug: no reader may wait forever
                     self._scheduler.fail(error)
+                changes, self._changes = self._changes, None
+            for loop, events in changes.items():
+                _set_all(loop, events)
+
+    def report(self, loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+        """Set a stream's event: with those of the same step, since waking an event loop costs as much as a
+        token's other work. The caller holds the model's lock.
+        """
+        if self._changes is None:
+            _set_all(loop, [changed])
+        else:
+            self._changes.setdefault(loop, []).append(changed)
+
+
+def _set_all(loop: asyncio.AbstractEventLoop, events: Sequence[asyncio.Event]) -> None:
+    def set_all() -> None:
+        for event in events:
+            event.set()
+
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(set_all)
 
 
 class AsyncTokenStream:
@@ -84,8 +108,7 @@ class AsyncTokenStream:
     def _report(self) -> None:
         """The thread has advanced the stream."""
         assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._changed.set)
+        self._thread.report(self._loop, self._changed)
 
     async def aclose(self) -> None:
         """End the completion, before the next step."""
