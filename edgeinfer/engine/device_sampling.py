@@ -7,7 +7,7 @@ from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
-from edgeinfer_kernels.backend import Backend, HiddenStates
+from edgeinfer_kernels.backend import Backend, BatchPositions, HiddenStates
 
 if TYPE_CHECKING:
     from edgeinfer.engine.native_engine import KVCache
@@ -61,9 +61,15 @@ class BatchSampling:
         self._backend = backend
         self._history_size = backend.capabilities.sampling_history
 
-    def sample(self, x: HiddenStates, rows: Mapping[int, tuple[Sampler, Sequence[int]]]) -> dict[int, int]:
+    def sample(
+        self,
+        x: HiddenStates,
+        rows: Mapping[int, tuple[Sampler, Sequence[int]]],
+        following: BatchPositions | None = None,
+    ) -> dict[int, int]:
         """The ids sampled for some rows of a batch, as their sampler would; `rows`: the sampler and the ids
-        so far. Rows whose sampling parameters the device doesn't support are left out.
+        so far. Rows whose sampling parameters the device doesn't support are left out; without such rows the
+        device may go on with the `following` step.
         """
         if self._history_size is None:
             return {}
@@ -80,7 +86,8 @@ class BatchSampling:
             uniform = sampler.peek_uniform(0) if params.temperature > 0 else 0.0
             requests[row] = self._backend.sampling_request(params, len(recent[row]), uniform)
         with DEVICE_FAILURES:
-            sampled = self._backend.sample_batch(x, requests, recent)
+            every = following if len(supported) == len(x) else None
+            sampled = self._backend.sample_batch(x, requests, recent, every)
         taken = {row: sampled[row] for row in supported if sampled[row] >= 0}
         for row in taken:
             sampler = supported[row][0]

@@ -306,10 +306,13 @@ class NativeEngine(CacheChanges):
         return self.forward_batch(ids, BatchPositions(positions, rows))
 
     def sample_batch(
-        self, x: HiddenStates, rows: Mapping[int, tuple[Sampler, Sequence[int]]]
+        self,
+        x: HiddenStates,
+        rows: Mapping[int, tuple[Sampler, Sequence[int]]],
+        following: BatchPositions | None = None,
     ) -> dict[int, int]:
         """As `BatchSampling.sample`, after `forward_batch`."""
-        return self._batch_sampling.sample(x, rows)
+        return self._batch_sampling.sample(x, rows, following)
 
     def last_logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         """(vocabulary,): the logits of the last of some hidden states."""

@@ -287,10 +287,17 @@ class Backend(Protocol[X]):
         _refuse(self)
 
     def sample_batch(
-        self, x: X, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
+        self,
+        x: X,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
     ) -> list[int]:
         """The next tokens after the tokens of `forward_batch`, sampled on the device; -1: the host must
         sample from the logits. For each token a `sampling_request`, and the recent ids for its penalties.
+
+        `following`: the device may evaluate the sampled tokens at these positions while the caller processes
+        them; a `forward_batch` that asks for just that continues this step.
         """
         _refuse(self)
 

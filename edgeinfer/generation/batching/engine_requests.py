@@ -76,7 +76,7 @@ class EngineRequests:
         if self._place(live, [live, *others]):
             live.engine_step(limit)
 
-    def decode(self, live: Sequence[LiveRequest]) -> None:
+    def decode(self, live: Sequence[LiveRequest], ahead: bool = False) -> None:
         """The next tokens of each request, one after the other."""
         for each in live:
             if each.engine is None:

@@ -26,6 +26,18 @@ SHORT_CHUNK = 16
 """Tokens that are read with the chunk before them: short steps split attention otherwise than long ones."""
 
 
+def _next_positions(texts: Sequence[PagedText]) -> BatchPositions:
+    """The positions after each sequence, which has a page for it; one that is there again has the next."""
+    lengths, page_rows = {text: text.length for text in texts}, {text: text.pages for text in texts}
+    positions = np.zeros(len(texts), np.int64)
+    pages = np.zeros((len(texts), max(map(len, page_rows.values()))), np.int64)
+    for row, text in enumerate(texts):
+        positions[row] = lengths[text]
+        pages[row, : len(page_rows[text])] = page_rows[text]
+        lengths[text] += 1
+    return BatchPositions(positions, pages)
+
+
 class PagedRequests:
     """Live requests in the cache of an engine whose backend runs batches."""
 
@@ -154,7 +166,7 @@ class PagedRequests:
         other.start(other.text.length)
         return True
 
-    def decode(self, live: Sequence[LiveRequest]) -> None:
+    def decode(self, live: Sequence[LiveRequest], ahead: bool = False) -> None:
         """The next token of each request, by one forward; forced tokens are processed with it."""
         self._detach()
         for each in live:
@@ -177,7 +189,8 @@ class PagedRequests:
             each.batched(len(ready))
         for first in range(0, len(tokens), self._step_tokens):
             part = tokens[first : first + self._step_tokens]
-            self._advance(part, {row - first: last[row] for row in last if 0 <= row - first < len(part)})
+            ends = {row - first: last[row] for row in last if 0 <= row - first < len(part)}
+            self._advance(part, ends, ahead and len(part) == len(tokens))
 
     def _prepare(self, live: LiveRequest) -> None:
         """Append forced tokens, and shift a full context: the remaining tokens are read again."""
@@ -193,13 +206,15 @@ class PagedRequests:
         if live.text is None and not live.ended:
             live.phase = "reading"
 
-    def _advance(self, tokens: Sequence[Row], last: Mapping[int, LiveRequest]) -> None:
+    def _advance(self, tokens: Sequence[Row], last: Mapping[int, LiveRequest], ahead: bool) -> None:
         """Append tokens to their sequences, and sample the next one after the `last` of each request, by its
-        row: on the device, if that supports it.
+        row: on the device, if that supports it. `ahead`: the same requests are likely to advance next.
         """
         x, engine = self._append(tokens), self._engine
+        following = self._following(last) if ahead and len(last) == len(tokens) else None
         plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
-        sampled = engine.sample_batch(x, {row: (each.sampler, each.ids) for row, each in plain.items()})
+        rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
+        sampled = engine.sample_batch(x, rows, following)
         logits = None if sampled.keys() >= last.keys() else engine.logits(x)
         for row, live in last.items():
             try:
@@ -213,18 +228,25 @@ class PagedRequests:
 
     def _append(self, tokens: Sequence[Row]) -> HiddenStates:
         """Append tokens to sequences that have pages for them; the hidden states after each."""
-        lengths = {text: text.length for text, _ in tokens}
-        page_rows = {text: text.pages for text in lengths}
-        positions = np.zeros(len(tokens), np.int64)
-        pages = np.zeros((len(tokens), max(map(len, page_rows.values()))), np.int64)
-        for row, (text, _) in enumerate(tokens):
-            positions[row] = lengths[text]
-            pages[row, : len(page_rows[text])] = page_rows[text]
-            lengths[text] += 1
-        x = self._engine.forward_batch([token for _, token in tokens], BatchPositions(positions, pages))
-        for text, length in lengths.items():
-            text.length = length
+        positions = _next_positions([text for text, _ in tokens])
+        x = self._engine.forward_batch([token for _, token in tokens], positions)
+        for text, _ in tokens:
+            text.length += 1
         return x
+
+    def _following(self, last: Mapping[int, LiveRequest]) -> BatchPositions | None:
+        """The positions of the tokens that follow in the same rows, unless a request ends with this one or
+        has no page for it.
+        """
+        texts = []
+        for row in range(len(last)):
+            live = last[row]
+            assert live.text is not None
+            has_room = live.text.length < len(live.text.pages) * PAGE
+            if live.sequence.remaining < 2 or not has_room or live.text.length + 1 >= self._engine.context:
+                return None
+            texts.append(live.text)
+        return _next_positions(texts)
 
     def _reserve(self, live: LiveRequest, count: int) -> bool:
         """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that

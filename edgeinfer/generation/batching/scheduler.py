@@ -47,8 +47,10 @@ class Requests(Protocol):
         """Read a chunk of the request's tokens, if there is a place for it; `others` are live too."""
         ...
 
-    def decode(self, live: Sequence[LiveRequest]) -> None:
-        """The next tokens of each request."""
+    def decode(self, live: Sequence[LiveRequest], ahead: bool = False) -> None:
+        """The next tokens of each request. `ahead`: the next step will be one of the same requests, unless
+        one ends or another arrives.
+        """
         ...
 
     def release(self, live: LiveRequest) -> None:
@@ -150,7 +152,7 @@ class Scheduler:
         decoding = [each for each in decoding if each.phase == "decoding"]
         if decoding:
             try:
-                self.requests.decode(decoding)
+                self.requests.decode(decoding, ahead=len(decoding) == len(live))
             except Exception as error:  # of a forward that all share
                 for each in decoding:
                     each.fail(error)

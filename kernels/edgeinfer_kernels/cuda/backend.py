@@ -16,15 +16,9 @@ from edgeinfer_kernels.backend import (
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
-from edgeinfer_kernels.cuda.cache.layout import (
-    BATCH,
-    PAGES,
-    TEXT,
-    Layout,
-    independent_tokens,
-    is_chunk,
-)
+from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
@@ -154,6 +148,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
+        self._batches = BatchSteps(self.steps, self._parts.sampling, self._logits)
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_loaded: OnLoaded | None) -> None:
@@ -183,6 +178,7 @@ class CudaBackend(Backend[DeviceRows]):
     def forward(self, x: DeviceRows, start: int) -> None:
         """As `Backend.forward`, for the ids passed to `embed`."""
         with device_errors():
+            self._batches.discard_ahead()
             self._read(self._pending, x, start)
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
@@ -201,18 +197,12 @@ class CudaBackend(Backend[DeviceRows]):
         """
         with device_errors():
             if is_chunk(positions):
+                self._batches.discard_ahead()
                 self._read_chunk(x, int(positions.positions[0]), positions.pages[:1])
                 return
             if not x.in_step:
                 raise ValueError(f"saw a batch of {len(x)} tokens, wanted {MAX_TOKENS} at most, or a chunk")
-            steps = independent_tokens(positions)
-            for rows in steps:
-                ids = [self._pending[row] for row in rows]
-                part = BatchPositions(positions.positions[rows], positions.pages[rows])
-                self.steps.set_batch(ids, part)
-                self.steps.run(len(rows), layout=BATCH)
-                if len(steps) > 1:
-                    self._logits.collect(rows, len(x))
+            self._batches.forward(self._pending, positions)
 
     def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
         """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""
@@ -228,13 +218,15 @@ class CudaBackend(Backend[DeviceRows]):
         synchronize(self.device)
 
     def sample_batch(
-        self, x: DeviceRows, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]
+        self,
+        x: DeviceRows,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
     ) -> list[int]:
         """As `Backend.sample_batch`; of a batch that took several steps the host samples."""
-        if self._logits.are_collected:
-            return [-1] * len(x)
         with device_errors():
-            return self._sampling.sample_rows(requests, recent)
+            return self._batches.sample(requests, recent, following)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         with device_errors():
@@ -242,7 +234,7 @@ class CudaBackend(Backend[DeviceRows]):
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         with device_errors():
-            self._sampling.discard_ahead()
+            self._discard_ahead()
             self._caches.copy_pages(sources, targets)
 
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
@@ -318,6 +310,11 @@ class CudaBackend(Backend[DeviceRows]):
             self._check_open()
             return self._sampling.sample_entered(token_id, start, request, recent)
 
+    def _discard_ahead(self) -> None:
+        """Discard steps that were started ahead: the cache is about to change."""
+        self._sampling.discard_ahead()
+        self._batches.discard_ahead()
+
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the model has been closed; load it again")
@@ -338,6 +335,7 @@ class CudaBackend(Backend[DeviceRows]):
         """
         with device_errors():
             self._check_open()
+            self._batches.discard_ahead()
             return self._sampling.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
@@ -387,7 +385,7 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
         if self._caches.slots is None:
             return length
-        self._sampling.discard_ahead()
+        self._discard_ahead()
         return self._caches.slots.rewind(length)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
@@ -395,7 +393,7 @@ class CudaBackend(Backend[DeviceRows]):
         check_evicted(positions, end)
         with device_errors():
             self._check_open()
-            self._sampling.discard_ahead()
+            self._discard_ahead()
             self._caches.evict(positions, end)
             synchronize(self.device)
 
@@ -448,6 +446,6 @@ class CudaBackend(Backend[DeviceRows]):
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_sampling", "_caches", "_logits", "steps", "step", "_parts"):
+        for name in ("_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

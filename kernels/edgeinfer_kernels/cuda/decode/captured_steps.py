@@ -50,8 +50,12 @@ class CapturedSteps:
         """Whether the device can wait for the host within a graph."""
         self._next_slots = torch.zeros((RING, 4), dtype=torch.int32, pin_memory=self._cuda)
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
-        self._pages = torch.zeros_like(step.workspace.pages, device="cpu", pin_memory=self._cuda)
-        self._spare_page = self._pages.shape[1] - 1
+        pages = step.workspace.pages
+        self._pages = [torch.zeros_like(pages, device="cpu", pin_memory=self._cuda) for _ in range(2)]
+        self._batches = [torch.zeros_like(self._state, pin_memory=self._cuda) for _ in range(2)]
+        """Two of each, by turns: the device may still read those of the batch before."""
+        self._turn = 0
+        self._spare_page = pages.shape[1] - 1
         """The page for the keys and values of padding."""
         self.sampled: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
@@ -79,21 +83,24 @@ class CapturedSteps:
         """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what
         follows are the spare page.
         """
-        rows, columns = pages.shape
-        count, table = max(rows, count), self._pages.numpy()
+        self._turn = 1 - self._turn
+        (rows, columns), held = pages.shape, self._pages[self._turn]
+        count, table = max(rows, count), held.numpy()
         table[:count, : columns + 1] = self._spare_page
         table[:rows, :columns] = pages
-        self.step.workspace.pages[:count].copy_(self._pages[:count], non_blocking=True)
+        self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
 
     def set_batch(self, ids: Sequence[int], positions: BatchPositions) -> None:
         """Set the step's tokens, each of another sequence. Padding tokens are alone in the spare page."""
-        count, state = self.width(len(ids)), self._state.numpy()
+        count = self.width(len(ids))
+        self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
+        held = self._batches[self._turn]
+        state = held.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
         state[16 : 16 + count] = 1
-        self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
-        self.step.workspace.state.copy_(self._state, non_blocking=True)
-        self._per_layer.send(self._state[:count].tolist())
+        self.step.workspace.state.copy_(held, non_blocking=True)
+        self._per_layer.send(state[:count].tolist())
 
     def set_next_slots(self, start: int) -> None:
         """Set the slots of recurrent states for a step of one token, which is set by the step before it."""

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.captured_steps import BEST, RING, SAMPLE, CapturedSteps
-from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace
 from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
 
@@ -57,18 +56,6 @@ class DeviceSampling:
         self._steps.set_state([token_id], start)
         self._step(start, request, recent)
         return self._sampled_at(start)
-
-    def sample_rows(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> list[int]:
-        """The ids sampled from the first rows of logits of a step; -1: the host must sample."""
-        space, count = self._sampling_space, len(requests)
-        self._requests[:count] = torch.tensor(requests, dtype=torch.float64)
-        space.requests[:count].copy_(self._requests[:count], non_blocking=True)
-        for row, ids in enumerate(recent):
-            if ids:
-                space.recent[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        logits = self._steps.step.workspace.logits[:count]
-        sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
-        return [int(sampled) for sampled, _ in space.results[:count].tolist()]
 
     def _step(self, start: int, parameters: Sequence[float] | None, recent: Sequence[int]) -> None:
         if parameters is None:

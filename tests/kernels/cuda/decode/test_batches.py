@@ -172,6 +172,41 @@ def test_tokens_of_a_batch_are_sampled_as_by_the_host(tmp_path: Path) -> None:
         backend.close()
 
 
+def test_a_step_that_was_started_ahead_gives_the_same_tokens(tmp_path: Path) -> None:
+    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+        vocabulary, pages = decoder.specification.vocabulary_size, np.array([[1], [2], [3]])
+        first = [token % vocabulary for token in decoder.ids(3)]
+
+        def run(ahead: bool, changed_at: int = -1) -> tuple[list[list[int]], int]:
+            """The greedy tokens of five steps, and the number of launched steps."""
+            backend, ids, launched = decoder.backend(DEVICE), first, 0
+            launch = backend.step.launch
+
+            def counted(tokens: int) -> None:
+                nonlocal launched
+                launched += 1
+                launch(tokens)
+
+            backend.step.launch = counted  # type: ignore[method-assign]
+            results = []
+            for position in range(5):
+                x = backend.embed(ids)
+                backend.forward_batch(x, BatchPositions(np.full(3, position), pages))
+                following = BatchPositions(np.full(3, position + 1), pages) if ahead else None
+                requests = [backend.sampling_request(SamplingParams(temperature=0.0), 0, 0.0)] * 3
+                ids = backend.sample_batch(x, requests, [(), (), ()], following)
+                if position == changed_at:
+                    ids = [(ids[0] + 1) % vocabulary, *ids[1:]]
+                results.append(ids)
+            backend.close()
+            return results, launched
+
+        assert run(ahead=True)[0] == run(ahead=False)[0]
+        assert run(ahead=True, changed_at=2)[0] == run(ahead=False, changed_at=2)[0]
+        if not HAS_GPU:  # graphs are launched without it
+            assert [run(ahead=True)[1], run(ahead=True, changed_at=2)[1]] == [6, 7]
+
+
 def test_requests_on_a_gpu_share_its_cache(tmp_path: Path) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
 

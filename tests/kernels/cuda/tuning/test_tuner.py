@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.shapes.known_shapes import find_shape
-from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,
     FILE,
@@ -23,7 +23,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
 from harness.empty_decoders import empty_decoder
 
 ALL = sum(len(trials.changes) for trials in CANDIDATES)
-KERNELS = ("gated", "down", "head", "qkv", "output")
+KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 
 
 class FakeStep:
