@@ -157,7 +157,7 @@ class Scheduler:
 
     def _next_reader(self, reading: Sequence[LiveRequest]) -> LiveRequest | None:
         """The request whose chunk is read next: in turns, so that a short prompt needn't wait for a long one.
-        One that shares its next page with an earlier one waits until that has read it.
+        One that shares pages with an earlier one waits until that has read them.
         """
         ready = [each for each in reading if self.requests.has_place(each)][: self.requests.places]
         if self.requests.shares_prefixes:
@@ -166,12 +166,15 @@ class Scheduler:
 
     @staticmethod
     def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest) -> bool:
-        """Whether an earlier request is about to read the next page of this one."""
+        """Whether an earlier request has yet to read pages that this one shares, or the same prompt."""
         ids = live.sequence.ids
-        wanted = min(len(ids) - 1, live.processed + PAGE)
-        return wanted > live.processed and any(
-            each.processed < wanted <= shared_prefix(each.sequence.ids, ids) for each in earlier
-        )
+        for each in earlier:
+            shared = shared_prefix(each.sequence.ids, ids)
+            is_same = shared == len(ids) == len(each.sequence.ids)
+            wanted = shared if is_same else min(shared, len(ids) - 1) // PAGE * PAGE
+            if max(each.processed, live.processed) < wanted:
+                return True
+        return False
 
     def _retire(self, advanced: Sequence[LiveRequest]) -> None:
         """Release what has ended, and report to the readers of those that advanced."""

@@ -341,5 +341,5 @@ def test_a_short_prompt_waits_only_for_the_pages_that_it_shares(zoo_file: ZooFil
     while run.live[1].phase != "decoding":
         run.step()
     assert run.live[0].phase == "reading"
-    assert run.live[1].timer.cached_tokens == 256
+    assert run.live[1].timer.cached_tokens == 288
     assert run.finish()[1] == Run(engine_of(path, context=1024, positions=1024)).finish({0: [short]})[0]
