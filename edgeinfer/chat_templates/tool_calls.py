@@ -3,13 +3,13 @@
 A call is accepted only if its name is that of an offered tool; other text is left unchanged.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.chat_templates.call_arguments import MISSING, json_types, json_value, typed_value
-from edgeinfer.chat_templates.call_formats import CALL_FORMATS, WRAPPERS
-from edgeinfer.chat_templates.call_readers import ParsedCall
+from edgeinfer.chat_templates.call_formats import CALL_FORMATS, WRAPPERS, CallFormat
 from edgeinfer.chat_templates.reasoning import split_reasoning
 from edgeinfer.errors import SettingError, shown
 
@@ -40,13 +40,13 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> ParsedReply:
 
     Calls in the reasoning before the response are ignored.
     """
-    schemas = {name: schema for name, schema in map(_named, tools) if name}
+    schemas = schemas_of(tools)
     reasoning, response = split_reasoning(text)
     for form in CALL_FORMATS:
         calls: list[ToolCall] = []
         rest, end = [], 0
         for match in form.pattern.finditer(response):
-            taken = list(_checked(form.read(match), schemas))
+            taken = list(calls_of_match(form, match, schemas))
             if taken:
                 calls += taken
                 rest.append(response[end : match.start()])
@@ -75,6 +75,11 @@ def check_tools(tools: Sequence[Any]) -> None:
             )
 
 
+def schemas_of(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of the tools' parameters, by name."""
+    return {name: schema for name, schema in map(_named, tools) if name}
+
+
 def _named(tool: Tool) -> tuple[str | None, Mapping[str, Any]]:
     function = tool.get("function", tool)
     return function.get("name"), function.get("parameters") or {}
@@ -90,8 +95,11 @@ def _arguments(given: Any, schema: Mapping[str, Any]) -> Any:
         return MISSING
 
 
-def _checked(calls: Iterator[ParsedCall], schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[ToolCall]:
-    for name, arguments in calls:
+def calls_of_match(
+    form: CallFormat, match: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
+) -> Iterator[ToolCall]:
+    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, by name."""
+    for name, arguments in form.read(match):
         schema = schemas.get(name)
         if schema is None:
             continue

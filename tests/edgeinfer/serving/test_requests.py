@@ -85,7 +85,7 @@ async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
         (
             "chat/completions",
             {"messages": HELLO, "tool_choice": "required", "tools": []},
-            "tool_choice: auto and none",
+            "tool_choice: needs tools, saw none",
         ),
         (
             "chat/completions",

@@ -113,7 +113,7 @@ def test_an_endless_request_header_is_aborted(monkeypatch: pytest.MonkeyPatch, s
 
 
 def test_a_missing_body_gets_408(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgeinfer.serving.bodies.BODY_SECONDS", 0.1)
+    monkeypatch.setattr("edgeinfer.serving.transport.bodies.BODY_SECONDS", 0.1)
     with Served(fake()) as served, served.raw(head(100)) as connection:
         assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
 

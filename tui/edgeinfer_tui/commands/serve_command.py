@@ -107,8 +107,8 @@ def run_server(
     limits: tuple[int, int],
 ) -> None:
     """Serve until Ctrl-C. `limits`: requests that may wait, and completions that are kept."""
-    from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer.serving.app import ServerOptions, serving_app
+    from edgeinfer.serving.transport.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer_tui.system.http_server import BoundedServer
 
     hosts = (ANY_HOST,) if all_interfaces else (*LOCAL_HOSTS, host)

@@ -1,0 +1,91 @@
+"""The interface between the server and an API: its routes, the shape of its errors, its reader and writer."""
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from edgeinfer.model import Model
+from edgeinfer.serving.completion.requests import CompletionRequest
+from edgeinfer.serving.completion.response_format import ResponseFormat
+from edgeinfer.serving.fields import RequestError
+from edgeinfer.serving.models.models import Models
+from edgeinfer.serving.text_steps import TextSteps
+from edgeinfer.serving.transport.failures import failure
+
+Failure = Callable[[RequestError], Response]
+Reader = Callable[[Mapping[str, Any]], CompletionRequest]
+Writer = Callable[[Model, CompletionRequest], ResponseFormat]
+
+
+def openai_failure(error: RequestError) -> Response:
+    """An error object of OpenAI's format."""
+    return failure(str(error), error.status, error.param, error.code)
+
+
+@dataclass(frozen=True)
+class CompletionRoute:
+    """A path that completes prompts: the reader of its bodies and the writer of its responses."""
+
+    path: str
+    read: Reader
+    write: Writer
+    failure: Failure = openai_failure
+
+
+class TextsRequest(Protocol):
+    """A request about texts without a completion."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def warnings(self) -> tuple[str, ...]: ...
+
+
+@dataclass(frozen=True)
+class TextsRoute:
+    """A path that embeds or ranks texts: the reader of its bodies, and what returns the response's body."""
+
+    path: str
+    read: Callable[[Mapping[str, Any]], TextsRequest]
+    reply: Callable[[TextSteps, Any], Awaitable[dict[str, Any]]]
+    failure: Failure = openai_failure
+
+
+@dataclass(frozen=True)
+class PlainRoute:
+    """Another path. `handle`: (request, server) -> response. `is_open`: it needs no key."""
+
+    path: str
+    handle: "Callable[[Request, Server], Awaitable[Response]]"
+    methods: Sequence[str] = ("GET",)
+    failure: Failure = openai_failure
+    is_open: bool = False
+
+
+class Server(Protocol):
+    """What the routes of an API use of the server."""
+
+    models: Models
+    started: int
+    """Seconds since the epoch."""
+
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        ...
+
+    def metrics(self) -> tuple[bytes, str]:
+        """All metrics, and their media type."""
+        ...
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request. Raises `RequestError`."""
+        ...
+
+    async def prompt_tokens(self, parsed: CompletionRequest, write: Writer) -> int:
+        """The number of tokens of a request's prompt, without a completion."""
+        ...
