@@ -66,6 +66,9 @@ class PlainRoute:
     is_open: bool = False
 
 
+AnyRoute = CompletionRoute | TextsRoute | PlainRoute
+
+
 class Server(Protocol):
     """What the routes of an API use of the server."""
 

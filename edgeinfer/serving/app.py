@@ -21,7 +21,7 @@ from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
 from edgeinfer.results import Generation
-from edgeinfer.serving.apis import CompletionRoute, PlainRoute, TextsRequest, TextsRoute, Writer
+from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, TextsRequest, TextsRoute, Writer
 from edgeinfer.serving.completion.reasoning import with_reasoning
 from edgeinfer.serving.completion.requests import CompletionRequest, body_of, prompts_of
 from edgeinfer.serving.completion.response_format import ResponseFormat, warnings_of
@@ -88,7 +88,7 @@ class _Server:
             lifespan=self._lifespan,
         )
 
-    def _route(self, route: CompletionRoute | TextsRoute | PlainRoute) -> Route:
+    def _route(self, route: AnyRoute) -> Route:
         handle: Callable[[Request], Awaitable[Response]]
         if isinstance(route, CompletionRoute):
             handle = partial(self._completions, route)
@@ -107,7 +107,7 @@ class _Server:
 
     def _guarded(
         self,
-        route: CompletionRoute | TextsRoute | PlainRoute,
+        route: AnyRoute,
         handle: Callable[[Request], Awaitable[Response]],
     ) -> Callable[[Request], Awaitable[Response]]:
         """Check the key, and turn exceptions into error objects."""
@@ -284,7 +284,7 @@ class _Server:
                 reply = await route.reply(TextSteps(lease.model, self._workers), parsed)
         finally:
             lease.release()
-        return JSONResponse({**reply, **warnings_of(parsed)})
+        return JSONResponse({**reply, **warnings_of(parsed.warnings)})
 
 
 def _record(request: Request) -> RequestRecord:

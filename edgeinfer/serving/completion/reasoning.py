@@ -44,15 +44,15 @@ def with_reasoning(parsed: CompletionRequest, model: Model) -> CompletionRequest
         return parsed
     if not isinstance(effort, str) or effort not in _LEVELS:
         raise RequestError(f"{EFFORT}: saw {shown(effort)}, wanted one of {_SHOWN}", param=EFFORT)
-    levels = model.thinking_levels
+    levels, name = model.thinking_levels, parsed.effort_field
     if not levels:
-        note = f"{EFFORT}: has no effect, the model's chat template has no setting for it"
-        return replace(parsed, warnings=(*parsed.warnings, note))
+        note = f"{name}: has no effect, the model's chat template has no setting for it"
+        return parsed if effort == "none" else replace(parsed, warnings=(*parsed.warnings, note))
     thinking = _nearest(_LEVELS[effort], levels)
     parsed = replace(parsed, settings={**parsed.settings, "thinking": thinking})
     if thinking == effort or (effort, thinking) == ("none", "off"):
         return parsed
-    note = f"{EFFORT}: {effort!r} is {thinking!r} in the model's chat template"
+    note = f"{name}: {effort!r} is {thinking!r} in the model's chat template"
     return replace(parsed, warnings=(*parsed.warnings, note))
 
 

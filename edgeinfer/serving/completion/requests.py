@@ -29,6 +29,7 @@ class CompletionRequest:
     settings: dict[str, Any] = field(default_factory=dict)
     tool_use: ToolUse = NO_CALLS
     effort: str | None = None
+    effort_field: str = "reasoning_effort"
     count: int = 1
     streamed: bool = False
     usage_at_end: bool = False

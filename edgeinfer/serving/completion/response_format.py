@@ -57,6 +57,6 @@ def event(data: Mapping[str, Any] | str, name: str | None = None) -> bytes:
     return f"{head}data: {text}\n\n".encode()
 
 
-def warnings_of(parsed: CompletionRequest) -> dict[str, list[str]]:
+def warnings_of(warnings: Sequence[str]) -> dict[str, list[str]]:
     """Warnings about fields without an effect, for the response; empty if there are none."""
-    return {"warnings": list(parsed.warnings[:MAX_WARNINGS])} if parsed.warnings else {}
+    return {"warnings": list(warnings[:MAX_WARNINGS])} if warnings else {}

@@ -50,7 +50,7 @@ class ChatFormat:
             "choices": [self._choice(index, one) for index, one in enumerate(completions)],
             "usage": replies.usage(completions),
             "timings": replies.timings(completions[-1]),
-            **warnings_of(self.parsed),
+            **warnings_of(self.parsed.warnings),
         }
 
     def _choice(self, index: int, completion: Generation) -> Chunk:
@@ -93,7 +93,7 @@ class ChatFormat:
 
     def _event(self, choices: list[Chunk]) -> Chunk:
         """A chunk; the first one has the warnings."""
-        extra = {} if self._warned else warnings_of(self.parsed)
+        extra = {} if self._warned else warnings_of(self.parsed.warnings)
         self._warned = True
         return {**self._head, "object": "chat.completion.chunk", "choices": choices, **extra}
 

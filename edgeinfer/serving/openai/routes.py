@@ -1,11 +1,12 @@
 """The paths of OpenAI's API, and of its additions by other servers."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from edgeinfer.serving.apis import CompletionRoute, PlainRoute, Server, TextsRoute
+from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, Server, TextsRoute
 from edgeinfer.serving.models.models import ModelCard, card_of
 from edgeinfer.serving.openai.chat_format import ChatFormat
 from edgeinfer.serving.openai.requests import chat_request, text_request
@@ -21,20 +22,25 @@ RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
 
 
 def _model(card: ModelCard, started: int) -> dict[str, Any]:
-    """OpenAI's model object, with the state."""
+    """OpenAI's model object with the state, and with the fields of Anthropic's."""
+    created = int(card.modified) or started
     return {
         "id": card.name,
         "object": "model",
-        "created": int(card.modified) or started,
+        "created": created,
         "owned_by": "edgeinfer",
         "context": card.context,
         "state": card.state,
+        "type": "model",
+        "display_name": card.name,
+        "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
     }
 
 
 async def _models(request: Request, server: Server) -> Response:
     cards = [_model(card, server.started) for card in server.models.cards()]
-    return JSONResponse({"object": "list", "data": cards})
+    ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
+    return JSONResponse({"object": "list", "data": cards, "has_more": False, **ends})
 
 
 async def _one_model(request: Request, server: Server) -> Response:
@@ -51,7 +57,7 @@ async def _metrics(request: Request, server: Server) -> Response:
     return Response(text, media_type=media_type)
 
 
-OPENAI_ROUTES = (
+OPENAI_ROUTES: tuple[AnyRoute, ...] = (
     PlainRoute("/health", _health, is_open=True),
     PlainRoute("/metrics", _metrics),
     PlainRoute("/v1/models", _models),

@@ -45,7 +45,7 @@ class TextFormat:
             "choices": [self._choice(index, one) for index, one in enumerate(completions)],
             "usage": replies.usage(completions),
             "timings": replies.timings(completions[-1]),
-            **warnings_of(self.parsed),
+            **warnings_of(self.parsed.warnings),
         }
 
     def _choice(self, index: int, completion: Generation) -> Chunk:
@@ -84,6 +84,6 @@ class TextFormat:
 
     def _event(self, choices: list[Chunk], **fields: Any) -> bytes:
         """An event; the first one has the warnings."""
-        extra = {} if self._warned else warnings_of(self.parsed)
+        extra = {} if self._warned else warnings_of(self.parsed.warnings)
         self._warned = True
         return event({**self._head, "choices": choices, **extra, **fields})

@@ -17,6 +17,7 @@ CLIENT_LEFT = 499
 MAX_PATH = 80
 _SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _RATES = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0)
+_OF_MODEL = ("model",)
 
 
 @dataclass
@@ -42,25 +43,30 @@ class Metrics:
     def __init__(self, waiting: Callable[[], int], loaded: Callable[[], int]) -> None:
         """`waiting`: requests in the queue; `loaded`: models in memory."""
         self._registry = CollectorRegistry()
-        of_model = {"labelnames": ["model"], "registry": self._registry}
-        self._requests = Counter(
-            "edgeinfer_requests", "Requests.", ["route", "status"], registry=self._registry
-        )
+        registry = self._registry
+        self._requests = Counter("edgeinfer_requests", "Requests.", ["route", "status"], registry=registry)
         self._seconds = Histogram(
-            "edgeinfer_request_seconds", "Seconds of a request.", ["route"], buckets=_SECONDS,
-            registry=self._registry,
-        )  # fmt: skip
-        self._prompt = Counter("edgeinfer_prompt_tokens", "Tokens of prompts.", **of_model)
+            "edgeinfer_request_seconds",
+            "Seconds of a request.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self._prompt = Counter("edgeinfer_prompt_tokens", "Tokens of prompts.", _OF_MODEL, registry=registry)
         self._cached = Counter(
-            "edgeinfer_cached_prompt_tokens", "Prompt tokens reused from a cache.", **of_model
+            "edgeinfer_cached_prompt_tokens", "Prompt tokens from a cache.", _OF_MODEL, registry=registry
         )
-        self._generated = Counter("edgeinfer_generated_tokens", "Generated tokens.", **of_model)
+        self._generated = Counter(
+            "edgeinfer_generated_tokens", "Generated tokens.", _OF_MODEL, registry=registry
+        )
         self._first = Histogram(
-            "edgeinfer_first_token_seconds", "Seconds to the first token.", buckets=_SECONDS, **of_model
-        )
+            "edgeinfer_first_token_seconds", "Seconds to the first token.", _OF_MODEL, buckets=_SECONDS,
+            registry=registry,
+        )  # fmt: skip
         self._rate = Histogram(
-            "edgeinfer_tokens_per_second", "Decode speed of a completion.", buckets=_RATES, **of_model
-        )
+            "edgeinfer_tokens_per_second", "Decode speed of a completion.", _OF_MODEL, buckets=_RATES,
+            registry=registry,
+        )  # fmt: skip
         Gauge("edgeinfer_requests_waiting", "Requests in the queue.", registry=self._registry).set_function(
             waiting
         )

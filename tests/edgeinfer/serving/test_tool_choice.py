@@ -115,9 +115,7 @@ async def test_a_response_with_tools_and_a_schema_is_json_or_a_call() -> None:
         ({"reasoning_effort": "huge"}, "reasoning_effort: saw 'huge', wanted one of none, minimal"),
     ],
 )
-async def test_an_invalid_choice_is_refused_and_its_field_quoted(
-    fields: dict[str, Any], message: str
-) -> None:
+async def test_an_invalid_field_about_tools_is_refused(fields: dict[str, Any], message: str) -> None:
     reply = await chat(fields, random_model())
     assert reply.status_code == 400
     assert reply.json()["error"]["message"].startswith(message)
