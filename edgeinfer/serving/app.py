@@ -25,10 +25,11 @@ from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, TextsR
 from edgeinfer.serving.completion.reasoning import with_reasoning
 from edgeinfer.serving.completion.requests import CompletionRequest, body_of, prompts_of
 from edgeinfer.serving.completion.response_format import ResponseFormat, warnings_of
+from edgeinfer.serving.completion.truncation import truncated
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.models.models import Models, OneModel
 from edgeinfer.serving.queue import RequestQueue
-from edgeinfer.serving.routes import ROUTES
+from edgeinfer.serving.routes import all_routes
 from edgeinfer.serving.text_steps import TextSteps
 from edgeinfer.serving.transport.access import LOCAL_HOSTS, Access
 from edgeinfer.serving.transport.bodies import Workers, largest_body, read_body, unless_disconnected
@@ -79,7 +80,7 @@ class _Server:
     def app(self) -> Starlette:
         """The Starlette application. Web pages can't reach it by other names of this machine."""
         return Starlette(
-            routes=[self._route(each) for each in ROUTES],
+            routes=[self._route(each) for each in all_routes()],
             middleware=[
                 Middleware(Recorder, metrics=self._metrics, log=self._options.log),
                 Middleware(Access, hosts=self._options.hosts),
@@ -178,7 +179,7 @@ class _Server:
             ended.callback(lease.release)
             record = _record(request)
             record.model = lease.model.name
-            responses = route.write(lease.model, with_reasoning(parsed, lease.model))
+            responses = await self._workers.run(lambda: _format(route, lease.model, parsed))
             response: Response | None
             if parsed.streamed:
                 response = await self._streamed(request, responses, record, ended)
@@ -285,6 +286,14 @@ class _Server:
         finally:
             lease.release()
         return JSONResponse({**reply, **warnings_of(parsed.warnings)})
+
+
+def _format(route: CompletionRoute, model: Model, parsed: CompletionRequest) -> ResponseFormat:
+    """The writer of a response, for a prompt that fits the context if the request has it truncated."""
+    responses = route.write(model, with_reasoning(parsed, model))
+    if not parsed.truncates:
+        return responses
+    return route.write(model, truncated(model, responses.parsed, responses.settings))
 
 
 def _record(request: Request) -> RequestRecord:

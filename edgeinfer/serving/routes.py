@@ -3,5 +3,10 @@
 from edgeinfer.serving.anthropic.routes import ANTHROPIC_ROUTES
 from edgeinfer.serving.apis import AnyRoute
 from edgeinfer.serving.openai.routes import OPENAI_ROUTES
+from edgeinfer.serving.responses.routes import responses_routes
+from edgeinfer.serving.responses.store import ResponseStore
 
-ROUTES: tuple[AnyRoute, ...] = (*OPENAI_ROUTES, *ANTHROPIC_ROUTES)
+
+def all_routes() -> tuple[AnyRoute, ...]:
+    """The routes of one server, with the state that they share."""
+    return (*OPENAI_ROUTES, *responses_routes(ResponseStore()), *ANTHROPIC_ROUTES)

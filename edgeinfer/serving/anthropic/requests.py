@@ -5,6 +5,7 @@ from typing import Any
 
 from edgeinfer.errors import shown
 from edgeinfer.serving.anthropic.messages import checked_messages, system_text
+from edgeinfer.serving.completion.reasoning import template_args
 from edgeinfer.serving.completion.requests import CompletionRequest, sampling_settings
 from edgeinfer.serving.completion.tool_choice import MAX_TOOLS, ToolUse, forced_use, tool_use
 from edgeinfer.serving.fields import (
@@ -54,7 +55,7 @@ def _request(body: Mapping[str, Any]) -> CompletionRequest:
     if body.get("max_tokens") is not None:
         settings["max_tokens"] = body["max_tokens"]
     effort, name = _effort(body, warnings)
-    settings |= _schema(body.get("output_config"))
+    settings |= _schema(body.get("output_config")) | template_args(body)
     return CompletionRequest(
         model=checked_text(body, "model"),
         prompts=(messages,),

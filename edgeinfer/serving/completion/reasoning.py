@@ -39,12 +39,12 @@ def with_reasoning(parsed: CompletionRequest, model: Model) -> CompletionRequest
     """The request with its effort as the nearest setting of the model's template, and a warning if it is
     another one. Raises `RequestError`: an invalid value.
     """
-    effort = parsed.effort
+    effort, name = parsed.effort, parsed.effort_field
     if effort is None:
         return parsed
     if not isinstance(effort, str) or effort not in _LEVELS:
-        raise RequestError(f"{EFFORT}: saw {shown(effort)}, wanted one of {_SHOWN}", param=EFFORT)
-    levels, name = model.thinking_levels, parsed.effort_field
+        raise RequestError(f"{name}: saw {shown(effort)}, wanted one of {_SHOWN}", param=name)
+    levels = model.thinking_levels
     if not levels:
         note = f"{name}: has no effect, the model's chat template has no setting for it"
         return parsed if effort == "none" else replace(parsed, warnings=(*parsed.warnings, note))

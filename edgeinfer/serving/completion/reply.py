@@ -3,7 +3,6 @@
 import codecs
 import json
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -188,6 +187,11 @@ class ReplyStream:
     def _call_parts(self, deltas: list[CallDelta]) -> list[ReplyPart]:
         return [ReplyPart(call=(self._ids.setdefault(one.index, call_id()), one)) for one in deltas]
 
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning so far."""
+        return reasoning_tokens(self.model, self._reasoning)
+
     def end(self, completion: Generation) -> tuple[list[ReplyPart], str]:
         """The remaining parts, and the finish reason."""
         content = _content(self.model, self.parsed.tool_use, completion)
@@ -200,10 +204,6 @@ class ReplyStream:
         return parts, "tool_calls" if content.calls else FINISHES[completion.finish_reason]
 
 
-def usage_of(completions: list[Generation]) -> Mapping[str, int]:
-    """Prompt tokens, those of them that were cached, and generated tokens."""
-    return {
-        "prompt": sum(len(completion.prompt_ids) for completion in completions),
-        "cached": sum(completion.speed.cached_tokens for completion in completions),
-        "generated": sum(len(completion.ids) for completion in completions),
-    }
+def reasoning_tokens(model: Model, reasoning: str) -> int:
+    """The number of tokens of a reasoning, without its marks."""
+    return len(model.tokenizer.encode(reasoning)) if reasoning else 0

@@ -34,6 +34,8 @@ class CompletionRequest:
     streamed: bool = False
     usage_at_end: bool = False
     echo: bool = False
+    truncates: bool = False
+    """Whether the oldest messages are dropped if the chat is longer than the context."""
     keep_alive: float | None = None
     warnings: tuple[str, ...] = ()
 

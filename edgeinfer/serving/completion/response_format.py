@@ -16,9 +16,11 @@ class ResponseFormat(Protocol):
     """The differences between the APIs. A response has one or several completions, by index."""
 
     model: Model
-    parsed: CompletionRequest
     media_type: str
     """Of a stream."""
+
+    @property
+    def parsed(self) -> CompletionRequest: ...
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -104,13 +104,12 @@ def _settings(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     limits = [body.get(name) for name in ("max_completion_tokens", "max_tokens")]
     if any(value is not None for value in limits):
         settings["max_tokens"] = limits[1] if limits[0] is None else limits[0]
-    schema, warnings = _schema(body.get("response_format"))
+    schema, warnings = response_schema(body.get("response_format"), "response_format")
     return settings | schema, warnings
 
 
-def _schema(response_format: Any) -> tuple[dict[str, Any], list[str]]:
-    """`response_format` as a schema, with warnings."""
-    name = "response_format"
+def response_schema(response_format: Any, name: str) -> tuple[dict[str, Any], list[str]]:
+    """The field `name`, a response format, as a schema, with warnings."""
     if response_format is None:
         return {}, []
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
