@@ -75,7 +75,7 @@ class _Server:
         self._queue = RequestQueue(options.max_waiting)
         self._workers = Workers()
         self._caches: WeakKeyDictionary[Model, CompletionCache] = WeakKeyDictionary()
-        self._metrics = Metrics(lambda: self._queue.waiting, self._loaded)
+        self._metrics = Metrics(lambda: self._queue.waiting, lambda: len(self.models.loaded))
 
     def app(self) -> Starlette:
         """The Starlette application. Web pages can't reach it by other names of this machine."""
@@ -145,9 +145,6 @@ class _Server:
         """All metrics, and their media type."""
         return self._metrics.text()
 
-    def _loaded(self) -> int:
-        return sum(card.state == "loaded" for card in self.models.cards())
-
     async def body(self, request: Request) -> dict[str, Any]:
         """The JSON object of a request, parsed on another thread."""
         raw = await read_body(request, largest_body(self.models.context))
@@ -179,6 +176,8 @@ class _Server:
             ended.callback(lease.release)
             record = _record(request)
             record.model = lease.model.name
+            if not parsed.prompts:  # a request that only loads the model
+                return JSONResponse(route.write(lease.model, parsed).whole([]))
             responses = await self._workers.run(lambda: _format(route, lease.model, parsed))
             response: Response | None
             if parsed.streamed:

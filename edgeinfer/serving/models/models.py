@@ -1,15 +1,16 @@
 """The models of a server, and the leases with which requests use them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, Protocol
 
 from edgeinfer.errors import shown
 from edgeinfer.model import Model
+from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.serving.fields import RequestError
 
-State = Literal["loaded", "loading", "not loaded"]
+State = Literal["loaded", "loading", "unloading", "not loaded"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,7 @@ class ModelCard:
     path: Path | None = None
     size_bytes: int = 0
     loaded_bytes: int = 0
+    gpu_bytes: int = 0
     parameters: str = ""
     modified: float = 0.0
     expires: float | None = None
@@ -55,7 +57,12 @@ class Models(Protocol):
         """
         ...
 
-    def cards(self) -> Sequence[ModelCard]:
+    @property
+    def loaded(self) -> Sequence[str]:
+        """The names of the models in memory."""
+        ...
+
+    async def cards(self) -> Sequence[ModelCard]:
         """The models that requests may name."""
         ...
 
@@ -64,9 +71,9 @@ class Models(Protocol):
         ...
 
 
-def card_of(models: Models, name: str) -> ModelCard:
+async def card_of(models: Models, name: str) -> ModelCard:
     """The card of a model. Raises `RequestError` (404)."""
-    cards = models.cards()
+    cards = await models.cards()
     for card in cards:
         if card.name == name:
             return card
@@ -85,11 +92,26 @@ def not_found(name: str, known: Sequence[str]) -> RequestError:
     )
 
 
-class OneModel:
-    """A loaded model; its owner closes it."""
+def memory_of(model: Model) -> tuple[int, int]:
+    """Bytes of a loaded model in main memory and on the GPU together, and those on the GPU."""
+    plan = model.plan
+    return (0, 0) if plan is None else (plan.nbytes, plan.bytes_on("gpu"))
 
-    def __init__(self, model: Model) -> None:
-        self._model = model
+
+def card_with_file(file: ModelFile, card: ModelCard) -> ModelCard:
+    """The card with what is known of the model's file."""
+    try:
+        size, modified = file.size_bytes, file.path.stat().st_mtime
+    except OSError:
+        size, modified = 0, 0.0
+    return replace(card, path=file.path, size_bytes=size, modified=modified, parameters=file.parameters)
+
+
+class OneModel:
+    """A loaded model; its owner closes it. `file`: its file, for lists."""
+
+    def __init__(self, model: Model, file: ModelFile | None = None) -> None:
+        self._model, self._file = model, file
 
     @property
     def context(self) -> int | None:
@@ -100,8 +122,16 @@ class OneModel:
             raise not_found(name, [self._model.name])
         return Lease(self._model, _nothing)
 
-    def cards(self) -> Sequence[ModelCard]:
-        return [ModelCard(self._model.name, "loaded", self._model.context)]
+    @property
+    def loaded(self) -> Sequence[str]:
+        return [self._model.name]
+
+    async def cards(self) -> Sequence[ModelCard]:
+        total, on_gpu = memory_of(self._model)
+        card = ModelCard(
+            self._model.name, "loaded", self._model.context, loaded_bytes=total, gpu_bytes=on_gpu
+        )
+        return [card if self._file is None else card_with_file(self._file, card)]
 
     async def close(self) -> None:
         """The model stays open."""

@@ -38,17 +38,17 @@ def _model(card: ModelCard, started: int) -> dict[str, Any]:
 
 
 async def _models(request: Request, server: Server) -> Response:
-    cards = [_model(card, server.started) for card in server.models.cards()]
+    cards = [_model(card, server.started) for card in await server.models.cards()]
     ends = {"first_id": cards[0]["id"], "last_id": cards[-1]["id"]} if cards else {}
     return JSONResponse({"object": "list", "data": cards, "has_more": False, **ends})
 
 
 async def _one_model(request: Request, server: Server) -> Response:
-    return JSONResponse(_model(card_of(server.models, request.path_params["name"]), server.started))
+    return JSONResponse(_model(await card_of(server.models, request.path_params["name"]), server.started))
 
 
 async def _health(request: Request, server: Server) -> Response:
-    loaded = [card.name for card in server.models.cards() if card.state == "loaded"]
+    loaded = list(server.models.loaded)
     return JSONResponse({"status": "ok", "waiting": server.waiting, "loaded": loaded})
 
 
