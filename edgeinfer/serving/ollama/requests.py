@@ -1,6 +1,5 @@
 """Reads the bodies of /api/chat, /api/generate and /api/embed."""
 
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -20,6 +19,7 @@ from edgeinfer.serving.fields import (
     checked_list,
     checked_text,
 )
+from edgeinfer.serving.models.keep_alive import keep_alive_of
 from edgeinfer.serving.openai.messages import MAX_MESSAGES, checked_messages
 from edgeinfer.serving.openai.requests import MAX_LOGPROBS
 from edgeinfer.serving.openai.texts import MAX_TEXTS
@@ -46,8 +46,6 @@ _OPTIONS_ELSEWHERE = (
     *("use_mlock", "low_vram", "vocab_only", "f16_kv", "penalize_newline", "tfs_z", "draft_num_predict"),
 )
 """Options that are set when the server starts, or that have no effect."""
-_UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"-?(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
 _THINK: dict[Any, str] = {True: "on", False: "none"}
 
 
@@ -158,21 +156,6 @@ def _schema(form: Any) -> dict[str, Any]:
     if not isinstance(form, Mapping):
         raise RequestError(f"format: saw {shown(form)}, wanted json or a JSON schema", param="format")
     return {"schema": dict(form)}
-
-
-def keep_alive_of(value: Any) -> float | None:
-    """Seconds of `keep_alive`: a number of them, or a text as 5m; negative: forever. None: not given."""
-    if value is None or value == "":
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str) and re.fullmatch(r"-?\d+", value):
-        return float(value)
-    if not isinstance(value, str) or not _DURATION.fullmatch(value):
-        raise RequestError(f"keep_alive: saw {shown(value)}, wanted a duration as 5m", param="keep_alive")
-    parts = re.findall(r"([\d.]+)([a-zµ]+)", value)
-    seconds = sum(float(number) * _UNITS[unit] for number, unit in parts)
-    return -seconds if value.startswith("-") else seconds
 
 
 def _message(message: Any, where: str) -> Any:

@@ -14,8 +14,8 @@ import ollama
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.registry.registry import find_model
+from edgeinfer.serving.models.keep_alive import keep_alive_of
 from edgeinfer.serving.models.models import OneModel
-from edgeinfer.serving.ollama.requests import keep_alive_of
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, fake, post, served
 from tests.random_models import CHAT_TEMPLATE
