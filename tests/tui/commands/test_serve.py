@@ -133,10 +133,10 @@ def test_an_invalid_key_is_refused(edgeinfer: CommandLine, key: str) -> None:
 
 
 def test_a_missing_package_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("edgeinfer_tui.system.installed_packages.find_spec", lambda name: None)
     outcome = edgeinfer("serve", "tiny")
     assert outcome.code == 1
     assert (
-        "serve: needs starlette, uvicorn, prometheus-client, not installed here; "
+        "serve: needs starlette, prometheus-client, uvicorn, not installed here; "
         "pip install 'edgeinfer[serve]'" in outcome.err
     )

@@ -15,6 +15,7 @@ from edgeinfer_tui.options.parsed_options import parsed_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
+from edgeinfer_tui.system.installed_packages import check_server_packages
 
 if TYPE_CHECKING:
     import socket
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from edgeinfer_tui.options.parsed_options import ParsedOptions
 
 SERVER = "The server"
-NEEDED = ("starlette", "uvicorn", "prometheus-client")
 
 
 Host = Annotated[
@@ -102,7 +102,7 @@ def serve(
     """
     one = models[0] if models and len(models) == 1 else None
     options = parsed_options(filled({"model": one, **given}), "serve")
-    _check_installed()
+    check_server_packages("serve", "uvicorn")
     from edgeinfer_tui.system.listening import listening  # imports socket
 
     seconds = _seconds(keep_alive)
@@ -156,19 +156,6 @@ def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None
         for note in loaded.warnings:
             say(note)
         yield OneModel(loaded, find_model(options.model))  # type: ignore[arg-type]
-
-
-def _check_installed() -> None:
-    """Check the server packages before the model is loaded."""
-    from importlib.util import find_spec
-
-    from edgeinfer.errors import SettingError
-
-    missing = [name for name in NEEDED if find_spec(name.replace("-", "_")) is None]
-    if missing:
-        raise SettingError(
-            f"serve: needs {', '.join(missing)}, not installed here; pip install 'edgeinfer[serve]'"
-        )
 
 
 def run_server(
