@@ -131,9 +131,10 @@ class _Server:
         return guarded
 
     def _check_key(self, request: Request) -> None:
+        """Clients of OpenAI's and Ollama's APIs send a bearer token, those of Anthropic's `x-api-key`."""
         key, headers = self._options.key, request.headers
-        given = headers.get("authorization", "").removeprefix("Bearer ") or headers.get("x-api-key", "")
-        if key is not None and not hmac.compare_digest(given.encode(), key.encode()):
+        given = headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key", "")
+        if key is not None and not any(hmac.compare_digest(each.encode(), key.encode()) for each in given):
             raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.chat_templates.tool_calls import Tool, check_tools, schemas_of
-from edgeinfer.errors import shown
+from edgeinfer.errors import shortened, shown
 from edgeinfer.serving.fields import RequestError, checked_bool, checked_list
 from edgeinfer.structured.call_grammar import call_grammar
 
@@ -81,9 +81,9 @@ def forced_use(tools: Sequence[Tool], only: str | None, several: bool = False) -
     if not names:
         raise RequestError("tool_choice: needs tools, saw none", param="tool_choice")
     if only is not None and only not in names:
+        first = ", ".join(map(shortened, names[:4]))
         raise RequestError(
-            f"tool_choice: saw {shown(only)}, wanted one of the tools: {', '.join(names[:8])}",
-            param="tool_choice",
+            f"tool_choice: saw {shown(only)}, wanted one of the tools: {first}", param="tool_choice"
         )
     return ToolUse(tuple(tools), True, only, several, several)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeinfer.errors import shown
+from edgeinfer.options.option_field import MAX_WHOLE
 from edgeinfer.serving.completion.requests import CompletionRequest, sampling_settings
 from edgeinfer.serving.completion.tool_choice import tool_use
 from edgeinfer.serving.fields import (
@@ -141,8 +142,8 @@ def _options(options: Any, warnings: list[str]) -> dict[str, Any]:
     known = (*SAMPLING, "num_predict")
     warnings += check_inner_fields(options, "options", known, _OPTIONS_ELSEWHERE)
     settings = sampling_settings(options)
-    limit = options.get("num_predict")
-    if limit is not None and not (isinstance(limit, int) and limit < 0):
+    limit = checked_count(options, "num_predict", -1, -2, MAX_WHOLE)
+    if limit >= 0:  # -1: no limit, -2: until the context is full
         settings["max_tokens"] = limit
     return settings
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edgeinfer.errors import shown
+from edgeinfer.options.option_field import MAX_WHOLE
 from edgeinfer.serving.completion.reasoning import template_args
 from edgeinfer.serving.completion.requests import CompletionRequest, sampling_settings
 from edgeinfer.serving.completion.tool_choice import MAX_TOOLS, tool_use
@@ -77,7 +78,7 @@ def responses_request(body: Mapping[str, Any], store: ResponseStore) -> Response
     instructions = checked_text(body, "instructions")
     settings = sampling_settings(body) | template_args(body) | _schema(body, warnings) | _logprobs(body)
     if body.get("max_output_tokens") is not None:
-        settings["max_tokens"] = body["max_output_tokens"]
+        settings["max_tokens"] = checked_count(body, "max_output_tokens", 0, 1, MAX_WHOLE)
     effort, summary = _reasoning(body.get("reasoning"))
     tools = _functions(body.get("tools"))
     return ResponsesRequest(
