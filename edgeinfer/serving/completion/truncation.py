@@ -19,7 +19,7 @@ def truncated(model: Model, parsed: CompletionRequest, settings: dict[str, Any])
     system = next((index for index, one in enumerate(messages) if one["role"] != "system"), 0)
     later = [index for index in range(system + 1, len(messages)) if messages[index]["role"] == "user"]
     starts = [system, *(later or [len(messages) - 1])]
-    limit = model.context - min(parsed.settings.get("max_tokens", RESERVED), model.context // 2)
+    limit: int = model.context - min(parsed.settings.get("max_tokens", RESERVED), model.context // 2)
 
     def fits(start: int) -> bool:
         return len(model.prompt_ids([*messages[:system], *messages[start:]], **settings)) <= limit

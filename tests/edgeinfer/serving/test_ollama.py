@@ -121,7 +121,7 @@ async def test_think_is_the_setting_of_the_template(think: bool | None, prompt: 
     model: Model = fake(template=switch)
     body = {"model": "fake", "messages": HELLO, "think": think, "stream": False}
     assert (await post(model, "/api/chat", body)).status_code == 200
-    assert prompt in model.tokenizer.decode(model.engine.ids)  # type: ignore[attr-defined]
+    assert prompt in model.tokenizer.decode(model.engine.ids)
 
 
 @pytest.mark.anyio

@@ -44,7 +44,7 @@ def client_of() -> Iterator[Any]:
 
 def prompt_of(model: Model) -> str:
     """What the engine has read, and generated."""
-    return str(model.tokenizer.decode(model.engine.ids))  # type: ignore[attr-defined]
+    return str(model.tokenizer.decode(model.engine.ids))
 
 
 def test_a_response_is_stored_listed_and_deleted(client_of: Any) -> None:
