@@ -7,12 +7,15 @@ from typing import Any, Protocol
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model import Model
+from edgeinfer.options.load_options import parse_bytes
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model, list_models
 
 SECONDS_PER_LISTING = 5.0
 """For so long the list of a scan of the model folders is used again."""
+BUDGETS = {"vram": "gpu", "ram": "cpu"}
+"""The load option with the memory budget -> the device."""
 
 
 class ModelSource(Protocol):
@@ -44,6 +47,8 @@ class InstalledModels:
     def __init__(self, given: Sequence[str], options: Mapping[str, Any], note: Callable[[str], None]) -> None:
         self._given = {file.name: (name, file) for name in given for file in (find_model(name),)}
         self._options = dict(options)
+        for budget in BUDGETS:
+            self._options[budget] = parse_bytes(budget, options.get(budget))
         self._note = note
         self._files: dict[str, ModelFile] = {}
         self._scanned = -SECONDS_PER_LISTING
@@ -85,8 +90,8 @@ class InstalledModels:
         counts, of which their memory is no part.
         """
         options = dict(self._options)
-        for budget, device in (("vram", "gpu"), ("ram", "cpu")):
-            if options.get(budget) is not None:
+        for budget, device in BUDGETS.items():
+            if options[budget] is not None:
                 used = sum(model.plan.bytes_on(device) for model in loaded if model.plan is not None)
                 options[budget] = max(options[budget] - used, 1)
         return options

@@ -180,13 +180,13 @@ async def test_requests_for_several_models_are_completed() -> None:
 
 async def test_installed_models_are_loaded_by_plan() -> None:
     notes: list[str] = []
-    installed = InstalledModels(["tiny"], {"device": "cpu", "draft": None, "ram": 1 << 30}, notes.append)
+    installed = InstalledModels(["tiny"], {"device": "cpu", "draft": None, "ram": "1GiB"}, notes.append)
     pool = ModelPool(installed, default=installed.given[0])
     lease = await pool.acquire("")
     assert (lease.model.name, notes) == ("tiny", ["loading tiny"])
     file = installed.files()["tiny"]
     assert installed.fits_with(file, [lease.model])
-    small = InstalledModels(["tiny"], {"device": "cpu", "draft": None, "ram": 60 << 20}, notes.append)
+    small = InstalledModels(["tiny"], {"device": "cpu", "draft": None, "ram": "60 MiB"}, notes.append)
     assert not small.fits_with(file, [lease.model])
     lease.release()
     await pool.close()
