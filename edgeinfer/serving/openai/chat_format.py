@@ -9,7 +9,7 @@ from typing import Any
 
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
-from edgeinfer.serving.completion.reply import Reply, ReplyPart, ReplyStream, reply_of
+from edgeinfer.serving.completion.reply import Reply, ReplyPart, ReplyStream, reasoning_tokens, reply_of
 from edgeinfer.serving.completion.requests import CompletionRequest
 from edgeinfer.serving.completion.response_format import EVENT_STREAM, event, warnings_of
 from edgeinfer.serving.openai import replies
@@ -48,10 +48,16 @@ class ChatFormat:
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(index, one) for index, one in enumerate(completions)],
-            "usage": replies.usage(completions),
+            "usage": self._usage(completions),
             "timings": replies.timings(completions[-1]),
             **warnings_of(self.parsed.warnings),
         }
+
+    def _usage(self, completions: Sequence[Generation]) -> Chunk:
+        """The tokens, with those of the reasoning."""
+        reasoning = [reply_of(self.model, self.parsed, one).reasoning for one in completions]
+        tokens = sum(reasoning_tokens(self.model, text) for text in reasoning)
+        return replies.usage(completions) | {"completion_tokens_details": {"reasoning_tokens": tokens}}
 
     def _choice(self, index: int, completion: Generation) -> Chunk:
         reply = reply_of(self.model, self.parsed, completion)
@@ -77,7 +83,7 @@ class ChatFormat:
 
     def end(self, completions: Sequence[Generation]) -> Iterable[bytes]:
         if self.parsed.usage_at_end:
-            yield event(self._event([]) | {"usage": replies.usage(completions)})
+            yield event(self._event([]) | {"usage": self._usage(completions)})
         yield event("[DONE]")
 
     def failed(self, message: str) -> Iterable[bytes]:
