@@ -112,7 +112,7 @@ def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[
     mode, listed = inner.get("mode"), inner.get("tools")
     if mode not in ("auto", "required") or not isinstance(listed, list):
         raise RequestError(
-            f"tool_choice: saw {shown(choice)}, wanted allowed_tools with a mode, auto or required, and tools",
+            f"tool_choice: saw {shown(choice)}, wanted allowed_tools with mode auto or required, and tools",
             param="tool_choice",
         )
     names = [_choice(each)[1] for each in listed]

@@ -119,7 +119,7 @@ async def test_a_response_with_tools_and_a_schema_is_json_or_a_call() -> None:
         ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
-            "tool_choice: saw {'mode': 'auto', 'type': 'allowed_tools'}, wanted allowed_tools with a mode",
+            "tool_choice: saw {'mode': 'auto', 'type': 'allowed_tools'}, wanted allowed_tools with mode",
         ),
         ({"tools": TOOLS, "parallel_tool_calls": 3}, "parallel_tool_calls: saw 3, wanted true or false"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]: saw"),
