@@ -273,7 +273,7 @@ class _Server:
                             opened = True
                             for event in responses.start(index, stream.result):
                                 yield event
-                        for event in responses.token(index, token, stream.result):
+                        for event in responses.token(index, token):
                             yield event
                 completions.append(self._ended(responses, prompt, stream.result, record))
                 for event in [] if opened else responses.start(index, stream.result):

@@ -1,7 +1,6 @@
 """Writes the responses of /v1/chat/completions."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,6 +25,7 @@ class ChatFormat:
     parsed: CompletionRequest
     media_type: str = EVENT_STREAM
     _warned: bool = field(default=False, init=False)
+    _streams: dict[int, ReplyStream] = field(default_factory=dict, init=False)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -33,11 +33,12 @@ class ChatFormat:
 
     @cached_property
     def _head(self) -> Chunk:
-        return {"id": replies.new_id("chatcmpl"), "created": int(time.time()), "model": self.model.name}
-
-    @cached_property
-    def _streams(self) -> defaultdict[int, ReplyStream]:
-        return defaultdict(lambda: ReplyStream(self.model, self.parsed))
+        return {
+            "id": replies.new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.model.name,
+        }
 
     @property
     def _has_logprobs(self) -> bool:
@@ -67,10 +68,11 @@ class ChatFormat:
         return choice
 
     def start(self, index: int, completion: Generation) -> Iterable[bytes]:
+        self._streams[index] = ReplyStream(self.model, self.parsed, completion)
         yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
-        deltas = [_delta(part) for part in self._streams[index].add(token, completion)]
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
+        deltas = [_delta(part) for part in self._streams[index].add(token)]
         logprobs = replies.chat_logprobs([token], self.model.tokenizer) if self._has_logprobs else None
         for number, delta in enumerate(deltas or [{}] * (logprobs is not None)):
             yield self._chunk(index, delta, logprobs=logprobs if number == 0 else None)
@@ -101,7 +103,7 @@ class ChatFormat:
         """A chunk; the first one has the warnings."""
         extra = {} if self._warned else warnings_of(self.parsed.warnings)
         self._warned = True
-        return {**self._head, "object": "chat.completion.chunk", "choices": choices, **extra}
+        return {**self._head, "choices": choices, **extra}
 
 
 def _message(reply: Reply) -> dict[str, Any]:
