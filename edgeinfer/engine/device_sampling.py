@@ -43,6 +43,7 @@ class DeviceSampler:
             request = self._backend.sampling_request(params, len(recent), self._sampler.peek_uniform(0))
             following = self._backend.sampling_request(params, 0, self._sampler.peek_uniform(1))
         room = ahead and start + 2 < self._cache.context
+        self._cache.reserve(start + 2)
         with DEVICE_FAILURES:
             sampled = self._backend.sample_next(history[-1], start, request, recent, following, room)
         if sampled < 0:

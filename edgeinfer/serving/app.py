@@ -83,7 +83,7 @@ class _Server:
         self.models = models
         self.started = int(time.time())
         self._options = options
-        self._queue = RequestQueue(options.max_waiting)
+        self._queue = RequestQueue(options.max_waiting, lambda: models.parallel)
         self._workers = Workers()
         self._caches: WeakKeyDictionary[Model, CompletionCache] = WeakKeyDictionary()
         self._metrics = Metrics(lambda: self._queue.waiting, lambda: len(self.models.loaded))
@@ -156,6 +156,11 @@ class _Server:
     def waiting(self) -> int:
         """Requests in the queue."""
         return self._queue.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        return self._queue.running
 
     def metrics(self) -> tuple[bytes, str]:
         """All metrics, and their media type."""
@@ -232,7 +237,7 @@ class _Server:
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
         completions = []
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
@@ -263,7 +268,7 @@ class _Server:
         completions = []
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 opened = False
@@ -296,7 +301,7 @@ class _Server:
         lease = await self.models.acquire(parsed.model)
         record.model = lease.model.name
         try:
-            async with self._queue.slot():
+            async with self._queue.slot(lease.model):
                 reply = await route.reply(TextSteps(lease.model, self._workers), parsed)
         finally:
             lease.release()

@@ -42,6 +42,7 @@ class TreePass:
     def read(self, last: int) -> npt.NDArray[np.float32]:
         """Logits (1 + len(draft.ids) + siblings, vocabulary) after `last`, the trunk, and the siblings."""
         ids, siblings = self.draft.ids, self.draft.sibling_tokens
+        self.engine.cache.reserve((self.first_page + len(siblings)) * PAGE)
         for sibling, (index, _) in enumerate(siblings):
             begin = self._position(index) // PAGE * PAGE
             if begin < self.start:

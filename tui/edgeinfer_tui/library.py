@@ -64,6 +64,10 @@ class LoadedModel(Protocol):
         self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any
     ) -> "list[Generation]": ...
 
+    def generate_each(
+        self, prompts: Sequence[str] | Sequence[list[dict[str, Any]]], **settings: Any
+    ) -> "Iterator[Generation | Exception]": ...
+
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
 
     def text_vectors(

@@ -50,7 +50,7 @@ class Pricing:
     def __init__(self, machine: Machine, options: PlanOptions, use_gpu: bool) -> None:
         self.machine = machine
         self.kv = options.kv
-        self.context = options.context
+        self.context, self.sequences = options.context, options.sequences
         self.depth = options.planned_depth
         self.repack = options.repack
         self.expert_cache = options.expert_cache
@@ -84,8 +84,8 @@ class Pricing:
         return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
 
     def state_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
-        """The state of one layer, such as its keys and values."""
-        nbytes = sum(block.state_bytes(self.context, self.kv) for block in layer.blocks)
+        """The state of one layer, such as its keys and values; the time is that of one sequence."""
+        nbytes = self.sequences * sum(block.state_bytes(self.context, self.kv) for block in layer.blocks)
         reading = self.state_bytes_read(layer, on_gpu=False, depth=depth) / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 

@@ -33,6 +33,7 @@ class MemoryPlan(PlanData):
             "embedding": self.embedding,
             "draft": self.draft,
             "context": self.options.context,
+            "parallel": self.options.sequences,
             "kv": self.options.kv,
             "bytes": {device: self.bytes_on(device) for device in (*self.budgets, "disk")},
             "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},

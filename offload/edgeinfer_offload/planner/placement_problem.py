@@ -89,8 +89,9 @@ class PlacementProblem:
         if draft is None:
             return None
         alone = replace(
-            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
-        )
+            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any",
+            batch=CPU_BATCH, sequences=1,
+        )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 
         def on(device_index: int, workspace: int) -> Cost:
@@ -115,11 +116,12 @@ class PlacementProblem:
         if device_index == GPU:
             states = sum(block.state_device_bytes(context, kv) for block in blocks)
             return states + self.sizes.rope_device_bytes(context)
-        return sum(block.state_bytes(context, kv) for block in blocks)
+        return self.options.sequences * sum(block.state_bytes(context, kv) for block in blocks)
 
     def context_bytes_of(self, layer: LayerSizes) -> int:
         """Bytes of the state of one layer on the CPU."""
-        return sum(block.state_bytes(self.options.context, self.pricing.kv) for block in layer.blocks)
+        context, kv = self.options.context, self.pricing.kv
+        return self.options.sequences * sum(block.state_bytes(context, kv) for block in layer.blocks)
 
     @cached_property
     def cpu_workspace(self) -> int:

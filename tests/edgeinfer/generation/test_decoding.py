@@ -167,7 +167,7 @@ def test_a_parameter_out_of_range_is_named(settings: dict[str, Any], text: str) 
         ([-1], "prompt: saw token id -1, wanted 0 to 287"),
         (b"bytes", "prompt: saw bytes b'bytes', wanted a text or whole numbers"),
         ([1.5], "prompt: saw list [1.5], wanted a text or whole numbers"),
-        (["1"], "prompt: saw list ['1'], wanted a text or whole numbers"),
+        ([1, "1"], "prompt: saw list [1, '1'], wanted a text or whole numbers"),
         (None, "prompt: saw NoneType None, wanted a text or whole numbers"),
         ([], "the prompt is empty, and this model has no token to begin with; give it a text"),
     ],

@@ -91,7 +91,8 @@ def serve(
     /v1/rerank, /v1/messages, /api/chat, /api/generate and others. With one
     MODEL it is loaded at once. Without one, or with several, any installed
     model is loaded on request, and unloaded if it is idle or memory is needed.
-    A completion is cancelled if its client disconnects.
+    On the CPU several requests are answered together (--parallel), others
+    wait. A completion is cancelled if its client disconnects.
 
     [bold]Example[/]
 
@@ -148,7 +149,8 @@ def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        loaded = library.load_model(options.model, options.loading, reading.update, building.update)
+        loading = {"parallel": 0, **options.loading}
+        loaded = library.load_model(options.model, loading, reading.update, building.update)
     finally:
         building.erase()
         reading.erase()

@@ -119,6 +119,10 @@ class BlockState(Protocol):
         """Copy `count` positions; the ranges must not overlap."""
         ...
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy pages of 16 positions; all sources are read before a target is written."""
+        ...
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending) and compact the others up to `end`."""
         ...
