@@ -48,7 +48,7 @@ Key = Annotated[
 Models = Annotated[
     list[str] | None,
     Argument(
-        metavar="[MODEL]...",
+        metavar="MODEL",
         help="A name from `edgeinfer list`, or a .gguf file. None or several: any installed model, loaded on "
         "request. [dim](any)[/]",
         show_default=False,
