@@ -230,6 +230,8 @@ class LiveRequest:
         self.error: Exception | None = None
         self.cancelled = False
         self.on_change = on_change
+        self.is_awaited = False
+        """Whether the reader of a pulled request waits for a token."""
         self.has_begun = False
         """Whether it has had a place in a cache."""
         self.is_alone = False
@@ -255,8 +257,10 @@ class LiveRequest:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it advances without a reader that waits."""
-        return self.on_change is not None and len(self.unread) < MAX_UNREAD
+        """Whether it takes part in the next step."""
+        if self.on_change is None:
+            return self.is_awaited and not self.unread
+        return len(self.unread) < MAX_UNREAD
 
     @property
     def ended(self) -> bool:

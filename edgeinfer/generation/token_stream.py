@@ -30,8 +30,6 @@ class TokenStream:
         self._on_end = on_end
         self._tokens: list[Token] = []
         self._has_begun = False
-        self._is_read = False
-        """Whether a thread computes the next token."""
         self._ending = fork_safe_lock()
         self._ended = False
 
@@ -40,19 +38,20 @@ class TokenStream:
 
     def __next__(self) -> Token:
         live = self._live
+        was_cancelled = live.cancelled
+        live.is_awaited = not was_cancelled  # a step of another thread may compute the token
         try:
             with self._lock:
                 self.begin()
-                self._is_read = not live.cancelled
                 while not (live.unread or live.ended or live.cancelled):
                     if not live.step_alone():
-                        self._scheduler.step(live)
+                        self._scheduler.step()
                     elif live.ended:
                         self._scheduler.retire()
-                token = self.take() if self._is_read else None
-                self._is_read = False
+                live.is_awaited = False
+                token = None if was_cancelled else self.take()
         except BaseException:
-            self._is_read = False
+            live.is_awaited = False
             self.cancel()
             raise
         if token is None:
@@ -96,7 +95,7 @@ class TokenStream:
         """
         if not self.is_done:
             self._live.cancelled = True
-        if not self._is_read:
+        if not self._live.is_awaited:
             self._end()
 
     def _end(self) -> None:

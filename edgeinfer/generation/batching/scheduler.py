@@ -89,13 +89,13 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would advance a request that has no waiting reader."""
+        """Whether a step would advance a request, or drop a cancelled one."""
         return bool(self._arrivals) or any(live.is_wanted or live.cancelled for live in self.live)
 
-    def step(self, pulled: LiveRequest | None = None) -> None:
-        """One step for the request whose reader waits, and for all that are pushed."""
+    def step(self) -> None:
+        """One step for all requests that are pushed, or whose readers wait."""
         self._admit()
-        wanted = [live for live in self.live if live is pulled or live.is_wanted]
+        wanted = [live for live in self.live if live.is_wanted]
         self._steps += 1
         for live in self.live:
             live.advances = live in wanted

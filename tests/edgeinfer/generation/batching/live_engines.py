@@ -83,6 +83,12 @@ class Run:
             tokens += live.unread
             live.unread.clear()
 
+    def pull(self, live: LiveRequest) -> None:
+        """A step that a waiting reader of a pulled request makes."""
+        live.is_awaited = True
+        self.step()
+        live.is_awaited = False
+
     def finish(self, arrivals: Mapping[int, Sequence[Request]] | None = None) -> list[list[int]]:
         """The ids of each request, when all have ended; `arrivals`: those that are added before a step."""
         waiting = dict(arrivals or {})

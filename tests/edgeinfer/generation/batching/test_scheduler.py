@@ -261,7 +261,7 @@ def test_pulled_requests_advance_alternately(zoo_file: ZooFile) -> None:
         for each in live:
             for _ in range(5):
                 if not each.ended:
-                    run.scheduler.step(each)
+                    run.pull(each)
     assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
 
 
@@ -270,13 +270,13 @@ def test_paused_requests_leave_the_fast_path_to_one(zoo_file: ZooFile) -> None:
     paused, other = request(prompt(20), 5), request(prompt(20, 1), 60)
     first = run.add(paused)
     first.on_change = None
-    run.scheduler.step(first)
+    run.pull(first)
     second = run.add(other)
     for _ in range(PAUSED_STEPS + 3):
         run.step()
     assert second.is_alone
     while not first.ended:
-        run.scheduler.step(first)
+        run.pull(first)
     assert run.finish()[1] == alone(path, [other])[0]
     assert [token.id for token in first.sequence.sampled] == alone(path, [paused])[0]
 
@@ -306,7 +306,7 @@ def test_random_arrivals_pauses_cancellations_and_other_uses(zoo_file: ZooFile, 
             run.engine.rewind(rng.randrange(len(run.engine.ids) + 1))
             run.engine.append(prompt(rng.randrange(1, 40), step)[: run.engine.cache.free])
         pulled = [each for each in run.live if each.on_change is None and not each.ended]
-        run.scheduler.step(rng.choice(pulled) if pulled and rng.random() < 0.7 else None)
+        run.pull(rng.choice(pulled)) if pulled and rng.random() < 0.7 else run.step()
         if len(run.live) == len(wanted) and not run.scheduler.live:
             break
     assert all(each.error is None for each in run.live)
@@ -315,3 +315,18 @@ def test_random_arrivals_pauses_cancellations_and_other_uses(zoo_file: ZooFile, 
         if index not in cancelled:
             assert [token.id for token in each.sequence.sampled] == expected[index]
     assert_no_page_is_lost(requests)
+
+
+def test_readers_that_wait_at_the_same_time_share_steps(zoo_file: ZooFile) -> None:
+    run, _, path = paged(zoo_file)
+    wanted = [request(prompt(20 + seed, seed), 30) for seed in range(2)]
+    live = [run.add(each) for each in wanted]
+    for each in live:
+        each.on_change, each.is_awaited = None, True
+    for _ in range(40):
+        run.step()
+    assert [each.ended for each in live] == [True, True]
+    shared = live[0].generation([]).speed.tokens_per_forward
+    assert shared is not None
+    assert shared > 1.9
+    assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
