@@ -175,7 +175,7 @@ class LoadOptions:
     parallel: int = _option(
         1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "
         "0: 4, or fewer if these don't fit.", allowed=whole(0, MAX_PARALLEL),
-        commands="run serve plan",
+        commands="run serve batch plan",
     )  # fmt: skip
     chat_template: str | None = _option(
         None,

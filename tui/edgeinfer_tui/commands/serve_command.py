@@ -142,15 +142,15 @@ def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None
     from edgeinfer.serving.models.models import OneModel
     from edgeinfer.serving.models.pool import ModelPool
 
+    loading = {"parallel": 0, **options.loading}
     if len(names) != 1 and options.model is None:
-        installed = InstalledModels(names, options.loading, say)
+        installed = InstalledModels(names, loading, say)
         default = installed.given[0] if names else ""
         yield ModelPool(installed, -1 if keep_alive is None else keep_alive, default)
         return
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        loading = {"parallel": 0, **options.loading}
         loaded = library.load_model(options.model, loading, reading.update, building.update)
     finally:
         building.erase()
