@@ -1,4 +1,4 @@
-"""The interface between the server and an API: its routes, the reader of bodies and the writer of responses."""
+"""Between the server and an API: its routes, the reader of bodies and the writer of responses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
