@@ -1,45 +1,12 @@
-"""An asynchronous token stream, for `async for`, and the thread that computes its tokens."""
+"""An asynchronous token stream, for `async for`."""
 
 import asyncio
-import os
-import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
-from edgeinfer.engine.guards import ModelLock
-from edgeinfer.generation.batching.scheduler import Scheduler
+from edgeinfer.generation.batching.step_thread import StepThread
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.results import Generation, Token
-from edgeinfer_kernels.system.locks import fork_safe_lock
-
-
-class StepThread:
-    """Runs the scheduler's steps on one thread while asynchronous streams are unfinished."""
-
-    def __init__(self, scheduler: Scheduler, lock: ModelLock) -> None:
-        self._scheduler = scheduler
-        self._lock = lock
-        self._guard = fork_safe_lock()
-        self._process: int | None = None
-        """The process in which the thread runs; None: it doesn't."""
-
-    def wake(self) -> None:
-        """Run steps until no stream needs any."""
-        with self._guard:
-            if self._process != os.getpid():
-                self._process = os.getpid()
-                threading.Thread(target=self._run, name="edgeinfer-steps", daemon=True).start()
-
-    def _run(self) -> None:
-        while True:
-            with self._guard:
-                if not self._scheduler.has_work:
-                    self._process = None
-                    return
-            with self._lock:
-                try:
-                    self._scheduler.step()
-                except Exception as error:  # a bug: no reader may wait forever
-                    self._scheduler.fail(error)
 
 
 class AsyncTokenStream:
@@ -84,7 +51,7 @@ class AsyncTokenStream:
     def _report(self) -> None:
         """The thread has advanced the stream."""
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the loop has been closed: nothing waits
             self._loop.call_soon_threadsafe(self._changed.set)
 
     async def aclose(self) -> None:

@@ -266,6 +266,11 @@ class LiveRequest:
     def ended(self) -> bool:
         return self.phase == "ended"
 
+    @property
+    def processed(self) -> int:
+        """Number of its first tokens whose keys and values are in its pages."""
+        return 0 if self.text is None else self.text.length
+
     def start(self, held: int) -> None:
         """Begin to read its tokens, of which the cache holds `held`."""
         if not self.has_begun:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING
 
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.generation.batching.scheduler import Scheduler, requests_on
+from edgeinfer.generation.batching.step_thread import StepThread
 from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.generation.prefill import context_overflow
@@ -16,9 +15,6 @@ from edgeinfer.generation.request import Prompt, Request
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.results import Generation, Token
 from edgeinfer.speculation.speculator import Speculator
-
-if TYPE_CHECKING:
-    from edgeinfer.generation.async_stream import StepThread
 
 
 def completed(
@@ -64,6 +60,7 @@ class Completer:
     ) -> None:
         self.engine, self.tokenizer, self.lock = engine, tokenizer, lock
         self.scheduler = Scheduler(requests_on(engine, tokenizer, batch_invariant))
+        self.step_thread = StepThread(self.scheduler, lock)
 
     def stream(
         self,
@@ -120,10 +117,3 @@ class Completer:
         """The completions of a beam search."""
         with self.engine_use(0) as engine:
             return BeamSearch(engine, self.tokenizer, request, beams).run()
-
-    @cached_property
-    def step_thread(self) -> "StepThread":
-        """The thread that computes asynchronous streams."""
-        from edgeinfer.generation.async_stream import StepThread  # imports asyncio, which few programs need
-
-        return StepThread(self.scheduler, self.lock)

@@ -8,8 +8,6 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.prefix_tree import Node, PrefixTree
 from edgeinfer.generation.shared_prefix import CacheFullError
@@ -287,7 +285,3 @@ class PagedCache:
     def _occupied(self, last: int) -> list[int]:
         """Pages before `last` that the engine's text may not overwrite."""
         return [page for page in range(self._end, last) if page in self._owners]
-
-    def page_row(self, text: PagedText) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
-        """(pages,) int64: the cache pages of a sequence."""
-        return np.array(text.pages, np.int64)

@@ -157,22 +157,24 @@ class Scheduler:
 
     def _next_reader(self, reading: Sequence[LiveRequest]) -> LiveRequest | None:
         """The request whose chunk is read next: in turns, so that a short prompt needn't wait for a long one.
-        One that shares its next page with an earlier one waits until that has read it.
+        One that shares pages with an earlier one waits until that has read them.
         """
-        ready = [
-            each
-            for index, each in enumerate(reading)
-            if self.requests.has_place(each)
-            and not (self.requests.shares_prefixes and self._is_read_by(reading[:index], each))
-        ]
+        ready = [each for each in reading if self.requests.has_place(each)][: self.requests.places]
+        if self.requests.shares_prefixes:
+            ready = [each for index, each in enumerate(ready) if not self._is_read_by(ready[:index], each)]
         return min(ready, key=lambda each: each.turn, default=None)
 
     @staticmethod
     def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest) -> bool:
-        """Whether an earlier request is about to read the next page of this one."""
-        ids, held = live.sequence.ids, live.text.length if live.text is not None else 0
-        wanted = min(len(ids) - 1, held + PAGE)
-        return any(shared_prefix(each.sequence.ids, ids) >= wanted > held for each in earlier)
+        """Whether an earlier request has yet to read pages that this one shares, or the same prompt."""
+        ids = live.sequence.ids
+        for each in earlier:
+            shared = shared_prefix(each.sequence.ids, ids)
+            is_same = shared == len(ids) == len(each.sequence.ids)
+            wanted = shared if is_same else min(shared, len(ids) - 1) // PAGE * PAGE
+            if max(each.processed, live.processed) < wanted:
+                return True
+        return False
 
     def _retire(self, advanced: Sequence[LiveRequest]) -> None:
         """Release what has ended, and report to the readers of those that advanced."""

@@ -88,3 +88,18 @@ async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> Non
 async def test_stream_exceptions_propagate() -> None:
     with pytest.raises(ContextOverflowError):
         (await model_on(FakeEngine(seeded_logits, 8)).generate_async([5] * 9))
+
+
+def test_a_stream_of_a_closed_loop_harms_no_other() -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
+    left = model.stream_async(PROMPT, max_tokens=100, temperature=0.0)
+
+    async def first_token() -> int:
+        return (await anext(left)).id
+
+    async def another() -> list[int]:
+        return (await model.generate_async([1, 9], max_tokens=20, temperature=0.0)).ids
+
+    alone = asyncio.run(another())
+    assert asyncio.run(first_token()) == model.generate(PROMPT, max_tokens=100, temperature=0.0).ids[0]
+    assert asyncio.run(another()) == alone

@@ -330,3 +330,16 @@ def test_readers_that_wait_at_the_same_time_share_steps(zoo_file: ZooFile) -> No
     assert shared is not None
     assert shared > 1.9
     assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
+
+
+def test_a_short_prompt_waits_only_for_the_pages_that_it_shares(zoo_file: ZooFile) -> None:
+    path, shared = zoo_file("llama"), prompt(300)
+    run = Run(engine_of(path, positions=2048, context=1024))
+    long, short = request([*shared, *prompt(600, 1)], 3), request([*shared, *prompt(5, 2)], 3)
+    run.add(long)
+    run.add(short)
+    while run.live[1].phase != "decoding":
+        run.step()
+    assert run.live[0].phase == "reading"
+    assert run.live[1].timer.cached_tokens == 288
+    assert run.finish()[1] == Run(engine_of(path, context=1024, positions=1024)).finish({0: [short]})[0]
