@@ -214,6 +214,11 @@ class Model:
         ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
         return self._stream_ids(ids, run, sampling)
 
+    def prompt_ids(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> list[int]:
+        """The token ids that `stream` reads for a prompt; options and `Raises` as there."""
+        run, _ = run_options({**self.sampling, **options})
+        return self._encoding.of_prompt(prompt, run.raw, run.template_options)
+
     def stream_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> "AsyncTokenStream":
         """`stream` for `async for`; options and `Raises` as there."""
         from edgeinfer.generation.async_stream import AsyncTokenStream

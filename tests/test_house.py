@@ -36,7 +36,8 @@ PARTS: dict[str, tuple[int, str, set[str]]] = {
     "edgeinfer": (
         4,
         "edgeinfer",
-        {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance", "starlette"},
+        {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance"}
+        | {"starlette", "prometheus_client"},
     ),
     "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
     "edgeinfer_kernels": (

@@ -10,7 +10,6 @@ from typing import Any
 
 from edgeinfer.chat_templates.call_arguments import MISSING, json_types, json_value, typed_value
 from edgeinfer.chat_templates.call_formats import CALL_FORMATS, CALL_MARKS, WRAPPERS, CallFormat
-from edgeinfer.chat_templates.call_readers import ParsedCall
 from edgeinfer.chat_templates.reasoning import split_reasoning
 from edgeinfer.errors import SettingError, shown
 
@@ -44,7 +43,7 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> ParsedReply:
 
     Calls in the reasoning before the response are ignored.
     """
-    return _parsed(text, CALL_FORMATS, {name: schema for name, schema in map(_named, tools) if name})
+    return _parsed(text, CALL_FORMATS, schemas_of(tools))
 
 
 def written_calls(text: str) -> ParsedReply:
@@ -76,7 +75,7 @@ def _parsed(text: str, forms: Sequence[CallFormat], schemas: Schemas | None) -> 
         for match in form.pattern.finditer(response):
             if schemas is None and _is_in_code(response[: match.start()]):
                 continue
-            taken = list(_checked(form.read(match), schemas))
+            taken = list(calls_of_match(form, match, schemas))
             if taken:
                 calls += taken
                 rest.append(response[end : match.start()])
@@ -105,6 +104,11 @@ def check_tools(tools: Sequence[Any]) -> None:
             )
 
 
+def schemas_of(tools: Sequence[Tool]) -> dict[str, Mapping[str, Any]]:
+    """The schemas of the tools' parameters, by name."""
+    return {name: schema for name, schema in map(_named, tools) if name}
+
+
 def _named(tool: Tool) -> tuple[str | None, Mapping[str, Any]]:
     function = tool.get("function", tool)
     return function.get("name"), function.get("parameters") or {}
@@ -120,8 +124,9 @@ def _arguments(given: Any, schema: Mapping[str, Any]) -> Any:
         return MISSING
 
 
-def _checked(calls: Iterator[ParsedCall], schemas: Schemas | None) -> Iterator[ToolCall]:
-    for name, arguments in calls:
+def calls_of_match(form: CallFormat, match: re.Match[str], schemas: Schemas | None) -> Iterator[ToolCall]:
+    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, None: any tool."""
+    for name, arguments in form.read(match):
         schema = ({} if _NAME.fullmatch(name) else None) if schemas is None else schemas.get(name)
         if schema is None:
             continue

@@ -75,7 +75,7 @@ def _paths(name: str, given: str | Path | Iterable[str | Path]) -> tuple[Path, .
         raise SettingError(f"{name}: saw {shown(given)}, wanted paths of text files") from None
 
 
-_option = partial(option, panel=MODEL, commands="run chat serve")
+_option = partial(option, panel=MODEL, commands="run chat serve batch")
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,34 +115,34 @@ class LoadOptions:
     context: int | None = _option(
         None, "Context size (num_ctx): maximum tokens of prompt and completion.", allowed=whole(1),
         flags=("--context", "-c"),
-        commands="run chat serve plan embed rank", default_note="as trained, at most 4096", common=True,
+        commands="run chat serve batch plan embed rank", default_note="as trained, at most 4096", common=True,
     )  # fmt: skip
     engine: EngineName = _option(
         "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
-        commands="run chat serve pull",
+        commands="run chat serve batch pull",
     )  # fmt: skip
     device: str = _option(
         "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
-        commands="run chat serve bench eval embed rank", common=True,
+        commands="run chat serve batch bench eval embed rank", common=True,
     )  # fmt: skip
     vram: int | None = _option(
         None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",
         argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan embed rank", default_note="what is free", common=True,
+        commands="run chat serve batch plan embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
         None, "Maximum main memory, as 12GiB. Weights beyond it stay on the disk (mmap).", argument="size",
         convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve plan embed rank", default_note="what is free",
+        commands="run chat serve batch plan embed rank", default_note="what is free",
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
-        commands="run chat serve plan eval profile quantize doctor embed rank", default_note="measured",
+        commands="run chat serve batch plan eval profile quantize doctor embed rank", default_note="measured",
     )  # fmt: skip
     repack: bool = _option(
         True, "Copy the weights into the kernels' layout, or keep them memory-mapped (mmap), which takes "
         "almost no memory and decodes at about a third of the speed.", flags=("--repack/--no-repack",),
-        commands="run chat serve plan eval bench", default_note="repack",
+        commands="run chat serve batch plan eval bench", default_note="repack",
     )  # fmt: skip
     sparse: Sparse = _option(
         "auto", "For ReLU models on the CPU: read the weights of active neurons only. predicted: predict "
@@ -156,7 +156,7 @@ class LoadOptions:
     draft: str | Drafter | None = _option(
         "auto", "Speculative decoding with a draft model of the same vocabulary, prompt lookup, or half of "
         "the model's own layers. It changes the speed, not the output.",
-        convert=_draft, metavar="auto|lookup|self|none|MODEL", commands="run chat serve plan",
+        convert=_draft, metavar="auto|lookup|self|none|MODEL", commands="run chat serve batch plan",
     )  # fmt: skip
     draft_tree_width: int = _option(
         0, "Speculative decoding: siblings that a draft model adds to its draft, on the CPU.",
@@ -170,12 +170,12 @@ class LoadOptions:
     kv: KvType = _option(
         "f16", "Data type of the KV cache (KV quantization); q8_0 takes half the bytes of f16, q4_0 a "
         "quarter.",
-        commands="run chat serve plan eval bench",
+        commands="run chat serve batch plan eval bench",
     )  # fmt: skip
     parallel: int = _option(
         1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "
         "0: 4, or fewer if these don't fit.", allowed=whole(0, MAX_PARALLEL),
-        commands="run serve plan",
+        commands="run serve batch plan",
     )  # fmt: skip
     chat_template: str | None = _option(
         None,

@@ -1,1 +1,1 @@
-"""An OpenAI-compatible HTTP server for one model, for programs on this machine."""
+"""An HTTP server with the APIs of OpenAI, Anthropic and Ollama, for programs on this machine."""

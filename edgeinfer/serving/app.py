@@ -1,244 +1,259 @@
-"""The HTTP application: routes, access checks, and error responses."""
+"""The HTTP application: routes, access checks, and the completion of a request."""
 
 import hmac
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
-import numpy as np
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
 
-from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError, shortened, shown
+from edgeinfer.errors import (
+    ContextOverflowError,
+    DeviceError,
+    EdgeInferError,
+    KernelError,
+    ModelFileError,
+    OutOfMemoryError,
+    SettingError,
+    shortened,
+)
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
-from edgeinfer.options import LoadOptions
-from edgeinfer.options.option_names import with_flags
-from edgeinfer.ranking import RankedText
 from edgeinfer.results import Generation
-from edgeinfer.serving import replies
-from edgeinfer.serving.access import LOCAL_HOSTS, Access
-from edgeinfer.serving.bodies import Workers, largest_body, read_body, unless_disconnected
+from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, TextsRequest, TextsRoute, Writer
+from edgeinfer.serving.completion.reasoning import with_reasoning
+from edgeinfer.serving.completion.requests import CompletionRequest, body_of, prompts_of
+from edgeinfer.serving.completion.response_format import ResponseFormat, warnings_of
+from edgeinfer.serving.completion.truncation import truncated
 from edgeinfer.serving.fields import RequestError
+from edgeinfer.serving.models.models import Models, OneModel
 from edgeinfer.serving.queue import RequestQueue
-from edgeinfer.serving.replies import failure
-from edgeinfer.serving.requests import (
-    CompletionRequest,
-    EmbeddingRequest,
-    RerankRequest,
-    body_of,
-    chat_request,
-    embedding_request,
-    prompts_of,
-    rerank_request,
-    text_request,
-)
-from edgeinfer.serving.response_formats import ChatResponses, ResponseFormat, TextResponses
+from edgeinfer.serving.routes import all_routes
+from edgeinfer.serving.text_steps import TextSteps
+from edgeinfer.serving.transport.access import LOCAL_HOSTS, Access
+from edgeinfer.serving.transport.bodies import Workers, largest_body, read_body, unless_disconnected
+from edgeinfer.serving.transport.event_stream import EventStream
+from edgeinfer.serving.transport.failures import failure, message_of
+from edgeinfer.serving.transport.records import CLIENT_LEFT, RECORD, Metrics, Recorder, RequestRecord
 
-CLIENT_LEFT = 499
-"""HTTP status that is logged when a client disconnects."""
-MAX_WARNINGS = 20
-TEXTS_PER_STEP = 16
-"""Texts of a request that an encoder processes before a disconnected client is detected."""
-RERANK_PATHS = ("/v1/rerank", "/v1/reranking", "/rerank", "/reranking")
 Parsed = TypeVar("Parsed")
-TextsRequest = TypeVar("TextsRequest", EmbeddingRequest, RerankRequest)
+SERVER_ERRORS = (DeviceError, KernelError, ModelFileError)
+"""Errors that no other request would avoid."""
+
+
+def _no_log(line: str) -> None:
+    pass
 
 
 @dataclass(frozen=True)
 class ServerOptions:
     """Access and queue limits. `hosts`: names by which requests may call this machine. `response_cache`:
-    number of completions that are kept for repeated requests.
+    number of completions that are kept for repeated requests. `log`: called with a line for each request.
     """
 
     key: str | None = None
     max_waiting: int = 64
     hosts: Sequence[str] = LOCAL_HOSTS
     response_cache: int = 0
+    log: Callable[[str], None] = _no_log
 
     def __post_init__(self) -> None:
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
             raise SettingError("key: wanted printable ASCII characters, at least one")
 
 
-def serving_app(model: Model, options: ServerOptions | None = None) -> Starlette:
-    """The ASGI application; the caller closes the model."""
-    return _Server(model, options or ServerOptions()).app()
+def serving_app(models: Model | Models, options: ServerOptions | None = None) -> Starlette:
+    """The ASGI application of a loaded model, which the caller closes, or of several models."""
+    of = OneModel(models) if isinstance(models, Model) else models
+    return _Server(of, options or ServerOptions()).app()
 
 
 class _Server:
-    def __init__(self, model: Model, options: ServerOptions) -> None:
-        self._model = model
-        self._key = options.key
-        self._hosts = list(options.hosts)
-        self._queue = RequestQueue(options.max_waiting, model.parallel)
+    def __init__(self, models: Models, options: ServerOptions) -> None:
+        self.models = models
+        self.started = int(time.time())
+        self._options = options
+        self._queue = RequestQueue(options.max_waiting, lambda: models.parallel)
         self._workers = Workers()
-        self._cache = CompletionCache(options.response_cache, model.sampling)
-        self._started = int(time.time())
+        self._caches: WeakKeyDictionary[Model, CompletionCache] = WeakKeyDictionary()
+        self._metrics = Metrics(lambda: self._queue.waiting, lambda: len(self.models.loaded))
 
     def app(self) -> Starlette:
         """The Starlette application. Web pages can't reach it by other names of this machine."""
-        routes = [
-            Route("/health", self._health),
-            Route("/v1/models", self._guarded(self._models)),
-            Route("/v1/models/{name:path}", self._guarded(self._one_model)),
-            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
-            Route("/v1/completions", self._guarded(self._text), methods=["POST"]),
-            Route("/v1/embeddings", self._guarded(self._embed), methods=["POST"]),
-            *(Route(path, self._guarded(self._rerank), methods=["POST"]) for path in RERANK_PATHS),
-        ]
         return Starlette(
-            routes=routes,
-            middleware=[Middleware(Access, hosts=self._hosts)],
+            routes=[self._route(each) for each in all_routes()],
+            middleware=[
+                Middleware(Recorder, metrics=self._metrics, log=self._options.log),
+                Middleware(Access, hosts=self._options.hosts),
+            ],
             exception_handlers={HTTPException: _not_found, Exception: _internal_error},
             lifespan=self._lifespan,
         )
+
+    def _route(self, route: AnyRoute) -> Route:
+        handle: Callable[[Request], Awaitable[Response]]
+        if isinstance(route, CompletionRoute):
+            handle = partial(self._completions, route)
+        elif isinstance(route, TextsRoute):
+            handle = partial(self._texts, route)
+        else:
+            handle = partial(_plain, route, self)
+        methods = route.methods if isinstance(route, PlainRoute) else ("POST",)
+        return Route(route.path, self._guarded(route, handle), methods=list(methods))
 
     @asynccontextmanager
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
         self._workers.close()
+        await self.models.close()
 
     def _guarded(
-        self, completion: Callable[[Request], Awaitable[Response]]
+        self,
+        route: AnyRoute,
+        handle: Callable[[Request], Awaitable[Response]],
     ) -> Callable[[Request], Awaitable[Response]]:
         """Check the key, and turn exceptions into error objects."""
 
         async def guarded(request: Request) -> Response:
+            _record(request).route = route.path
             try:
-                self._check_key(request)
-                return await completion(request)
+                if not (isinstance(route, PlainRoute) and route.is_open):
+                    self._check_key(request)
+                return await handle(request)
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
             except RequestError as error:
-                return failure(str(error), error.status, error.param, error.code)
+                return failure(error, request.url.path)
             except ContextOverflowError as error:
-                return failure(_text(error), 400, "messages", "context_length_exceeded")
+                too_long = RequestError(message_of(error), 400, "messages", "context_length_exceeded")
+                return failure(too_long, request.url.path)
+            except OutOfMemoryError as error:
+                return failure(RequestError(message_of(error), 503), request.url.path)
+            except SERVER_ERRORS as error:
+                return failure(RequestError(message_of(error), 500), request.url.path)
             except EdgeInferError as error:
-                return failure(_text(error), 400)
+                return failure(RequestError(message_of(error)), request.url.path)
 
         return guarded
 
     def _check_key(self, request: Request) -> None:
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
-        if self._key is not None and not hmac.compare_digest(given.encode(), self._key.encode()):
+        """Clients of OpenAI's and Ollama's APIs send a bearer token, those of Anthropic's `x-api-key`."""
+        key, headers = self._options.key, request.headers
+        given = headers.get("authorization", "").removeprefix("Bearer "), headers.get("x-api-key", "")
+        if key is not None and not any(hmac.compare_digest(each.encode(), key.encode()) for each in given):
             raise RequestError("the API key is missing or wrong", status=401, code="invalid_api_key")
 
-    async def _health(self, _: Request) -> Response:
-        queue = self._queue
-        return JSONResponse({"status": "ok", "waiting": queue.waiting, "running": queue.running})
+    @property
+    def waiting(self) -> int:
+        """Requests in the queue."""
+        return self._queue.waiting
 
-    def _card(self) -> dict[str, Any]:
-        return {
-            "id": self._model.name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "edgeinfer",
-            "context": self._model.context,
-            "parallel": self._model.parallel,
-            "cache_bytes": self._model.plan.cache_bytes if self._model.plan else None,
-        }
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        return self._queue.running
 
-    async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card()]})
+    def metrics(self) -> tuple[bytes, str]:
+        """All metrics, and their media type."""
+        return self._metrics.text()
 
-    async def _one_model(self, request: Request) -> Response:
-        self._check_model(request.path_params["name"])
-        return JSONResponse(self._card())
-
-    def _check_model(self, name: str) -> None:
-        if name and name != self._model.name:
-            raise RequestError(
-                f"model {shown(name)} isn't here; this server has {self._model.name!r}",
-                status=404,
-                param="model",
-                code="model_not_found",
-            )
-
-    async def _chat(self, request: Request) -> Response:
-        def parse(body: dict[str, Any]) -> CompletionRequest:
-            return chat_request(body, self._model.thinking_levels)
-
-        return await self._completions(request, parse, ChatResponses)
-
-    async def _text(self, request: Request) -> Response:
-        return await self._completions(request, text_request, TextResponses)
-
-    async def _completions(
-        self,
-        request: Request,
-        parse: Callable[[dict[str, Any]], CompletionRequest],
-        format_for: Callable[[Model, CompletionRequest], ResponseFormat],
-    ) -> Response:
-        self._queue.admit()
-        response: Response | None = None
-        try:
-            parsed = await self._parsed(request, parse)
-            self._check_model(parsed.model)
-            responses = format_for(self._model, parsed)
-            if parsed.streamed:
-                response = await self._streamed(request, responses)
-            else:
-                response = await unless_disconnected(request, self._whole(responses))
-            return response or Response(status_code=CLIENT_LEFT)
-        finally:
-            if not isinstance(response, EventStream):
-                self._queue.leave()
+    async def body(self, request: Request) -> dict[str, Any]:
+        """The JSON object of a request, parsed on another thread."""
+        raw = await read_body(request, largest_body(self.models.context))
+        return await self._workers.run(lambda: body_of(raw))
 
     async def _parsed(self, request: Request, parse: Callable[[dict[str, Any]], Parsed]) -> Parsed:
         """Parse a request on another thread."""
-        raw = await read_body(request, largest_body(self._model.context))
+        raw = await read_body(request, largest_body(self.models.context))
         return await self._workers.run(lambda: parse(body_of(raw)))
+
+    async def prompt_tokens(self, parsed: CompletionRequest, write: Writer) -> int:
+        """The number of tokens of a request's prompt, without a completion."""
+        lease = await self.models.acquire(parsed.model)
+        try:
+            responses = write(lease.model, with_reasoning(parsed, lease.model))
+            prompt = parsed.prompts[0]
+            return len(await self._workers.run(lambda: lease.model.prompt_ids(prompt, **responses.settings)))
+        finally:
+            lease.release()
+
+    async def _completions(self, route: CompletionRoute, request: Request) -> Response:
+        self._queue.admit()
+        with ExitStack() as ended:
+            ended.callback(self._queue.leave)
+            parsed = await self._parsed(request, route.read)
+            lease = await unless_disconnected(request, self.models.acquire(parsed.model, parsed.keep_alive))
+            if lease is None:
+                return Response(status_code=CLIENT_LEFT)
+            ended.callback(lease.release)
+            record = _record(request)
+            record.model = lease.model.name
+            if not parsed.prompts:  # a request that only loads the model
+                return JSONResponse(route.write(lease.model, parsed).whole([]))
+            responses = await self._workers.run(lambda: _format(route, lease.model, parsed))
+            response: Response | None
+            if parsed.streamed:
+                response = await self._streamed(request, responses, record, ended)
+            else:
+                response = await unless_disconnected(request, self._whole(responses, record))
+            return response or Response(status_code=CLIENT_LEFT)
 
     async def _start(self, responses: ResponseFormat, prompt: Any) -> AsyncTokenStream | StoredStream:
         """Start a completion, unless it is stored; tokenization and grammar compilation run on another
         thread.
         """
-        if (stored := self._cache.get(self._cache.key(prompt, responses.settings))) is not None:
+        cache, model = self._cache(responses.model), responses.model
+        if (stored := cache.get(cache.key(prompt, responses.settings))) is not None:
             return StoredStream(stored)
-        return await self._workers.run(lambda: self._model.stream_async(prompt, **responses.settings))
+        return await self._workers.run(lambda: model.stream_async(prompt, **responses.settings))
 
-    def _ended(self, responses: ResponseFormat, prompt: Any, completion: Generation) -> Generation:
-        """The completion, which is stored."""
-        self._cache.put(self._cache.key(prompt, responses.settings), completion)
+    def _cache(self, model: Model) -> CompletionCache:
+        if model not in self._caches:
+            self._caches[model] = CompletionCache(self._options.response_cache, model.sampling)
+        return self._caches[model]
+
+    def _ended(
+        self, responses: ResponseFormat, prompt: Any, completion: Generation, record: RequestRecord
+    ) -> Generation:
+        """The completion, which is counted and stored."""
+        self._metrics.completed(responses.model.name, completion)
+        record.prompt_tokens += len(completion.prompt_ids)
+        record.generated_tokens += len(completion.ids)
+        cache = self._cache(responses.model)
+        cache.put(cache.key(prompt, responses.settings), completion)
         return completion
 
-    async def _whole(self, responses: ResponseFormat) -> Response:
+    async def _whole(self, responses: ResponseFormat, record: RequestRecord) -> Response:
         """All completions in one object."""
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
         completions = []
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
                     async for _ in stream:
                         pass
-                completions.append(self._ended(responses, prompt, stream.result))
-        return JSONResponse(
-            {
-                **responses.head(streamed=False),
-                "choices": [
-                    responses.choice(index, completion) for index, completion in enumerate(completions)
-                ],
-                "usage": replies.usage(completions),
-                "timings": replies.timings(completions[-1]),
-                **_warnings(responses.parsed.warnings),
-            }
-        )
+                completions.append(self._ended(responses, prompt, stream.result, record))
+        return JSONResponse(responses.whole(completions))
 
-    async def _streamed(self, request: Request, responses: ResponseFormat) -> Response | None:
-        """Wait for the first token: until then a failure has its own HTTP status."""
-        events = self._events(responses)
+    async def _streamed(
+        self, request: Request, responses: ResponseFormat, record: RequestRecord, ended: ExitStack
+    ) -> Response | None:
+        """Wait for the first token: until then a failure has its own HTTP status. `ended` is closed at the
+        end of the stream.
+        """
+        events = self._events(responses, record)
         try:
             first = await unless_disconnected(request, anext(events))
         except BaseException:
@@ -247,132 +262,78 @@ class _Server:
         if first is None:
             await events.aclose()
             return None
-        return EventStream(first, events, self._queue.leave)
+        return EventStream(first, events, responses, ended.pop_all().close)
 
-    async def _events(self, responses: ResponseFormat) -> AsyncGenerator[bytes, None]:
-        """Server-sent events of every completion; a client that disconnects ends generation."""
-        head, completions = responses.head(streamed=True), []
-        extra = _warnings(responses.parsed.warnings)
+    async def _events(self, responses: ResponseFormat, record: RequestRecord) -> AsyncGenerator[bytes, None]:
+        """Events of every completion; a client that disconnects ends generation."""
+        completions = []
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
+                opened = False
                 async with aclosing(stream):
-                    opened = False
                     async for token in stream:
-                        first = [] if opened else responses.first_chunks(index, stream.result)
-                        opened = True
-                        for chunk in [*first, *responses.chunks(index, token)]:
-                            yield replies.event({**head, "choices": [chunk], **extra})
-                            extra = {}
-                completions.append(self._ended(responses, prompt, stream.result))
-                for chunk in responses.last_chunks(index, stream.result):
-                    yield replies.event({**head, "choices": [chunk], **extra})
-                    extra = {}
-        if responses.parsed.usage_at_end:
-            yield replies.event({**head, "choices": [], "usage": replies.usage(completions)})
-        yield replies.event("[DONE]")
+                        if not opened:
+                            opened = True
+                            for event in responses.start(index, stream.result):
+                                yield event
+                        for event in responses.token(index, token):
+                            yield event
+                completions.append(self._ended(responses, prompt, stream.result, record))
+                for event in [] if opened else responses.start(index, stream.result):
+                    yield event
+                for event in responses.finish(index, stream.result):
+                    yield event
+        for event in responses.end(completions):
+            yield event
 
-    async def _embed(self, request: Request) -> Response:
-        return await self._of_texts(request, embedding_request, self._embedded)
-
-    async def _rerank(self, request: Request) -> Response:
-        return await self._of_texts(request, rerank_request, self._ranked)
-
-    async def _of_texts(
-        self,
-        request: Request,
-        parse: Callable[[dict[str, Any]], TextsRequest],
-        work: Callable[[TextsRequest], Awaitable[Response]],
-    ) -> Response:
-        """The response of `work` on the texts of a request."""
+    async def _texts(self, route: TextsRoute, request: Request) -> Response:
+        """The response of a request about texts."""
         self._queue.admit()
-        try:
-            parsed = await self._parsed(request, parse)
-            self._check_model(parsed.model)
-            response = await unless_disconnected(request, work(parsed))
+        with ExitStack() as ended:
+            ended.callback(self._queue.leave)
+            parsed = await self._parsed(request, route.read)
+            response = await unless_disconnected(request, self._of_texts(route, parsed, _record(request)))
             return response or Response(status_code=CLIENT_LEFT)
-        finally:
-            self._queue.leave()
 
-    async def _embedded(self, parsed: EmbeddingRequest) -> Response:
-        """The embeddings; a disconnected client is detected between two steps."""
-        async with self._queue.slot():
-            rows = [
-                await self._workers.run(partial(self._model.text_vectors, texts))
-                for _, texts in self._steps(parsed.texts)
-            ]
-        vectors = np.concatenate([each.vectors for each in rows])
-        tokens = sum(each.tokens for each in rows)
-        reply = replies.embeddings(self._model.name, vectors, tokens, parsed.as_base64)
-        return JSONResponse({**reply, **_warnings(parsed.warnings)})
-
-    def _steps(self, texts: Sequence[str]) -> list[tuple[int, Sequence[str]]]:
-        """The texts of each step, with the index of the first."""
-        count = TEXTS_PER_STEP if self._model.is_encoder else 1
-        return [(first, texts[first : first + count]) for first in range(0, len(texts), count)]
-
-    async def _ranked(self, parsed: RerankRequest) -> Response:
-        """The texts by relevance; a disconnected client is detected between two steps."""
-        scored: list[RankedText] = []
-        tokens = 0
-        async with self._queue.slot():
-            for first, texts in self._steps(parsed.texts):
-                ranking = await self._workers.run(partial(self._model.ranking, parsed.query, texts))
-                scored += [replace(each, index=first + each.index) for each in ranking.texts]
-                tokens += ranking.tokens
-        scored.sort(key=lambda each: (-each.score, each.index))
-        reply = replies.ranking(self._model.name, scored[: parsed.count], tokens, parsed.with_texts)
-        return JSONResponse({**reply, **_warnings(parsed.warnings)})
-
-
-class EventStream(StreamingResponse):
-    """A response of server-sent events; `on_end` is called once, even if it was never sent."""
-
-    def __init__(self, first: bytes, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
-        super().__init__(
-            self._all(first, events), media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
-        self._events, self._on_end = events, on_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the events; stops if the client disconnects."""
+    async def _of_texts(self, route: TextsRoute, parsed: TextsRequest, record: RequestRecord) -> Response:
+        lease = await self.models.acquire(parsed.model)
+        record.model = lease.model.name
         try:
-            await super().__call__(scope, receive, send)
+            async with self._queue.slot(lease.model):
+                reply = await route.reply(TextSteps(lease.model, self._workers), parsed)
         finally:
-            try:
-                await self._events.aclose()
-            finally:
-                self._on_end()
-
-    @staticmethod
-    async def _all(first: bytes, events: AsyncGenerator[bytes, None]) -> AsyncIterator[bytes]:
-        yield first
-        try:
-            async for event in events:
-                yield event
-        except EdgeInferError as error:
-            yield replies.event(replies.error(_text(error), "server_error"))
+            lease.release()
+        return JSONResponse({**reply, **warnings_of(parsed.warnings)})
 
 
-def _text(error: EdgeInferError) -> str:
-    """The text of an error; options of the server's start are named by their flags."""
-    return with_flags(str(error), (LoadOptions,))
+def _format(route: CompletionRoute, model: Model, parsed: CompletionRequest) -> ResponseFormat:
+    """The writer of a response, for a prompt that fits the context if the request has it truncated."""
+    responses = route.write(model, with_reasoning(parsed, model))
+    if not parsed.truncates:
+        return responses
+    return route.write(model, truncated(model, responses.parsed, responses.settings))
 
 
-def _warnings(warnings: Sequence[str]) -> dict[str, list[str]]:
-    """Warnings about fields without an effect, for the response; empty if there are none."""
-    return {"warnings": list(warnings[:MAX_WARNINGS])} if warnings else {}
+def _record(request: Request) -> RequestRecord:
+    record: RequestRecord = request.scope[RECORD]
+    return record
+
+
+async def _plain(route: PlainRoute, server: _Server, request: Request) -> Response:
+    return await route.handle(request, server)
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
     route = f"{request.method} {shortened(request.url.path)}"
-    return failure(f"{route}: {error.detail}", error.status_code)
+    return failure(RequestError(f"{route}: {error.detail}", error.status_code), request.url.path)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """An internal error; the traceback is logged."""
-    return failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)
+    message = f"unexpected {type(error).__name__}: a bug in edgeinfer"
+    return failure(RequestError(message, 500), request.url.path)

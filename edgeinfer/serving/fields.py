@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeinfer.errors import shortened, shown
@@ -14,34 +15,6 @@ SAMPLING = tuple(
     name for kind in (SamplingParams, RunOptions) for name, info in options_of(kind).items() if info.server
 )
 """Fields with the library's names, including additions of llama.cpp and Ollama."""
-_COMPLETION = ("model", "stream", "stream_options", "n", "max_tokens", "logprobs", *SAMPLING)
-CHAT = frozenset(
-    (*_COMPLETION, "messages", "max_completion_tokens", "top_logprobs", "response_format", "tools")
-) | {"tool_choice", "reasoning_effort", "chat_template_kwargs"}
-TEXT = frozenset((*_COMPLETION, "prompt", "echo", "response_format"))
-EMBEDDING = frozenset(("model", "input", "encoding_format"))
-RERANK = frozenset(("model", "query", "documents", "top_n", "return_documents"))
-
-_REFUSED = {
-    **dict.fromkeys(("reasoning_effort", "chat_template_kwargs"), "prompts here have no chat template"),
-    "functions": "not supported here; use tools",
-    "function_call": "not supported here; use tool_choice",
-    "audio": "not supported here",
-    "modalities": "not supported here; responses are text",
-    "prediction": "not supported here",
-    "suffix": "not supported here",
-    "best_of": "not supported here; use n",
-    "web_search_options": "not supported here",
-    "verbosity": "not supported here; ask for it in a message",
-    "dimensions": "vectors have the model's hidden size",
-}
-"""Unsupported fields that would change the completion."""
-_WITHOUT_EFFECT = frozenset(
-    ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-) | {"prompt_cache_retention", "parallel_tool_calls", "cache_prompt"}
-"""Fields that don't change the completion."""
-_NEUTRAL = {"best_of": 1, "modalities": ["text"]}
-"""Accepted values of refused fields: they match the default behavior."""
 _ELSEWHERE = {
     "n_predict": "max_tokens",
     "num_predict": "max_tokens",
@@ -60,6 +33,19 @@ _ELSEWHERE = {
 """Names of the same option in other programs."""
 
 
+@dataclass(frozen=True)
+class KnownFields:
+    """The fields of one request body. `refused`: unsupported ones that would change the completion, with the
+    reason; `neutral`: their accepted values, which match the default behavior; `without_effect`: those that
+    don't change the completion.
+    """
+
+    supported: frozenset[str]
+    refused: Mapping[str, str] = field(default_factory=dict)
+    without_effect: frozenset[str] = frozenset()
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+
+
 class RequestError(Exception):
     """A refused request: the HTTP status and OpenAI's error object."""
 
@@ -68,19 +54,20 @@ class RequestError(Exception):
         self.status, self.param, self.code = status, param, code
 
 
-def check_fields(body: Mapping[str, Any], known: Collection[str]) -> list[str]:
+def check_fields(body: Mapping[str, Any], fields: KnownFields) -> list[str]:
     """Warnings about fields without an effect. Raises `RequestError` for unknown and refused ones."""
     if len(body) > MAX_FIELDS:
         raise RequestError(f"the body: saw {len(body)} fields, wanted {MAX_FIELDS} at most")
     warnings = []
     for name, value in body.items():
-        if name in known or (name in _REFUSED and _is_neutral(name, value)):
+        if name in fields.supported:
             continue
-        if name in _REFUSED:
-            raise RequestError(f"{name}: {_REFUSED[name]}", param=name)
-        if name not in _WITHOUT_EFFECT:
-            raise _unknown(name, known)
-        if value is not None:
+        if name in fields.refused:
+            if not _is_neutral(value, fields.neutral.get(name, ())):
+                raise RequestError(f"{name}: {fields.refused[name]}", param=name)
+        elif name not in fields.without_effect:
+            raise _unknown(name, fields.supported)
+        elif value is not None:
             warnings.append(f"{name}: has no effect here")
     return warnings
 
@@ -101,8 +88,8 @@ def check_inner_fields(
     return warnings
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    return value is None or value is False or value in ([], {}, "") or value == _NEUTRAL.get(name, ())
+def _is_neutral(value: Any, accepted: Any) -> bool:
+    return value is None or value is False or value in ([], {}, "") or value == accepted
 
 
 def _unknown(name: str, known: Collection[str], where: str = "") -> RequestError:

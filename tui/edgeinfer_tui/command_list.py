@@ -12,7 +12,7 @@ from edgeinfer_tui.options.command_options import Command
 from edgeinfer_tui.options.option_errors import canonical
 
 ORDER = (
-    "run", "chat", "pull", "serve", "show", "list", "rm", "history", "embed", "rank",
+    "run", "chat", "pull", "serve", "batch", "show", "list", "rm", "history", "embed", "rank",
     "plan", "quantize", "bench", "eval", "profile", "config", "doctor",
 )  # fmt: skip
 """The commands in the order of `--help`; others follow by name."""
@@ -55,8 +55,10 @@ def edgeinfer(
 
 def _commands() -> Iterator[tuple[str, Command]]:
     """Names and functions of the commands: what `@command` marks in the modules of `commands`."""
-    for file in sorted(Path(__file__).with_name("commands").glob("*_command.py")):
-        for value in vars(import_module(f"edgeinfer_tui.commands.{file.stem}")).values():
+    root = Path(__file__).parent
+    for file in sorted((root / "commands").rglob("*_command.py")):
+        module = ".".join(file.relative_to(root.parent).with_suffix("").parts)
+        for value in vars(import_module(module)).values():
             if name := getattr(value, "command_name", None):
                 yield name, value
 

@@ -1,8 +1,9 @@
 """The OpenAI-compatible server over a fake model, requested without a network."""
 
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -67,3 +68,23 @@ async def chat(body: Fields, model: Model | None = None, **options: Any) -> Any:
     return await post(
         model or fake(), "/v1/chat/completions", {"messages": HELLO, "temperature": 0, **body}, **options
     )
+
+
+@contextmanager
+def served(models: Any, **options: Any) -> Iterator[str]:
+    """The address of a real server on a free port of this machine."""
+    uvicorn = pytest.importorskip("uvicorn")
+    server = uvicorn.Server(
+        uvicorn.Config(
+            serving_app(models, ServerOptions(**options)), host="127.0.0.1", port=0, log_level="error"
+        )
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+    try:
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)

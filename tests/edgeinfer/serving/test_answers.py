@@ -2,9 +2,6 @@
 
 import json
 import math
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -14,7 +11,6 @@ pytest.importorskip("starlette")
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FIRST_BYTE, FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import (
     CHAT,
@@ -26,6 +22,7 @@ from tests.edgeinfer.serving.http_client import (
     events,
     fake,
     post,
+    served,
 )
 
 pytestmark = pytest.mark.anyio
@@ -101,9 +98,10 @@ async def test_tool_calls_are_returned_complete_and_streamed() -> None:
     assert json.loads(call["function"]["arguments"]) == {"at": "ä"}
     chunks = events((await chat({"tools": tools, "stream": True}, fake(text, template=TOOL_TEMPLATE))).text)
     deltas = [each["choices"][0]["delta"] for each in chunks]
-    assert [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta] == [
-        call["function"]
-    ]
+    pieces = [delta["tool_calls"][0]["function"] for delta in deltas if "tool_calls" in delta]
+    assert [piece["name"] for piece in pieces if "name" in piece] == ["look"]
+    assert len(pieces) > 3
+    assert "".join(piece["arguments"] for piece in pieces) == call["function"]["arguments"]
     assert (await contents(tools, "No need."))[0] == "N"
     assert "".join(await contents(tools, "No need. ")) == "No need. "
     spoken = await contents(tools, f"I'll  look <here>.\n\n{text}")
@@ -172,26 +170,10 @@ async def test_embeddings_are_returned() -> None:
     assert isinstance(packed["data"][0]["embedding"], str)
 
 
-@contextmanager
-def served(model: Model) -> Iterator[str]:
-    """A real server on a free port of this machine."""
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(uvicorn.Config(serving_app(model), host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-    try:
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
 def test_the_openai_client_works() -> None:
     openai = pytest.importorskip("openai")
     with edgeinfer.load("tiny", device="cpu", draft=None) as model, served(model) as url:
-        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
         assert [each.id for each in client.models.list()] == ["tiny"]
         settings: Fields = {"model": "tiny", "max_tokens": 12, "temperature": 0}
         whole = client.chat.completions.create(messages=HELLO, **settings)

@@ -1,6 +1,8 @@
 """Foreign pages, unknown fields, wrong and oversized values: each is refused in one short line."""
 
 import json
+import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from tests.edgeinfer.serving.http_client import (
     fake,
     post,
 )
+from tests.edgeinfer.serving.mutations import mutated
 
 pytestmark = pytest.mark.anyio
 
@@ -223,3 +226,92 @@ async def test_malformed_tool_calls_are_ignored() -> None:
         fake(text, 8192, TOOL_TEMPLATE), CHAT, {"messages": HELLO, "temperature": 0, "tools": [TOOL]}
     )
     assert result.json()["choices"][0]["message"]["content"] == text
+
+
+CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "y"}
+BLOCKS = [
+    {"role": "user", "content": [{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}]},
+    {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]},
+    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t", "content": "y"}]},
+]
+ITEMS = [
+    {"role": "user", "content": [{"type": "input_text", "text": "x"}]},
+    {"type": "reasoning", "id": "r", "summary": [{"type": "summary_text", "text": "z"}]},
+    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+    {"type": "function_call_output", "call_id": "c", "output": "y"},
+]
+SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        CHAT,
+        {
+            "messages": [
+                *HELLO,
+                {"role": "assistant", "tool_calls": [CALL]},
+                {"role": "tool", "content": "y"},
+            ],
+            "tools": [TOOL],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "max_tokens": 4,
+        },
+    ),
+    (
+        "/v1/messages",
+        {
+            "messages": BLOCKS,
+            "system": [{"type": "text", "text": "s"}],
+            "tools": [{"name": "f", "input_schema": {"type": "object"}}],
+            "tool_choice": {"type": "auto"},
+            "thinking": {"type": "enabled", "budget_tokens": 1024},
+            "output_config": {"effort": "low"},
+            "max_tokens": 4,
+        },
+    ),
+    ("/v1/messages/count_tokens", {"messages": BLOCKS, "tools": [{"name": "f", "input_schema": {}}]}),
+    (
+        "/v1/responses",
+        {
+            "input": ITEMS,
+            "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+            "reasoning": {"effort": "low", "summary": "auto"},
+            "text": {"format": {"type": "text"}},
+            "truncation": "auto",
+            "include": ["message.output_text.logprobs"],
+            "max_output_tokens": 4,
+        },
+    ),
+    (
+        "/api/chat",
+        {
+            "model": "fake",
+            "messages": [*HELLO, {"role": "tool", "tool_name": "f", "content": "y"}],
+            "tools": [TOOL],
+            "options": {"num_predict": 4, "stop": ["x"], "num_ctx": 8},
+            "format": "json",
+            "keep_alive": "5m",
+            "think": True,
+        },
+    ),
+    ("/api/generate", {"model": "fake", "prompt": "x", "system": "s", "options": {"num_predict": 4}}),
+    ("/api/embed", {"model": "fake", "input": ["x"]}),
+    ("/api/show", {"model": "fake", "verbose": False}),
+)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize(("path", "body"), SHOTS, ids=[path for path, _ in SHOTS])
+async def test_mutated_requests_of_every_api_are_served_or_refused(
+    path: str, body: dict[str, Any], streamed: bool, scaled: Callable[[int], int]
+) -> None:
+    pytest.importorskip("llguidance")
+    source = random.Random(f"{path} {streamed}")
+    streams = streamed and not path.endswith(("count_tokens", "embed", "show"))
+    async with client(fake(template=TOOL_TEMPLATE, context=4096)) as http:
+        assert (await http.post(path, json=body | {"stream": True} if streams else body)).status_code == 200
+        for _ in range(scaled(300)):
+            changed = mutated(body, source) | ({"stream": streams} if streams else {})
+            raw = json.dumps(changed).encode()
+            reply = await http.post(path, content=raw, headers=JSON)
+            assert reply.status_code < 500, raw[:2000]
+            if reply.status_code != 200:
+                assert len(reply.text) < 700, raw[:2000]

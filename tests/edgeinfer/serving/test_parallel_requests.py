@@ -60,7 +60,12 @@ async def test_the_server_shows_the_number_of_parallel_requests(model: Model) ->
             assert health["running"] + health["waiting"] <= 5
             await asyncio.sleep(0)
         assert max(seen) == PARALLEL
-        assert (await http.get("/health")).json() == {"status": "ok", "waiting": 0, "running": 0}
+        assert (await http.get("/health")).json() == {
+            "status": "ok",
+            "waiting": 0,
+            "running": 0,
+            "loaded": ["llama"],
+        }
 
 
 @dataclass
@@ -145,4 +150,9 @@ async def test_nothing_is_left_of_hundreds_of_mixed_requests(model: Model) -> No
     shown, shown_again = (json.loads(b"".join(each.parts))["choices"] for each in (expected, again))
     assert shown == shown_again
     async with client(model) as http:
-        assert (await http.get("/health")).json() == {"status": "ok", "waiting": 0, "running": 0}
+        assert (await http.get("/health")).json() == {
+            "status": "ok",
+            "waiting": 0,
+            "running": 0,
+            "loaded": ["llama"],
+        }

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from edgeinfer import Model
+from edgeinfer.errors import DeviceError
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
 from tests.edgeinfer.serving.http_client import (
@@ -37,6 +38,20 @@ async def test_an_unknown_route_gives_an_error_object(method: str, path: str, st
     reply = await ask()
     assert reply.status_code == status
     assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
+
+
+async def test_a_refusal_before_the_body_has_the_format_of_its_api() -> None:
+    async with client(fake()) as http:
+        for path, key in ((CHAT, "param"), ("/v1/messages", "type"), ("/api/chat", None)):
+            for reply in (
+                await http.post(path, content=b"{}", headers={"Content-Type": "text/plain"}),
+                await http.get(path),
+            ):
+                assert reply.status_code in (415, 405)
+                error = reply.json()["error"]
+                assert isinstance(error, str) if key is None else key in error
+        lost = (await http.get("/v1/messages/x")).json()
+    assert (lost["type"], lost["error"]["type"]) == ("error", "not_found_error")
 
 
 async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
@@ -85,7 +100,7 @@ async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
         (
             "chat/completions",
             {"messages": HELLO, "tool_choice": "required", "tools": []},
-            "tool_choice: auto and none",
+            "tool_choice: needs tools, saw none",
         ),
         (
             "chat/completions",
@@ -216,3 +231,32 @@ async def test_a_disconnected_client_cancels_its_response(streamed: bool) -> Non
     (await ask())
     assert len(model.engine.ids) < len("The fox.") + 60
     assert (await chat({}, model)).json()["choices"][0]["message"]["content"] == "The fox."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        (CHAT, {}, 'data: {"error": {"message": "the GPU failed"'),
+        ("/v1/responses", {"input": "Hi", "messages": None}, "event: response.failed"),
+        (
+            "/v1/messages",
+            {"max_tokens": 99},
+            'event: error\ndata: {"type": "error", "error": {"type": "api_error"',
+        ),
+        ("/api/chat", {"model": "fake"}, '{"error": "the GPU failed"}'),
+    ],
+)
+async def test_a_failure_in_a_stream_is_its_last_event(path: str, body: Any, last: str) -> None:
+    completion = scripted_after_any("The fox.")
+
+    def failing(ids: list[int]) -> np.ndarray:
+        if ids[-1] in byte_ids("e"):
+            raise DeviceError("the GPU failed")
+        return completion(ids)
+
+    model = model_on(FakeEngine(failing, 512))
+    reply = await post(model, path, {"messages": HELLO, "stream": True, **body})
+    assert reply.status_code == 200
+    assert reply.text.rstrip().split("\n\n" if path != "/api/chat" else "\n")[-1].startswith(last)
+    whole = await post(model, path, {"messages": HELLO, "stream": False, **body})
+    assert whole.status_code == 500

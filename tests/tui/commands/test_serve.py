@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -22,11 +22,13 @@ PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; m
 
 
 @contextmanager
-def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    *arguments: str, models: Sequence[str] = ("tiny",)
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The program, and its address."""
     paths = os.pathsep.join(path for path in sys.path if path)
     process = subprocess.Popen(
-        [*PROGRAM, "serve", "tiny", "--port", "0", "--device", "cpu", "--draft", "none", *arguments],
+        [*PROGRAM, "serve", *models, "--port", "0", "--device", "cpu", "--draft", "none", *arguments],
         stderr=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -46,8 +48,8 @@ def serving(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate()
 
 
-def get(address: str, **headers: str) -> str:
-    body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
+def get(address: str, model: str = "tiny", **headers: str) -> str:
+    body = {"model": model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}
     request = urllib.request.Request(
         f"{address}/chat/completions",
         json.dumps(body).encode(),
@@ -67,6 +69,33 @@ def test_it_serves_requests_until_ctrl_c() -> None:
     assert out == ""
     assert err.endswith("edgeinfer: ended\n")
     assert program.returncode == 0
+
+
+def test_any_installed_model_is_loaded_on_request_and_each_request_is_logged() -> None:
+    with serving("--keep-alive", "0", models=()) as (program, address):
+        root = address.removesuffix("/v1")
+        with urllib.request.urlopen(f"{address}/models") as reply:
+            states = {each["id"]: each["state"] for each in json.load(reply)["data"]}
+        assert states["tiny"] == "not loaded"
+        assert get(address, model="tiny")
+        with urllib.request.urlopen(f"{root}/health") as reply:
+            assert json.load(reply)["status"] == "ok"
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            get(address, model="other")
+        program.send_signal(signal.SIGINT)
+        _, err = program.communicate(timeout=20)
+    lines = [line.removeprefix("edgeinfer: ") for line in err.splitlines()]
+    assert "loading tiny" in lines
+    assert any(
+        re.match(r"POST /v1/chat/completions 200, tiny, \d+ \+ 4 tokens, [\d.]+ s$", line) for line in lines
+    )
+    assert any(line.startswith("POST /v1/chat/completions 404, ") for line in lines)
+
+
+def test_an_invalid_time_is_refused(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("serve", "--keep-alive", "soon", "--port", "0")
+    assert outcome.code == 2
+    assert "--keep-alive: saw 'soon', wanted seconds or a duration as 5m" in outcome.err
 
 
 def test_a_used_port_is_reported_before_loading(edgeinfer: CommandLine) -> None:
@@ -104,10 +133,10 @@ def test_an_invalid_key_is_refused(edgeinfer: CommandLine, key: str) -> None:
 
 
 def test_a_missing_package_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("edgeinfer_tui.system.installed_packages.find_spec", lambda name: None)
     outcome = edgeinfer("serve", "tiny")
     assert outcome.code == 1
     assert (
-        "serve: needs starlette and uvicorn, not installed here; pip install 'edgeinfer[serve]'"
-        in outcome.err
+        "serve: needs starlette, prometheus-client, uvicorn, not installed here; "
+        "pip install 'edgeinfer[serve]'" in outcome.err
     )

@@ -52,16 +52,17 @@ LLAMA_CPP = {
 
 TAKEN_BY = {
     "threads": {
-        "run", "chat", "serve", "plan", "bench", "eval", "profile", "quantize", "doctor", "embed", "rank",
+        "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "doctor", "embed",
+        "rank",
     },
-    "context": {"run", "chat", "serve", "plan", "eval", "embed", "rank"},
+    "context": {"run", "chat", "serve", "batch", "plan", "eval", "embed", "rank"},
     "max_tokens": {"run", "chat", "bench"},
     "seed": {"run", "chat", "bench"},
     "temperature": {"run", "chat"},
     "top_k": {"run", "chat"},
     "min_p": {"run", "chat"},
     "mirostat": {"run", "chat"},
-    "vram": {"run", "chat", "serve", "plan", "embed", "rank"},
+    "vram": {"run", "chat", "serve", "batch", "plan", "embed", "rank"},
 }  # fmt: skip
 
 

@@ -1,10 +1,11 @@
-"""`edgeinfer serve`: an OpenAI-compatible HTTP server for one model, until Ctrl-C."""
+"""`edgeinfer serve`: an HTTP server with the APIs that programs use, until Ctrl-C."""
 
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Argument, BadParameter, Option
 
 from edgeinfer_tui import interrupts, library
 from edgeinfer_tui.failures import say
@@ -14,11 +15,14 @@ from edgeinfer_tui.options.parsed_options import parsed_options
 from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
+from edgeinfer_tui.system.installed_packages import check_server_packages
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
 
-    from edgeinfer import Model
+    from edgeinfer.serving.models.models import Models as ServedModels
+    from edgeinfer_tui.options.parsed_options import ParsedOptions
 
 SERVER = "The server"
 
@@ -37,7 +41,34 @@ Key = Annotated[
     Option(
         "--key",
         envvar="EDGEINFER_SERVE_KEY",
-        help="Require this key, sent as a bearer token.",
+        help="Require this key, sent as a bearer token or in x-api-key.",
+        rich_help_panel=SERVER,
+    ),
+]
+Models = Annotated[
+    list[str] | None,
+    Argument(
+        metavar="MODEL",
+        help="A name from `edgeinfer list`, or a .gguf file. None or several: any installed model, loaded on "
+        "request. [dim](any)[/]",
+        show_default=False,
+        autocompletion=arguments.models_here,
+    ),
+]
+KeepAlive = Annotated[
+    str,
+    Option(
+        "--keep-alive",
+        metavar="TIME",
+        help="Of several models, unload an idle one after this time, as 5m; 0: at once, -1: never.",
+        rich_help_panel=SERVER,
+    ),
+]
+RequestLog = Annotated[
+    bool,
+    Option(
+        "--request-log/--no-request-log",
+        help="Print a line for each request, without its text.",
         rich_help_panel=SERVER,
     ),
 ]
@@ -46,18 +77,23 @@ Queue = Annotated[int, Option("--queue", min=0, help="Requests that may wait.", 
 
 @command("serve")
 def serve(
-    model: arguments.ModelArgument = None,
+    models: Models = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
     key: Key = None,
     queue: Queue = 64,
+    keep_alive: KeepAlive = "5m",
+    request_log: RequestLog = True,
     **given: Any,
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API.
+    """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama.
 
-    /v1/chat/completions, /v1/completions, /v1/embeddings, /v1/rerank and
-    /v1/models. On the CPU several requests are answered together (--parallel),
-    others wait. A completion is cancelled if its client disconnects.
+    /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings,
+    /v1/rerank, /v1/messages, /api/chat, /api/generate and others. With one
+    MODEL it is loaded at once. Without one, or with several, any installed
+    model is loaded on request, and unloaded if it is idle or memory is needed.
+    On the CPU several requests are answered together (--parallel), others
+    wait. A completion is cancelled if its client disconnects.
 
     [bold]Example[/]
 
@@ -66,59 +102,89 @@ def serve(
       curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"messages": [{"role": "user", "content": "Hi"}]}'
     """
-    options = parsed_options(filled({"model": model, **given}), "serve")
-    _check_installed()
+    one = models[0] if models and len(models) == 1 else None
+    options = parsed_options(filled({"model": one, **given}), "serve")
+    check_server_packages("serve", "uvicorn")
     from edgeinfer_tui.system.listening import listening  # imports socket
 
+    seconds = _seconds(keep_alive)
     listener, all_interfaces = listening(host, port, key)
+    limits = ServerLimits(key, queue, options.response_cache, request_log)
+    with listener, _models(models or [], options, seconds) as served:
+        run_server(served, listener, all_interfaces, host, limits)
+
+
+def _seconds(keep_alive: str) -> float | None:
+    from edgeinfer.errors import SettingError
+    from edgeinfer.serving.models.keep_alive import keep_alive_of
+
+    try:
+        return keep_alive_of(keep_alive)
+    except SettingError as error:
+        raise BadParameter(str(error).replace("keep_alive", "--keep-alive", 1)) from error
+
+
+@dataclass(frozen=True)
+class ServerLimits:
+    """Options of the server: its key, requests that may wait, completions that are kept, and the log."""
+
+    key: str | None
+    queue: int
+    response_cache: int
+    request_log: bool
+
+
+@contextmanager
+def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None) -> "Iterator[ServedModels]":
+    """One model, which is loaded now, or any installed one on request."""
+    from edgeinfer.registry.registry import find_model
+    from edgeinfer.serving.models.installed import InstalledModels
+    from edgeinfer.serving.models.models import OneModel
+    from edgeinfer.serving.models.pool import ModelPool
+
+    loading = {"parallel": 0, **options.loading}
+    if len(names) != 1 and options.model is None:
+        installed = InstalledModels(names, loading, say)
+        default = installed.given[0] if names else ""
+        yield ModelPool(installed, -1 if keep_alive is None else keep_alive, default)
+        return
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:
-        loading = {"parallel": 0, **options.loading}
         loaded = library.load_model(options.model, loading, reading.update, building.update)
     finally:
         building.erase()
         reading.erase()
-    with loaded, listener:
+    with loaded:
         for note in loaded.warnings:
             say(note)
-        limits = queue, options.response_cache
-        run_server(loaded, listener, all_interfaces, host, key, limits)  # type: ignore[arg-type]
-
-
-def _check_installed() -> None:
-    """Check the server packages before the model is loaded."""
-    from importlib.util import find_spec
-
-    from edgeinfer.errors import SettingError
-
-    missing = [name for name in ("starlette", "uvicorn") if find_spec(name) is None]
-    if missing:
-        raise SettingError(
-            f"serve: needs {' and '.join(missing)}, not installed here; pip install 'edgeinfer[serve]'"
-        )
+        yield OneModel(loaded, find_model(options.model))  # type: ignore[arg-type]
 
 
 def run_server(
-    model: "Model",
-    listener: "socket.socket",
-    all_interfaces: bool,
-    host: str,
-    key: str | None,
-    limits: tuple[int, int],
+    models: "ServedModels", listener: "socket.socket", all_interfaces: bool, host: str, limits: ServerLimits
 ) -> None:
-    """Serve until Ctrl-C. `limits`: requests that may wait, and completions that are kept."""
-    from edgeinfer.serving.access import ANY_HOST, LOCAL_HOSTS
+    """Serve until Ctrl-C."""
     from edgeinfer.serving.app import ServerOptions, serving_app
+    from edgeinfer.serving.transport.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer_tui.system.http_server import BoundedServer
 
     hosts = (ANY_HOST,) if all_interfaces else (*LOCAL_HOSTS, host)
-    queue, kept = limits
-    options = ServerOptions(key=key, max_waiting=queue, hosts=hosts, response_cache=kept)
-    app = serving_app(model, options)
+    options = ServerOptions(
+        key=limits.key,
+        max_waiting=limits.queue,
+        hosts=hosts,
+        response_cache=limits.response_cache,
+        log=say if limits.request_log else _no_log,
+    )
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
-    say(f"{model.name} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
+    of = " and ".join(models.loaded) if models.loaded else "any installed model"
+    say(f"{of} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
     interrupts.raise_exception()
     with suppress(KeyboardInterrupt):
-        BoundedServer(app).run(sockets=[listener])
+        BoundedServer(serving_app(models, options)).run(sockets=[listener])
     say("ended")
+
+
+def _no_log(line: str) -> None:
+    """No log of requests."""

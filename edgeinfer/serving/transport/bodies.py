@@ -20,8 +20,10 @@ BODY_SECONDS = 30.0
 WORKERS = 2
 
 
-def largest_body(context: int) -> int:
-    """Maximum body size in bytes for a model with this context."""
+def largest_body(context: int | None) -> int:
+    """Maximum body size in bytes for a model with this context; None: it isn't known yet."""
+    if context is None:
+        return MAX_BODY_BYTES
     return min(max(MIN_BODY_BYTES, context * BODY_BYTES_PER_TOKEN), MAX_BODY_BYTES)
 
 

@@ -1,21 +1,16 @@
 """Response objects of OpenAI's API."""
 
 import base64
-import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from starlette.responses import JSONResponse
 
-from edgeinfer.chat_templates.tool_calls import ParsedReply
 from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.ranking import RankedText
 from edgeinfer.results import Generation, Token
-
-FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
 
 
 def new_id(prefix: str) -> str:
@@ -45,35 +40,6 @@ def timings(completion: Generation) -> dict[str, Any]:
         "decode_tokens_per_second": speed.decode_tokens_per_second,
         "accepted_share": speed.accepted_share,
     }
-
-
-def chat_message(parsed: ParsedReply) -> dict[str, Any]:
-    """The assistant's message."""
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": parsed.content or (None if parsed.calls else ""),
-    }
-    if parsed.calls:
-        message["tool_calls"] = tool_calls(parsed)
-    return message
-
-
-def tool_calls(parsed: ParsedReply) -> list[dict[str, Any]]:
-    """The tool calls of a response, in the format of messages."""
-    return [
-        {
-            "id": new_id("call"),
-            "index": index,
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
-        }
-        for index, call in enumerate(parsed.calls)
-    ]
-
-
-def finish(completion: Generation, parsed: ParsedReply | None = None) -> str:
-    """The finish reason."""
-    return "tool_calls" if parsed and parsed.calls else FINISHES[completion.finish_reason]
 
 
 def chat_logprobs(tokens: Sequence[Token], tokenizer: TextTokenizer) -> dict[str, Any]:
@@ -140,20 +106,3 @@ def ranking(model: str, texts: Sequence[RankedText], tokens: int, with_texts: bo
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
-
-
-def error(message: str, kind: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
-    """OpenAI's error object."""
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
-
-
-def failure(message: str, status: int, param: str | None = None, code: str | None = None) -> JSONResponse:
-    """A response with an error object."""
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    return JSONResponse(error(message, kind, param, code), status_code=status)
-
-
-def event(data: Mapping[str, Any] | str) -> bytes:
-    """One server-sent event."""
-    text = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)
-    return f"data: {text}\n\n".encode()

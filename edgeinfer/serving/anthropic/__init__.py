@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: readers of bodies and writers of responses."""

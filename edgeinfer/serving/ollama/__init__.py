@@ -1,0 +1,1 @@
+"""Ollama's API: readers of bodies and writers of responses."""

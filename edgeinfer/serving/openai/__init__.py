@@ -1,0 +1,1 @@
+"""OpenAI's API, without responses: readers of bodies and writers of responses."""

@@ -1,0 +1,1 @@
+"""OpenAI's Responses API: readers of bodies, writers of responses, and the stored responses."""

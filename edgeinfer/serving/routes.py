@@ -1,0 +1,13 @@
+"""The paths of all APIs."""
+
+from edgeinfer.serving.anthropic.routes import ANTHROPIC_ROUTES
+from edgeinfer.serving.apis import AnyRoute
+from edgeinfer.serving.ollama.routes import OLLAMA_ROUTES
+from edgeinfer.serving.openai.routes import OPENAI_ROUTES
+from edgeinfer.serving.responses.routes import responses_routes
+from edgeinfer.serving.responses.store import ResponseStore
+
+
+def all_routes() -> tuple[AnyRoute, ...]:
+    """The routes of one server, with the state that they share."""
+    return (*OPENAI_ROUTES, *responses_routes(ResponseStore()), *ANTHROPIC_ROUTES, *OLLAMA_ROUTES)

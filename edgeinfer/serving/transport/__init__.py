@@ -1,0 +1,1 @@
+"""HTTP: access checks, bodies, streams, errors, and records of requests."""

@@ -1,0 +1,96 @@
+"""`edgeinfer batch`: the requests of a file in OpenAI's batch format, completed into another file."""
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Argument, BadParameter, Exit, Option
+
+from edgeinfer_tui import interrupts
+from edgeinfer_tui.failures import say
+from edgeinfer_tui.options import arguments
+from edgeinfer_tui.options.command_options import command
+from edgeinfer_tui.options.parsed_options import parsed_options
+from edgeinfer_tui.options.settings import filled
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.system.installed_packages import check_server_packages
+
+if TYPE_CHECKING:
+    from edgeinfer.serving.batch.batch_run import BatchCounts
+    from edgeinfer.serving.batch.lines import BatchLine
+    from edgeinfer.serving.batch.output_file import BatchOutput
+    from edgeinfer.serving.models.pool import ModelPool
+
+LABEL = "requests"
+IN_PROGRESS = 32
+"""Requests that are started: as many as the model answers together, others wait for them."""
+
+
+@command("batch")
+def batch(
+    input_file: Annotated[
+        Path,
+        Argument(metavar="IN.jsonl", help="The requests.", exists=True, dir_okay=False, show_default=False),
+    ],
+    output_file: Annotated[
+        Path, Argument(metavar="OUT.jsonl", help="The responses.", dir_okay=False, show_default=False)
+    ],
+    model: Annotated[
+        str | None,
+        Option(
+            "--model",
+            help="The model of requests that name none; they may name any installed model.",
+            autocompletion=arguments.models_here,
+        ),
+    ] = None,
+    **given: Any,
+) -> None:
+    """Complete a file of requests in OpenAI's batch format.
+
+    A line is {"custom_id": …, "method": "POST", "url": "/v1/chat/completions",
+    "body": …}; each becomes a row with the response, or with an error.
+    Rows are written when they are complete. If the program was stopped or
+    killed, the same command continues: nothing is lost, nothing is done twice.
+
+    [bold]Example[/]
+
+      edgeinfer batch requests.jsonl responses.jsonl --model qwen3-8b
+    """
+    options = parsed_options(filled(given), "batch")
+    check_server_packages("batch")
+    from edgeinfer.serving.batch.lines import read_lines
+    from edgeinfer.serving.batch.output_file import BatchOutput
+    from edgeinfer.serving.models.installed import InstalledModels
+    from edgeinfer.serving.models.pool import ModelPool
+
+    if output_file.exists() and output_file.samefile(input_file):
+        raise BadParameter(f"{output_file}: is the input; name another file for the output")
+    lines = read_lines(input_file)
+    loading = {"parallel": 0, **options.loading}
+    installed = InstalledModels([model] if model else [], loading, say)
+    pool = ModelPool(installed, keep_alive=-1, default=installed.given[0] if model else "")
+    interrupts.raise_exception()
+    with BatchOutput(output_file) as output, LabelledProgress(time_left=True) as progress:
+        resumed = len(output.done)
+        try:
+            counts = asyncio.run(_run(pool, lines, output, progress))
+        except KeyboardInterrupt:
+            progress.erase()
+            say(f"stopped: {len(output.done)} of {len(lines)} lines are done; the same command continues")
+            raise Exit(interrupts.INTERRUPTED) from None
+    before = f", {resumed} were done before" if resumed else ""
+    say(f"{counts.completed} lines completed, {counts.failed} with an error{before}")
+
+
+async def _run(
+    pool: "ModelPool",
+    lines: "list[BatchLine]",
+    output: "BatchOutput",
+    progress: LabelledProgress,
+) -> "BatchCounts":
+    """Run the batch on the server's application, without a network."""
+    from edgeinfer.serving.app import ServerOptions, serving_app
+    from edgeinfer.serving.batch.batch_run import run_batch
+
+    app = serving_app(pool, ServerOptions(max_waiting=IN_PROGRESS))
+    return await run_batch(app, lines, output, IN_PROGRESS, progress.step(LABEL))

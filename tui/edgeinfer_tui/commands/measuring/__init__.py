@@ -1,0 +1,1 @@
+"""Commands that measure: speed, quality, and the activity of experts and neurons."""
