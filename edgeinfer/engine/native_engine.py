@@ -148,6 +148,8 @@ class NativeEngine(CacheChanges):
         self.positions = positions or context
         self.others: tuple[NativeEngine, ...] = ()
         """Engines of the same weights, with separate states for further sequences."""
+        self.idle_texts = 0
+        """As `Engine.idle_texts`."""
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""

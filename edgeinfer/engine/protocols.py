@@ -73,6 +73,11 @@ class Engine(Protocol):
         ...
 
     @property
+    def idle_texts(self) -> int:
+        """Number of texts that may be kept in main memory, also while the engine holds one of them."""
+        ...
+
+    @property
     def parallel(self) -> int:
         """Number of texts of the whole context whose states it holds at once, with those of `others`."""
         ...
@@ -190,6 +195,7 @@ class BasicEngine:
     ids: list[int]
     others: Sequence[Engine] = ()
     parallel = 1
+    idle_texts = 0
     capabilities = Capabilities()
 
     @property

@@ -11,7 +11,7 @@ from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
-from edgeinfer.planning.device_plan import DevicePlan
+from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
@@ -211,7 +211,24 @@ class EngineBuilder:
             source.file.check_size if reads_file else None,
             pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
-        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.warnings, *warnings])
+        warnings = [*self.planned.warnings, *warnings]
+        takes_turns = not backend.capabilities.max_batch_tokens
+        if self.gpu is not None and takes_turns and source.options.parallel != 1:
+            engine.idle_texts, note = self._idle_texts(engine.cache.nbytes)
+            warnings.append(note)
+        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, warnings)
+
+    def _idle_texts(self, nbytes: int) -> tuple[int, Detail]:
+        """The number of texts of `nbytes` that main memory has space for besides the plan, at most
+        `parallel`; and a sentence on that.
+        """
+        free = self.plan.ram_bytes - self.plan.bytes_on("cpu")
+        requested = self.source.options.parallel or AUTOMATIC_SEQUENCES[0]
+        count = max(0, min(requested, free // max(1, nbytes)))
+        size = binary_size(nbytes)
+        return count, Detail(
+            f"one request runs at a time; up to {count} texts are kept in main memory, {size} each"
+        )
 
 
 def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> list[DecoderState]:

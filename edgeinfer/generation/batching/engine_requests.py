@@ -11,6 +11,9 @@ from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
 from edgeinfer.generation.loop import Decode, LiveRequest
 from edgeinfer.generation.prefill import rewind_to_shared
+from edgeinfer.generation.request import Restore
+from edgeinfer.snapshots.engine_snapshots import MIN_SNAPSHOT_TOKENS, EngineSnapshots
+from edgeinfer.snapshots.memory_store import MemoryStore
 
 
 class EngineStart:
@@ -19,16 +22,17 @@ class EngineStart:
     def __init__(self, tokenizer: TextTokenizer, batch_invariant: bool) -> None:
         self._tokenizer, self._batch_invariant = tokenizer, batch_invariant
 
-    def begin(self, live: LiveRequest, engine: Engine) -> None:
+    def begin(self, live: LiveRequest, engine: Engine, idle: EngineSnapshots | None = None) -> None:
         """Keep what the engine's cache shares with the request's tokens; its next step reads the others.
 
-        Raises the errors of `check_prompt`.
+        `idle`: texts that the engine held before. Raises the errors of `check_prompt`.
         """
         sequence, shift = live.sequence, live.request.context_shift
         if shift is not None and not live.has_begun:
             sequence.ids = shift.begin(engine, live.request.prompt_ids)
             sequence.evicted = len(live.request.prompt_ids) - len(sequence.ids)
-        held = rewind_to_shared(engine, sequence.ids, live.request.restore, sequence.evicted > 0)
+        restores = [idle.restore if idle is not None else None, live.request.restore]
+        held = rewind_to_shared(engine, sequence.ids, _in_order(restores), sequence.evicted > 0)
         live.start(held)
         self.join(live, engine)
 
@@ -44,8 +48,22 @@ class EngineStart:
         live.decode = decode
 
 
+def _in_order(restores: Sequence[Restore | None]) -> Restore:
+    """A function that restores from several prompt caches, one after the other."""
+
+    def restore(ids: list[int], held: int) -> int:
+        for each in restores:
+            held = held if each is None else each(ids, held)
+        return held
+
+    return restore
+
+
 class EngineRequests:
-    """Live requests on an engine and its `others`; those that find no free one wait."""
+    """Live requests on an engine and its `others`; those that find no free one wait.
+
+    If the engine allows it, a text that makes place for another one is kept in main memory.
+    """
 
     shares_prefixes = False
 
@@ -56,6 +74,10 @@ class EngineRequests:
         """When each was in use last, as a number of a clock."""
         self._clock = 0
         self._start = start
+        self._idle = [
+            EngineSnapshots(each, MemoryStore(each.idle_texts)) if each.idle_texts else None
+            for each in self._engines
+        ]
 
     @property
     def places(self) -> int:
@@ -111,7 +133,11 @@ class EngineRequests:
         if holder is not None:
             holder.leave_engine()
         self._holders[index], self._used[index] = live, self._clock
-        self._start.begin(live, self._engines[index])
+        engine, idle = self._engines[index], self._idle[index]
+        lost = len(engine.ids) - shared_prefix(engine.ids, live.sequence.ids)
+        if idle is not None and lost >= MIN_SNAPSHOT_TOKENS:
+            idle.keep()
+        self._start.begin(live, engine, idle)
         return True
 
     def _best(self, live: LiveRequest, usable: Sequence[int]) -> int:
