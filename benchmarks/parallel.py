@@ -4,24 +4,33 @@ is read, and what two alternating chats read again.
 python benchmarks/parallel.py --shapes llama-3.2-1b --types Q4_0 --threads 2
 python benchmarks/parallel.py --llama-batched-bench build/bin/llama-batched-bench --models model.gguf
 python benchmarks/parallel.py --device cuda --shapes llama-3-8b --types Q4_0
+python benchmarks/parallel.py --tests clients
 
-A stream is an asynchronous stream of the library, as of the server. The other side is llama.cpp's
-`llama-batched-bench`, which samples no tokens; both sides run in turns.
+A stream is an asynchronous stream of the library; clients read streams of `edgeinfer serve`. The other side
+is llama.cpp's `llama-batched-bench`, which samples no tokens; both sides run in turns.
 """
 
+import argparse
 import asyncio
 import json
+import os
 import random
+import re
 import subprocess
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
+import httpx
+
 from edgeinfer import Model
 from edgeinfer.benchmarking.machine import command_line, this_machine
+from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS
@@ -30,6 +39,8 @@ from harness import suites
 
 STREAMS = (1, 4, 8, 16)
 OUTPUT_SHOWN = 300
+WORDS = ("one", "two", "three", "red", "green", "blue", "sun", "moon")
+"""Of the prompts of clients."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +146,10 @@ class BatchedBench:
         return {record["pl"]: record["speed_tg"] for record in records}
 
 
-def streams_table(model: Model, sizes: Sizes, rounds: int, theirs: Sequence[dict[int, float]]) -> str:
-    """Tokens/s and latencies by number of streams; medians of the rounds."""
-    runs: dict[int, list[list[StreamTimes]]] = {count: [] for count in sizes.streams}
-    for index in range(rounds):
-        for count in sizes.streams:
-            runs[count].append(asyncio.run(streams_together(model, sizes, count, 100 * index)))
+def latency_table(
+    what: str, runs: Mapping[int, Sequence[Sequence[StreamTimes]]], theirs: Sequence[dict[int, float]]
+) -> str:
+    """Tokens/s and latencies by number of streams; medians of the runs. `theirs`: tokens/s of llama.cpp."""
     rates = {count: median(map(decode_rate, done)) for count, done in runs.items()}
     rows = []
     for count, done in runs.items():
@@ -151,17 +160,26 @@ def streams_table(model: Model, sizes: Sizes, rounds: int, theirs: Sequence[dict
             [
                 str(count),
                 f"{rates[count]:.1f}",
-                f"{rates[count] / rates[sizes.streams[0]]:.2f}",
+                f"{rates[count] / rates[min(runs)]:.2f}",
                 *(milliseconds(percentile(gaps, percent)) for percent in (50, 95, 99)),
                 *(milliseconds(percentile(firsts, percent)) for percent in (50, 95)),
                 *([f"{other:.1f}", f"{rates[count] / other:.2f}"] if other else ["-", "-"]),
             ]
         )
     head = [
-        *("streams", "tokens/s of all", "of one stream", "ms per token p50", "p95", "p99"),
+        *(what, "tokens/s of all", "of one stream", "ms per token p50", "p95", "p99"),
         *("ms to first token p50", "p95", "llama.cpp tokens/s", "ratio"),
     ]
     return markdown(head, rows, left=())
+
+
+def streams_table(model: Model, sizes: Sizes, rounds: int, theirs: Sequence[dict[int, float]]) -> str:
+    """Tokens/s and latencies by number of streams; medians of the rounds."""
+    runs: dict[int, list[list[StreamTimes]]] = {count: [] for count in sizes.streams}
+    for index in range(rounds):
+        for count in sizes.streams:
+            runs[count].append(asyncio.run(streams_together(model, sizes, count, 100 * index)))
+    return latency_table("streams", runs, theirs)
 
 
 async def beside_a_long_prompt(model: Model, sizes: Sizes, seed: int) -> tuple[float, float, float, float]:
@@ -193,6 +211,59 @@ def long_prompt_table(model: Model, sizes: Sizes, rounds: int) -> str:
     return markdown(head, [row], left=())
 
 
+@contextmanager
+def server(path: Path, sizes: Sizes, arguments: Sequence[str]) -> Iterator[str]:
+    """The address of `edgeinfer serve` with a model, for as many clients as there are streams."""
+    command = [sys.executable, "-m", "edgeinfer", "serve", str(path), "--port", "0", "--draft", "none"]
+    command += ["--parallel", str(max(sizes.streams)), "--context", str(4 * (sizes.prompt + sizes.generated))]
+    process = subprocess.Popen(
+        [*command, "--no-request-log", *arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert process.stderr is not None
+    try:
+        output = ""
+        while not (found := re.search(r"http://[\d.:]+/v1", output)):
+            line = process.stderr.readline()
+            if not line:
+                raise EdgeInferError(f"serve has ended: {output.strip()[-OUTPUT_SHOWN:]}")
+            output += line
+        yield found[0]
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+async def clients_together(address: str, sizes: Sizes, count: int, seed: int) -> list[StreamTimes]:
+    """Run `count` clients at once, each with one streamed completion of another text."""
+
+    async def one(client: httpx.AsyncClient, index: int) -> StreamTimes:
+        words = random.Random(seed + index).choices(WORDS, k=sizes.prompt)
+        body = {"prompt": " ".join(words), "max_tokens": sizes.generated, "temperature": 0}
+        times = StreamTimes(time.perf_counter())
+        async with client.stream("POST", f"{address}/completions", json={**body, "stream": True}) as reply:
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {"):
+                    times.arrivals.append(time.perf_counter())
+        return times
+
+    async with httpx.AsyncClient(timeout=600) as client:
+        return await asyncio.gather(*(one(client, index) for index in range(count)))
+
+
+def clients_table(path: Path, sizes: Sizes, rounds: int, arguments: Sequence[str]) -> str:
+    """Tokens/s and latencies over HTTP by number of clients; the first round isn't counted."""
+    runs: dict[int, list[list[StreamTimes]]] = {count: [] for count in sizes.streams}
+    with server(path, sizes, arguments) as address:
+        for index in range(rounds + 1):
+            for count in sizes.streams:
+                run = asyncio.run(clients_together(address, sizes, count, 1000 * index))
+                runs[count] += [run] if index else []
+    return latency_table("clients", runs, [])
+
+
 def chats_table(model: Model, sizes: Sizes) -> str:
     """Tokens that two alternating chats read again, by turn."""
     texts = [prompt(model, sizes.long // 8, 20_000 + index) for index in range(2)]
@@ -208,38 +279,50 @@ def chats_table(model: Model, sizes: Sizes) -> str:
     return markdown(["turn", "chat", "prompt", "read again"], rows, left=(1,))
 
 
+def library_sections(
+    benched: BenchedModel, sizes: Sizes, rounds: int, threads: int, options: argparse.Namespace, where: str
+) -> list[tuple[str, str]]:
+    """The tables of a model that this process loads."""
+    theirs: list[dict[int, float]] = []
+    if options.llama_batched_bench:
+        bench = BatchedBench(options.llama_batched_bench)
+        theirs = [bench.rates(benched.path, sizes, threads, options.device) for _ in range(rounds)]
+    parallel = max(2, -(-max(sizes.streams) * (sizes.prompt + sizes.generated + 64) // sizes.context) + 2)
+    with load(
+        benched.path, device=options.device, context=sizes.context, threads=threads, draft=None,
+        parallel=parallel, kv=options.kv,
+    ) as model:  # fmt: skip
+        return [
+            (f"{where}: streams", streams_table(model, sizes, rounds, theirs)),
+            (
+                f"{where}: a short request while a long prompt is read",
+                long_prompt_table(model, sizes, rounds),
+            ),
+            (f"{where}: two alternating chats", chats_table(model, sizes)),
+        ]
+
+
 def main() -> None:
     """Run the benchmark with the options of the command line."""
     parser = suites.parser(__doc__ or "")
     parser.add_argument("--llama-batched-bench", type=Path, help="llama.cpp's program (default: without)")
     parser.add_argument("--kv", default="f16", help="type of the KV cache (%(default)s)")
     parser.add_argument("--device", default="cpu", help="(%(default)s)")
+    parser.add_argument("--tests", default="streams,clients", help="(%(default)s)")
     parser.set_defaults(shapes="llama-3.2-1b", types="Q4_0", rounds=3)
     options = parser.parse_args()
     sizes, rounds = (SMOKE, 1) if options.smoke else (Sizes(), options.rounds)
     suite = suites.suite("Several requests at once", options)
-    sections = []
+    sections: list[tuple[str, str]] = []
     for benched in suite.benched_models():
         threads = suite.threads[-1]
-        bench = BatchedBench(options.llama_batched_bench) if options.llama_batched_bench else None
-        theirs = (
-            [bench.rates(benched.path, sizes, threads, options.device) for _ in range(rounds)]
-            if bench
-            else []
-        )
-        parallel = max(2, -(-max(sizes.streams) * (sizes.prompt + sizes.generated + 64) // sizes.context) + 2)
-        with load(
-            benched.path, device=options.device, context=sizes.context, threads=threads, draft=None,
-            parallel=parallel, kv=options.kv,
-        ) as model:  # fmt: skip
-            where = f"{benched.name}, " + (
-                f"{threads} threads" if options.device == "cpu" else options.device
-            )
-            sections += [
-                (f"{where}: streams", streams_table(model, sizes, rounds, theirs)),
-                (f"{where}: a short request beside a long prompt", long_prompt_table(model, sizes, rounds)),
-                (f"{where}: two alternating chats", chats_table(model, sizes)),
-            ]
+        where = f"{benched.name}, " + (f"{threads} threads" if options.device == "cpu" else options.device)
+        if "streams" in suites.words(options.tests):
+            sections += library_sections(benched, sizes, rounds, threads, options, where)
+        if "clients" in suites.words(options.tests):
+            arguments = ["--device", options.device, "--kv", options.kv, "--threads", str(threads)]
+            table = clients_table(benched.path, sizes, rounds, arguments)
+            sections.append((f"{where}: clients of a server", table))
     facts = [
         f"a stream: {sizes.prompt} tokens of prompt, {sizes.generated} generated",
         f"chunks of {CHUNK_TOKENS} tokens while a stream is decoding",
