@@ -183,6 +183,7 @@ class CapturedSteps:
     def _launch(self, tokens: int, mode: str, layout: Layout = TEXT) -> None:
         self.step.layout = layout
         self.step.launch(tokens)
+        self.step.layout = TEXT
         space, sampling = self.step.workspace, self._sampling_space
         if mode == BEST:
             self.step.launches.launch(
