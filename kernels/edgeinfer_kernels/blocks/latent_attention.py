@@ -239,6 +239,9 @@ class LatentAttentionSizes(BlockSizes):
             cache_bytes(rows, width, cache_type) for width in (self.spec.latent_dim, self.spec.rope_dim)
         )
 
+    def has_device_pages(self, context: int) -> bool:
+        return True
+
     def state_share(self, depth: int, context: int) -> float:
         return depth / context
 

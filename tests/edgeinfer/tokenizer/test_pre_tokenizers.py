@@ -22,7 +22,7 @@ def test_an_unknown_pre_tokenizer_is_named_with_the_option_to_set() -> None:
     with pytest.raises(UnsupportedModelError) as caught:
         Tokenizer.from_metadata(METADATA | {"tokenizer.ggml.pre": "tomorrow-bpe"})
     assert "'tomorrow-bpe' is not known" in str(caught.value)
-    assert "--assume-pre-tokenizer default" in str(caught.value)
+    assert "assume_pre_tokenizer='default'" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -17,6 +17,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     latent_parts,
 )
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
+from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.latent_kernels import (
     latent_chunk_kernel,
@@ -43,6 +44,7 @@ from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 from edgeinfer_kernels.stages import Shard
 
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.prefill.prefill import Chunk, Prefill
     from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock
 
+HAS_PAGES = True
+"""Steps and prompts can read and write a cache with pages."""
 PART = "latent attention"
 """The name of the weights in lists of device memory."""
 HostStates = HostLatents
@@ -172,12 +176,16 @@ class Space:
         self.peaks = arena.take((parts, 2), torch.float32)
 
 
-def latent_config(spec: LatentAttentionSpec, cache: DeviceCache) -> LatentConfig:
+def latent_config(
+    spec: LatentAttentionSpec, cache: DeviceCache, *, is_paged: bool = False, is_batch: bool = False
+) -> LatentConfig:
+    """The sizes, and where the sequences are in the cache."""
     return LatentConfig(
         spec.heads, spec.nope_dim, spec.rope_dim, spec.latent_dim, spec.query_dim,
         head_dimensions(spec.latent_dim), head_dimensions(spec.rope_dim), int(CACHES[cache.keys.dtype]),
         has_rope=spec.rope is not None, temperature=spec.temperature.scale,
         temperature_length=spec.temperature.length, temperature_offset=spec.temperature.offset,
+        is_paged=is_paged, is_batch=is_batch,
     )  # fmt: skip
 
 
@@ -187,9 +195,11 @@ def decode(
     """The projections, the rows of the cache, the queries, attention, the values, and the last projection."""
     spec, w, space = block.residual.block, block.weights, step.space("latent_attention")
     launches, state, cache = step.launches, step.workspace.state, block.state
-    config, nothing = latent_config(spec, cache), step.workspace.nothing
+    pages, nothing = step.pages, step.workspace.nothing
+    config = latent_config(spec, cache, is_paged=pages is not None, is_batch=step.layout == BATCH)
     table, capacity = launches.or_nothing(w.table), launches.model.positions
-    args = CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, capacity)
+    tensors = cache.keys, cache.key_scales, cache.values, cache.value_scales
+    args = CacheArgs(*tensors, capacity, pages, 0 if pages is None else pages.stride(0))
     launches.stacked(w.projections, source, space.projected, None, tokens)
     rows = space.projected[:, w.cache_at(spec, padded=True) :]
     launches.launch(
@@ -247,11 +257,12 @@ def _attend(
 ) -> None:
     """Attention of a step's queries; each head's sum of latent vectors is written as activations."""
     launches, space, state = step.launches, step.space("latent_attention"), step.workspace.state
-    split = split_config(launches.tuning, spec, launches.model.positions, tokens)
+    positions, is_batch = launches.model.positions, config.is_batch
+    split = split_config(launches.tuning, spec, positions, tokens, is_batch=is_batch)
     results = SplitArgs(space.parts, space.peaks, step.workspace.nothing)
     launches.launch(
         latent_step_kernel,
-        (latent_rows(spec.heads, tokens) // LATENT_TILE, split.splits),
+        (latent_rows(spec.heads, split.tokens) // LATENT_TILE, split.splits, tokens if is_batch else 1),
         *(space.latents, space.ropes, cache, state, spec.scale, results),
         LATENT=config,
         SPLIT=split,
@@ -268,10 +279,20 @@ def _attend(
     )
 
 
-def split_config(tuning: Tuning, spec: LatentAttentionSpec, positions: int, tokens: int) -> SplitConfig:
-    """The tile of a decode step: query rows, KV splits and positions."""
-    splits = latent_splits(latent_rows(spec.heads, tokens), tuning.splits_for(positions))
-    return SplitConfig(tokens, LATENT_TILE, splits, tuning.positions if tuning.positions < 32 else 32)
+def split_config(
+    tuning: Tuning, spec: LatentAttentionSpec, positions: int, tokens: int, *, is_batch: bool = False
+) -> SplitConfig:
+    """The tile of a decode step: query rows, KV splits and positions. The sequences of a batch share the
+    buffers of a step of MAX_TOKENS tokens.
+    """
+    splits, own = tuning.splits_for(positions), 1 if is_batch else tokens
+    rows = latent_rows(spec.heads, own)
+    if is_batch:
+        splits = max(1, min(splits, latent_parts(spec, MAX_TOKENS) // (MAX_TOKENS * rows)))
+    else:
+        splits = latent_splits(rows, splits)
+    tile = tuning.positions if tuning.positions < 32 else 32
+    return SplitConfig(own, LATENT_TILE, splits, tile, is_batch)
 
 
 class PromptSpace:
@@ -294,7 +315,8 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, h, start = block.residual.block, block.weights, chunk.h, chunk.start
     space, products, tokens = prompt.space("latent_attention"), prompt.products, len(chunk.x)
     cache = block.state or prompt.host_states("latent_attention").fetch(block.index, start)
-    config, args = latent_config(spec, cache), cache.args
+    config = latent_config(spec, cache, is_paged=chunk.pages is not None)
+    args = cache.args._replace(pages=chunk.pages)
     projected, scales = products.stacked(h.rows, w.projections), h.scales
     rows = projected[:, w.cache_at(spec, padded=False) :]
     latent_rows_kernel[(tokens,)](

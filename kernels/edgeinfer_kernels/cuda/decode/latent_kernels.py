@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.decode.decode_attention import (
 from edgeinfer_kernels.cuda.decode.step_rope import NEW
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     Q4_0,
+    cache_rows,
     hadamard,
     hadamard_f16,
     load_cache_tile,
@@ -28,13 +29,27 @@ LARGEST_F16 = tl.constexpr(65504.0)
 
 
 @triton.jit
-def _position_and_slot(words, token, IN_STEP: tl.constexpr):
-    """The position of a token of a step or of a chunk, and its slot in the cache."""
+def _token_position(words, token, IN_STEP: tl.constexpr):
+    """The position of a token of a step or of a chunk."""
     if IN_STEP:
-        return tl.load(words + 8 + token), tl.load(words + 24) + token
+        return tl.load(words + 8 + token)
     else:
-        position = step_start(words) + token
-        return position, position
+        return step_start(words) + token
+
+
+@triton.jit
+def _token_row(words, token, position, cache, LATENT: tl.constexpr, IN_STEP: tl.constexpr):
+    """The cache row (1,) of a token of a step or of a chunk."""
+    pages = cache.pages
+    if LATENT.is_batch:
+        pages += token * cache.page_stride
+        at = position
+    elif IN_STEP:
+        at = tl.load(words + 24) + token
+    else:
+        at = position
+    at = tl.arange(0, 1) + at
+    return cache_rows(at, at, at >= 0, cache, pages, LATENT).to(tl.int64)
 
 
 @triton.jit
@@ -70,7 +85,7 @@ def latent_rows_kernel(
     wait_for_producers(DEPENDENT)
     LATENT_DIM: tl.constexpr = LATENT.latent_dim
     token = tl.program_id(0)
-    position, slot = _position_and_slot(words, token, IN_STEP)
+    position = _token_position(words, token, IN_STEP)
     scale = 1.0
     if not IN_STEP:
         scale = tl.load(row_scales + token)
@@ -81,7 +96,7 @@ def latent_rows_kernel(
     inverse = tl.rsqrt(tl.sum(latent * latent, axis=1) / LATENT_DIM + epsilon)
     latent = latent * inverse[:, None] * tl.load(weight + dimension, mask=inside, other=0.0)
     tail = _with_rope(row + LATENT_DIM, scale, table, position, LATENT)
-    at = tl.arange(0, 1) + slot.to(tl.int64)
+    at = _token_row(words, token, position, cache, LATENT, IN_STEP)
     every = at >= 0
     store_cache_rows(cache.k, cache.k_scales, at, every, latent, LATENT_DIM, LATENT.dimensions, LATENT.cache)
     store_cache_rows(cache.v, cache.v_scales, at, every, tail, LATENT.rope_dim, LATENT.ropes, LATENT.cache)
@@ -103,7 +118,7 @@ def latent_queries_kernel(
     ROPE_DIM: tl.constexpr = LATENT.rope_dim
     GROUPS: tl.constexpr = triton.next_power_of_2(NOPE_DIM // 16)
     token, head = tl.program_id(0), tl.program_id(1)
-    position, _ = _position_and_slot(words, token, IN_STEP)
+    position = _token_position(words, token, IN_STEP)
     scale = 1.0
     if not IN_STEP:
         scale = tl.load(row_scales + token)
@@ -134,14 +149,16 @@ def _load_rows(base, row, mask, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(cache, at, inside, LATENT: tl.constexpr):
-    """Latent vectors and elements with RoPE of positions `at`; the grid has two axes, so head is 0."""
+def _load_tile(cache, pages, at, inside, LATENT: tl.constexpr):
+    """Latent vectors and elements with RoPE of positions `at`."""
+    at = cache_rows(at, at, inside, cache, pages, LATENT)
+    head = tl.program_id(0) * 0
     latents = load_cache_tile(
-        cache.k, cache.k_scales, tl.program_id(2), at, inside, cache.capacity, LATENT.latent_dim,
+        cache.k, cache.k_scales, head, at, inside, cache.capacity, LATENT.latent_dim,
         LATENT.dimensions, LATENT.cache,
     )  # fmt: skip
     tails = load_cache_tile(
-        cache.v, cache.v_scales, tl.program_id(2), at, inside, cache.capacity, LATENT.rope_dim,
+        cache.v, cache.v_scales, head, at, inside, cache.capacity, LATENT.rope_dim,
         LATENT.ropes, LATENT.cache,
     )  # fmt: skip
     return latents, tails
@@ -158,7 +175,8 @@ def latent_step_kernel(
     queries, ropes, cache, state, scale, results,
     LATENT: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Attention of a step's queries over a KV split; program (tile of query rows, split).
+    """Attention of a step's queries over a KV split; program (tile of query rows, split), in a batch (tile,
+    split, token), where each token belongs to another sequence.
 
     queries (tokens · heads, latent_dim) and ropes (tokens · heads, rope_dim) float32. `state`: as for
     `decode_attention_kernel`; the new tokens' rows are in the cache already. `latent_combine_kernel` adds up
@@ -174,13 +192,22 @@ def latent_step_kernel(
     SPLITS: tl.constexpr = SPLIT.splits
     POSITIONS: tl.constexpr = SPLIT.positions
     tile, split = tl.program_id(0), tl.program_id(1)
-    cached = tl.load(state + 24)
+    pages = cache.pages
+    if LATENT.is_batch:
+        sequence = tl.program_id(2)
+        state += sequence
+        pages += sequence * cache.page_stride
+        cached = tl.load(state + 8)
+    else:
+        sequence = 0
+        cached = tl.load(state + 24)
     row = tile * QUERIES + tl.arange(0, QUERIES)
     token, is_query = row // HEADS, row < HEADS * TOKENS
+    query_row = sequence * HEADS + row
     first, last, used = split_range(cached, split, SPLITS, POSITIONS, 0)
     wait_for_producers(DEPENDENT)
-    query = _load_rows(queries, row, is_query, LATENT_DIM, DIMENSIONS)
-    tail = _load_rows(ropes, row, is_query, ROPE_DIM, LATENT.ropes)
+    query = _load_rows(queries, query_row, is_query, LATENT_DIM, DIMENSIONS)
+    tail = _load_rows(ropes, query_row, is_query, ROPE_DIM, LATENT.ropes)
     if LATENT.cache == Q4_0:
         query, tail = hadamard_f16(query, LATENT_DIM), hadamard_f16(tail, ROPE_DIM)
     query, tail = query.to(tl.float16), tail.to(tl.float16)
@@ -189,19 +216,20 @@ def latent_step_kernel(
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         new = tl.arange(0, NEW)
-        latents, tails = _load_tile(cache, cached + new, new < TOKENS, LATENT)
+        latents, tails = _load_tile(cache, pages, cached + new, new < TOKENS, LATENT)
         visible = visible_new(state, token, is_query, token, TOKENS, 0)
         scores = _scores(query, tail, latents, tails) * scale
         highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
     for start in range(first, last, POSITIONS):
         at = start + tl.arange(0, POSITIONS)
         inside = at < last
-        latents, tails = _load_tile(cache, at, inside, LATENT)
+        latents, tails = _load_tile(cache, pages, at, inside, LATENT)
         visible = inside[None, :] & is_query[:, None]
         scores = _scores(query, tail, latents, tails) * scale
         highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
     dimension = tl.arange(0, DIMENSIONS)
-    part = (tile * SPLITS + split) * QUERIES + tl.arange(0, QUERIES)
+    tiles: tl.constexpr = (HEADS + QUERIES - 1) // QUERIES
+    part = ((sequence * tiles + tile) * SPLITS + split) * QUERIES + tl.arange(0, QUERIES)
     stored = is_query & (split < used)
     tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=stored[:, None])
     tl.store(results.peaks + part * 2, highest, mask=stored)
@@ -221,10 +249,17 @@ def latent_combine_kernel(
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
     row = tl.program_id(0)
-    cached = tl.load(state + 24)
+    if LATENT.is_batch:
+        sequence, head = row // LATENT.heads, row % LATENT.heads
+        cached = tl.load(state + 8 + sequence)
+        tile = sequence * ((LATENT.heads + QUERIES - 1) // QUERIES) + head // QUERIES
+    else:
+        head = row
+        cached = tl.load(state + 24)
+        tile = row // QUERIES
     _, _, used = split_range(cached, 0, SPLITS, SPLIT.positions, 0)
     wait_for_producers(DEPENDENT)
-    first = row // QUERIES * SPLITS * QUERIES + row % QUERIES
+    first = tile * SPLITS * QUERIES + head % QUERIES
     index = tl.arange(0, triton.next_power_of_2(SPLITS))
     counted = index < used
     peaks = tl.load(results.peaks + (first + index * QUERIES) * 2, mask=counted, other=MASKED_SCORE)
@@ -255,7 +290,7 @@ def _attend_chunk(
     for begin in range(first, last, POSITIONS):
         seen = begin + tl.arange(0, POSITIONS)
         within = seen < last
-        latents, tails = _load_tile(cache, seen, within, LATENT)
+        latents, tails = _load_tile(cache, cache.pages, seen, within, LATENT)
         scores = _scores(query, tail, latents, tails) * scale
         visible = within[None, :] & (own >= 0)[:, None]
         if MASKED:

@@ -216,7 +216,8 @@ class SplitConfig(NamedTuple):
 
 class LatentConfig(NamedTuple):
     """The sizes of latent attention. dimensions, ropes: latent_dim and rope_dim, powers of two. query_dim:
-    the distance of queries in a row of the projection. temperature…: as in `Temperature`.
+    the distance of queries in a row of the projection. temperature…: as in `Temperature`. is_paged: the cache
+    has pages; is_batch: as in `SplitConfig`.
     """
 
     heads: int
@@ -231,6 +232,9 @@ class LatentConfig(NamedTuple):
     temperature: float = 0.0
     temperature_length: int = 1
     temperature_offset: int = 0
+    is_ring: bool = False
+    is_paged: bool = False
+    is_batch: bool = False
 
 
 class PromptConfig(NamedTuple):

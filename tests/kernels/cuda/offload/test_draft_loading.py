@@ -11,6 +11,7 @@ import edgeinfer
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.cache.layout import TEXT
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_offload.planner import placement_problem
 from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -36,7 +37,7 @@ def test_steps_of_every_token_count_are_captured_for_drafts(
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     settings: dict[str, Any] = {"build_progress": reported, "draft": draft}
     edgeinfer.load(model_file(tmp_path), context=64, device="cuda", **settings).close()
-    assert requested == [(widths, reported)]
+    assert requested == [(widths, reported, (TEXT,))]
 
 
 @pytest.mark.slow
