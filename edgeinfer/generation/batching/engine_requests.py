@@ -115,12 +115,6 @@ class EngineRequests:
             self._holders[self._holders.index(live)] = None
         live.leave_engine()
 
-    def reset(self) -> None:
-        """Forget all requests and texts."""
-        self._holders = [None] * len(self._engines)
-        for engine in self._engines:
-            engine.rewind(0)
-
     def suspend(self) -> None:
         """The first engine is about to be used otherwise: its request reads its tokens again."""
 

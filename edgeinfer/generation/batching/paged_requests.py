@@ -298,12 +298,6 @@ class PagedRequests:
             self._alone = None
             live.leave_engine()
 
-    def reset(self) -> None:
-        """Forget all requests and texts."""
-        self._engine.cache.rewind(0)
-        self.cache = PagedCache(self._engine, self._preempt_last)
-        self._holders, self._alone, self._is_full = [], None, False
-
     def suspend(self) -> None:
         """The engine is about to be used otherwise: what its text holds stays in pages."""
         if self._alone is not None:

@@ -5,11 +5,9 @@ that a running answer never waits for more than one chunk. Source: Agrawal et al
 (arXiv:2308.16369); Yu et al. 2022, "Orca". The caller holds the model's lock during a step.
 """
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Protocol
-from weakref import WeakSet
 
 from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
@@ -63,10 +61,6 @@ class Requests(Protocol):
         """The engine is about to be used otherwise."""
         ...
 
-    def reset(self) -> None:
-        """Forget all requests and texts."""
-        ...
-
 
 def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool) -> Requests:
     """Paged if the engine's backend runs batches and all its caches hold all positions; else each request is
@@ -90,8 +84,6 @@ class Scheduler:
         self._only: LiveRequest | None = None
         """The request that advanced alone in the last `_only_steps` steps."""
         self._only_steps = 0
-        self._is_forked = False
-        _schedulers.add(self)
 
     def add(self, request: LiveRequest) -> None:
         """Let a request join the next step; any thread may call this, without the lock."""
@@ -104,8 +96,6 @@ class Scheduler:
 
     def step(self) -> None:
         """One step for all requests that are pushed, or whose readers wait."""
-        if self._is_forked:
-            self._reset()
         self._admit()
         wanted = [live for live in self.live if live.is_wanted]
         self._steps += 1
@@ -212,33 +202,4 @@ class Scheduler:
 
     def suspend(self) -> None:
         """The engine is about to be used otherwise, such as for embeddings; what it caches stays."""
-        if self._is_forked:
-            self._reset()
         self.requests.suspend()
-
-    def forked(self) -> None:
-        """This process is a forked child: the threads that computed or waited don't exist here."""
-        self._is_forked = True
-        for live in self.live:
-            live.is_alone = live.is_awaited = False
-            live.on_change = None
-
-    def _reset(self) -> None:
-        """Forget what is cached, which a thread may have been changing; requests read their tokens again."""
-        self._is_forked = False
-        for live in self.live:
-            live.leave_engine()
-            live.text = None
-            if live.phase == "decoding":
-                live.phase = "reading"
-        self.requests.reset()
-
-
-def _in_child() -> None:
-    for scheduler in _schedulers:
-        scheduler.forked()
-
-
-_schedulers: "WeakSet[Scheduler]" = WeakSet()
-if hasattr(os, "register_at_fork"):  # Windows has no fork.
-    os.register_at_fork(after_in_child=_in_child)

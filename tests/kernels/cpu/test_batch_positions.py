@@ -135,7 +135,7 @@ def test_more_tokens_than_a_forward_accepts_are_refused(tmp_path: Path) -> None:
     count = backend.capabilities.max_batch_tokens + 1
     x = backend.embed([3] * count)
     with pytest.raises(ValueError, match="saw a batch of 17 tokens, wanted 16 at most"):
-        backend.forward_batch(x, BatchPositions(np.zeros(count, np.int64), np.zeros((count, 4), np.int64)))
+        backend.forward_batch(x, BatchPositions(np.arange(count), np.zeros((count, 4), np.int64)))
     engine.close()
 
 

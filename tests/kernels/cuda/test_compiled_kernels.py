@@ -92,3 +92,12 @@ def test_kernels_of_texts_compile_for_gpus(capability: int, shared_kib: int) -> 
     assert len(kernels) == 12
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227), (120, 99)])
+def test_kernels_of_a_cache_with_pages_compile_for_gpus(capability: int, shared_kib: int) -> None:
+    kernels = compiled("decode.compile_batch_kernels", capability)
+    assert len(kernels) == 27
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) < 256
