@@ -59,7 +59,7 @@ class Completer:
         self, engine: Engine, tokenizer: TextTokenizer, lock: ModelLock, batch_invariant: bool
     ) -> None:
         self.engine, self.tokenizer, self.lock = engine, tokenizer, lock
-        self.scheduler = Scheduler(requests_on(engine, tokenizer, batch_invariant))
+        self.scheduler = Scheduler(lambda: requests_on(engine, tokenizer, batch_invariant))
         self.step_thread = StepThread(self.scheduler, lock)
 
     def stream(

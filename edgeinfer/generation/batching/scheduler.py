@@ -6,7 +6,7 @@ that a running answer never waits for more than one chunk. Source: Agrawal et al
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
@@ -15,6 +15,7 @@ from edgeinfer.generation.batching.engine_requests import EngineRequests, Engine
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.loop import LiveRequest
 from edgeinfer_kernels.backend import PAGE
+from edgeinfer_kernels.system.locks import call_in_child
 
 CHUNK_TOKENS = 64
 """Tokens of a prompt that are read between two decode steps; a multiple of the tokens of a run of pages."""
@@ -64,8 +65,10 @@ class Requests(Protocol):
 
 def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool) -> Requests:
     """Paged if the engine's backend runs batches and all its caches hold all positions; else each request is
-    the text of an engine.
+    the text of an engine. What the engine has cached is dropped.
     """
+    for each in (engine, *engine.others):
+        each.rewind(0)
     start = EngineStart(tokenizer, batch_invariant)
     is_paged = engine.capabilities.max_batch_tokens > 0 and not engine.others
     if is_paged and isinstance(engine, NativeEngine) and engine.cache.rings is None:
@@ -74,10 +77,13 @@ def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool)
 
 
 class Scheduler:
-    """The live requests of one model, in order of arrival."""
+    """The live requests of one model, in order of arrival. `make` returns where they have their states."""
 
-    def __init__(self, requests: Requests) -> None:
-        self.requests = requests
+    def __init__(self, make: Callable[[], Requests]) -> None:
+        self._make = make
+        self.requests = make()
+        self._is_in_child = False
+        call_in_child(self._forked)
         self.live: list[LiveRequest] = []
         self._arrivals: deque[LiveRequest] = deque()
         self._steps = 0
@@ -123,6 +129,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Take over the requests that have arrived, and drop those that are cancelled."""
+        if self._is_in_child:
+            self._begin_in_child()
         while self._arrivals:
             for live in self.live:
                 live.is_alone = False
@@ -131,6 +139,25 @@ class Scheduler:
             self.live.append(arrived)
         if any(live.cancelled for live in self.live):
             self._retire(())
+
+    def _forked(self) -> None:
+        """This is a forked child: drop the requests of threads that don't exist here."""
+        self._is_in_child = True
+        self._arrivals.clear()
+        self.live = [live for live in self.live if live.on_change is None and not live.is_awaited]
+        for live in self.live:
+            live.is_alone = False
+
+    def _begin_in_child(self) -> None:
+        """Drop what is cached: a thread of the parent may have been in the middle of a step. The requests of
+        the forking thread read their tokens again.
+        """
+        self._is_in_child = False
+        self.requests = self._make()
+        for live in self.live:
+            live.leave_engine()
+            live.text = None
+            live.phase = "reading" if live.has_begun else "waiting"
 
     def _run_alone(self, live: LiveRequest) -> None:
         try:
@@ -202,4 +229,6 @@ class Scheduler:
 
     def suspend(self) -> None:
         """The engine is about to be used otherwise, such as for embeddings; what it caches stays."""
+        if self._is_in_child:
+            self._begin_in_child()
         self.requests.suspend()

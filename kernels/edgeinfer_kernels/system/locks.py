@@ -87,6 +87,7 @@ def _is_stopped(process: int) -> bool:
 
 
 _locks: "weakref.WeakSet[threading.Lock]" = weakref.WeakSet()
+_callbacks: "list[weakref.WeakMethod[Callable[[], None]]]" = []
 
 
 def fork_safe_lock() -> threading.Lock:
@@ -98,9 +99,18 @@ def fork_safe_lock() -> threading.Lock:
     return lock
 
 
+def call_in_child(method: Callable[[], None]) -> None:
+    """Call a method in forked children, as long as its object exists. Its locks are free then."""
+    _callbacks[:] = [callback for callback in _callbacks if callback() is not None]
+    _callbacks.append(weakref.WeakMethod(method))
+
+
 def _free_in_child() -> None:
     for lock in _locks:
         lock._at_fork_reinit()  # type: ignore[attr-defined]  # as the standard library's own locks do
+    for callback in _callbacks:
+        if (method := callback()) is not None:
+            method()
 
 
 if hasattr(os, "register_at_fork"):  # Windows has no fork.

@@ -128,3 +128,17 @@ def test_a_forked_child_of_a_gpu_model_gets_an_error(
             b"a forked child cannot use the GPU of its parent: load the model"
         )
         assert completion_text(model, PROMPTS[0])
+
+
+def test_a_stream_continues_in_a_forked_child(zoo_file: ZooFile) -> None:
+    with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, draft=None) as model:
+        alone = model.generate(PROMPTS[1], max_tokens=20, temperature=0).ids
+        stream, other = (model.stream(prompt, max_tokens=20, temperature=0) for prompt in reversed(PROMPTS))
+        ids = [next(stream).id for _ in range(4)]
+        next(other)
+
+        def work() -> bytes:
+            return np.array([*ids, *(token.id for token in stream)], np.int64).tobytes()
+
+        assert np.frombuffer(begin_child(work)(), np.int64).tolist() == alone
+        assert [*ids, *(token.id for token in stream)] == alone

@@ -67,7 +67,7 @@ class Run:
     tokens: list[list[Token]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(requests_on(self.engine, TOKENIZER, False))
+        self.scheduler = Scheduler(lambda: requests_on(self.engine, TOKENIZER, False))
 
     def add(self, requested: Request) -> LiveRequest:
         """Add a request, which advances in each step."""
