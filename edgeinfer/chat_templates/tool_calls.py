@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edgeinfer.chat_templates.call_arguments import MISSING, json_types, json_value, typed_value
-from edgeinfer.chat_templates.call_formats import CALL_FORMATS, WRAPPERS, CallFormat
+from edgeinfer.chat_templates.call_formats import CALL_FORMATS, CALL_MARKS, WRAPPERS, CallFormat
 from edgeinfer.chat_templates.reasoning import split_reasoning
 from edgeinfer.errors import SettingError, shown
 
@@ -17,6 +17,9 @@ Tool = Mapping[str, Any]
 """As in OpenAI's API: {"type": "function", "function": {"name": …, "parameters": a schema}}, or its inner
 object.
 """
+Schemas = Mapping[str, Mapping[str, Any]]
+"""Tool name -> JSON schema of its arguments."""
+_NAME = re.compile(r"[\w.\-]{1,64}")
 
 
 @dataclass(frozen=True)
@@ -40,12 +43,38 @@ def parse_tool_calls(text: str, tools: Sequence[Tool]) -> ParsedReply:
 
     Calls in the reasoning before the response are ignored.
     """
-    schemas = schemas_of(tools)
+    return _parsed(text, CALL_FORMATS, schemas_of(tools))
+
+
+def written_calls(text: str) -> ParsedReply:
+    """As `parse_tool_calls`, where the offered tools aren't known: every call after a mark of its format, of
+    any name. Marks in Markdown's code are text.
+    """
+    response = split_reasoning(text)[1]
+    forms = [form for form in CALL_FORMATS if call_start(response, form.marks) is not None]
+    return _parsed(text, forms, None)
+
+
+def call_start(text: str, marks: Sequence[str] = CALL_MARKS) -> int | None:
+    """Where the first of the marks begins that isn't in Markdown's code; None: there is none."""
+    starts = [match.start() for mark in marks for match in re.finditer(re.escape(mark), text)]
+    return min((at for at in starts if not _is_in_code(text[:at])), default=None)
+
+
+def _is_in_code(before: str) -> bool:
+    """Whether the text before leaves a fence or a code span of its last line open."""
+    return before.count("```") % 2 == 1 or before.rpartition("\n")[2].count("`") % 2 == 1
+
+
+def _parsed(text: str, forms: Sequence[CallFormat], schemas: Schemas | None) -> ParsedReply:
+    """The calls in the first format that has one; `schemas`: those of the offered tools, None: any tool."""
     reasoning, response = split_reasoning(text)
-    for form in CALL_FORMATS:
+    for form in forms:
         calls: list[ToolCall] = []
         rest, end = [], 0
         for match in form.pattern.finditer(response):
+            if schemas is None and _is_in_code(response[: match.start()]):
+                continue
             taken = list(calls_of_match(form, match, schemas))
             if taken:
                 calls += taken
@@ -95,12 +124,12 @@ def _arguments(given: Any, schema: Mapping[str, Any]) -> Any:
         return MISSING
 
 
-def calls_of_match(
-    form: CallFormat, match: re.Match[str], schemas: Mapping[str, Mapping[str, Any]]
-) -> Iterator[ToolCall]:
-    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, by name."""
+def calls_of_match(form: CallFormat, match: re.Match[str], schemas: Schemas | None) -> Iterator[ToolCall]:
+    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, by name; None: any
+    tool.
+    """
     for name, arguments in form.read(match):
-        schema = schemas.get(name)
+        schema = ({} if _NAME.fullmatch(name) else None) if schemas is None else schemas.get(name)
         if schema is None:
             continue
         taken = _arguments(arguments, schema)

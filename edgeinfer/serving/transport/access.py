@@ -11,6 +11,7 @@ from edgeinfer.serving.transport.failures import failure
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_HOST = "*"
+WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class Access:
@@ -48,7 +49,7 @@ class Access:
         if origin is not None and not (origin.startswith("http") and _netloc(origin) == host.lower()):
             return 403, f"Origin: saw {shown(origin)}; pages of other origins can't use this server"
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != "application/json":
+        if scope["method"] in WITH_BODY and kind != "application/json":
             return 415, f"Content-Type: saw {shown(kind)}, wanted application/json"
         return None
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.chat_templates.tool_call_stream import ToolCallStream
-from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
+from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls, written_calls
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -331,3 +331,33 @@ def test_what_was_no_call_is_sent_at_the_end() -> None:
     sent = "".join(stream.add(character, character) for character in text)
     assert sent == "Say"
     assert sent + stream.rest(parse_tool_calls(text, TOOLS), text) == text
+
+
+MARKED = {name: text for name, text in FORMS.items() if name != "Llama 3"}
+
+
+@pytest.mark.parametrize("text", MARKED.values(), ids=MARKED.keys())
+def test_calls_of_unknown_tools_are_found_by_their_marks(text: str) -> None:
+    (call,) = written_calls(text).calls
+    assert call.name == "get_weather"
+    assert {name: str(value) for name, value in call.arguments.items()} == {"city": "Zürich", "days": "2"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "get_weather", "parameters": {"city": "Zürich"}}',
+        "Qwen writes `<tool_call>` before a call.",
+        '```\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\n```\nThis is how.',
+        "<tool_call>no call</tool_call>",
+        '<tool_call>{"name": "two words", "arguments": {}}</tool_call>',
+        '<think><tool_call>{"name": "f", "arguments": {}}</tool_call></think>None is needed.',
+    ],
+)
+def test_other_text_has_no_calls_of_unknown_tools(text: str) -> None:
+    assert written_calls(text) == ParsedReply(text, ())
+
+
+def test_text_before_and_after_a_call_stays() -> None:
+    reply = written_calls(f"`<tool_call>` is next.\n{FORMS['Qwen 3 Coder']}")
+    assert (reply.content, [call.name for call in reply.calls]) == ("`<tool_call>` is next.", ["get_weather"])

@@ -2,7 +2,7 @@
 
 import sys
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option
@@ -19,7 +19,7 @@ from edgeinfer_tui.system.installed_packages import check_server_packages
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from edgeinfer.serving.models.models import Models as ServedModels
     from edgeinfer_tui.options.parsed_options import ParsedOptions
@@ -71,6 +71,12 @@ RequestLog = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+ShowsPage = Annotated[
+    bool,
+    Option(
+        "--page/--no-page", help="A chat for browsers at /, with the saved chats.", rich_help_panel=SERVER
+    ),
+]
 Queue = Annotated[int, Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)]
 
 
@@ -83,9 +89,10 @@ def serve(
     queue: Queue = 64,
     keep_alive: KeepAlive = "5m",
     request_log: RequestLog = True,
+    page: ShowsPage = True,
     **given: Any,
 ) -> None:
-    """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama.
+    """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama, and a chat for browsers.
 
     /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings,
     /v1/rerank, /v1/messages, /api/chat, /api/generate and others. With one
@@ -107,7 +114,7 @@ def serve(
 
     seconds = _seconds(keep_alive)
     listener, all_interfaces = listening(host, port, key)
-    limits = ServerLimits(key, queue, options.response_cache, request_log)
+    limits = ServerLimits(key, queue, options.response_cache, request_log, page)
     with listener, _models(models or [], options, seconds) as served:
         run_server(served, listener, all_interfaces, host, limits)
 
@@ -124,12 +131,17 @@ def _seconds(keep_alive: str) -> float | None:
 
 @dataclass(frozen=True)
 class ServerLimits:
-    """Options of the server: its key, requests that may wait, completions that are kept, and the log."""
+    """Options of the server: its key, requests that may wait, completions that are kept, the log, and whether
+    it has the chat page, which opens with a system prompt and generation settings.
+    """
 
-    key: str | None
-    queue: int
-    response_cache: int
-    request_log: bool
+    key: str | None = None
+    queue: int = 64
+    response_cache: int = 0
+    request_log: bool = True
+    page: bool = True
+    system: str | None = None
+    settings: "Mapping[str, Any]" = field(default_factory=dict)
 
 
 @contextmanager
@@ -159,10 +171,16 @@ def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None
 
 
 def run_server(
-    models: "ServedModels", listener: "socket.socket", all_interfaces: bool, host: str, limits: ServerLimits
+    models: "ServedModels",
+    listener: "socket.socket",
+    all_interfaces: bool,
+    host: str,
+    limits: ServerLimits,
+    opened: "Callable[[str], None] | None" = None,
 ) -> None:
-    """Serve until Ctrl-C."""
+    """Serve until Ctrl-C. `opened`: called with the address of the page once requests are accepted."""
     from edgeinfer.serving.app import ServerOptions, serving_app
+    from edgeinfer.serving.page.page import Page
     from edgeinfer.serving.transport.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer_tui.system.http_server import BoundedServer
 
@@ -173,13 +191,20 @@ def run_server(
         hosts=hosts,
         response_cache=limits.response_cache,
         log=say if limits.request_log else _no_log,
+        page=Page(system=limits.system, settings=limits.settings) if limits.page else None,
     )
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     of = " and ".join(models.loaded) if models.loaded else "any installed model"
     say(f"{of} is served at http://{shown}:{port}/v1 (Ctrl-C ends it)")
+    address = f"http://{shown}:{port}/"
+    if limits.page and opened is None:
+        say(f"a chat for browsers is at {address}")
     interrupts.raise_exception()
     with suppress(KeyboardInterrupt):
-        BoundedServer(serving_app(models, options)).run(sockets=[listener])
+        server = BoundedServer(serving_app(models, options))
+        if opened is not None:
+            opened(address)  # the socket listens already: a request waits until the server has started
+        server.run(sockets=[listener])
     say("ended")
 
 
