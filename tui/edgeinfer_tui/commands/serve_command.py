@@ -147,16 +147,24 @@ class ServerLimits:
 @contextmanager
 def _models(names: list[str], options: "ParsedOptions", keep_alive: float | None) -> "Iterator[ServedModels]":
     """One model, which is loaded now, or any installed one on request."""
-    from edgeinfer.registry.registry import find_model
     from edgeinfer.serving.models.installed import InstalledModels
-    from edgeinfer.serving.models.models import OneModel
     from edgeinfer.serving.models.pool import ModelPool
 
-    if len(names) != 1 and options.model is None:
-        installed = InstalledModels(names, options.loading, say)
-        default = installed.given[0] if names else ""
-        yield ModelPool(installed, -1 if keep_alive is None else keep_alive, default)
+    if len(names) == 1 or options.model is not None:
+        with one_model(options) as loaded:
+            yield loaded
         return
+    installed = InstalledModels(names, options.loading, say)
+    default = installed.given[0] if names else ""
+    yield ModelPool(installed, -1 if keep_alive is None else keep_alive, default)
+
+
+@contextmanager
+def one_model(options: "ParsedOptions") -> "Iterator[ServedModels]":
+    """The model that the options name, loaded; it is closed at the end."""
+    from edgeinfer.registry.registry import find_model
+    from edgeinfer.serving.models.models import OneModel
+
     reading = ProgressLine("loading the model", sys.stderr, shown=shown_bytes)
     building = ProgressLine(BUILDING, sys.stderr, at_once=True)
     try:

@@ -15,6 +15,8 @@ export function onKeyNeeded(ask) {
   askForKey = ask;
 }
 
+export const setKey = (key) => sessionStorage.setItem(KEY, key);
+
 function options(method, body, extra) {
   const key = sessionStorage.getItem(KEY);
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
@@ -37,7 +39,7 @@ export async function request(method, path, body, extra = {}) {
     if (response.status === 401) {
       const key = await askForKey(sessionStorage.getItem(KEY) !== null);
       if (key !== null) {
-        sessionStorage.setItem(KEY, key);
+        setKey(key);
         continue;
       }
     }

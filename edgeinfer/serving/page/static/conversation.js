@@ -170,6 +170,7 @@ export class Conversation {
     const before = this.tree.branch(message.id);
     this.#append(response);
     const view = this.views.get(response.id);
+    view.update(false);
     const saver = new ResponseSaver(response);
     const reader = new Reader();
     this.host.note("waiting for the model …");
@@ -238,16 +239,18 @@ class Reader {
 
   read(text) {
     const end = text.lastIndexOf("\n\n");
-    if (end > this.done) {
-      announce(text.slice(this.done, end).trim());
-      this.done = end;
-    }
+    if (end > this.done) this.#announce(text, end);
   }
 
   end(text, note) {
-    const rest = text.slice(this.done).trim();
-    if (rest) announce(rest);
+    this.#announce(text, text.length);
     announce(note);
+  }
+
+  #announce(text, end) {
+    const paragraphs = text.slice(this.done, end).split(/\n\s*\n/);
+    paragraphs.map((one) => one.trim()).filter(Boolean).forEach(announce);
+    this.done = end;
   }
 }
 

@@ -1,6 +1,6 @@
 // The page: header, theme, shortcuts, and what connects the list of chats with the conversation.
 
-import { get, onKeyNeeded, send } from "./api.js";
+import { get, onKeyNeeded, send, setKey } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation, welcomeNode } from "./conversation.js";
 import { keyDialog, settingsDialog, shortcutsDialog, textPage } from "./dialogs.js";
@@ -171,8 +171,21 @@ byId("model").addEventListener("change", async () => {
 });
 onKeyNeeded(keyDialog);
 
+// The chat that the address names, and the key of `edgeinfer chat --web`, which is removed from the address.
+function takeAddress() {
+  const fields = new URLSearchParams(location.hash.slice(1));
+  const key = fields.get("key");
+  if (key) {
+    setKey(key);
+    fields.delete("key");
+    history.replaceState(null, "", `/#${fields}`);
+  }
+  return Number(fields.get("chat")) || null;
+}
+
 async function start() {
   showTheme();
+  const wanted = takeAddress();
   const state = await get("/page/state");
   Object.assign(page, { models: state.models, defaults: state.settings, system: state.system });
   byId("model").replaceChildren(...page.models.map((model) => el("option", { value: model.name }, model.name)));
@@ -180,8 +193,7 @@ async function start() {
   const loaded = page.models.find((model) => model.state === "loaded");
   if (loaded) byId("model").value = loaded.name;
   await showPlan();
-  const wanted = /^#chat=(\d+)$/.exec(location.hash);
-  if (wanted) await openChat(Number(wanted[1]));
+  if (wanted) await openChat(wanted);
   if (conversation.chat === null) await newChat();
 }
 
