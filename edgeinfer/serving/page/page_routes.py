@@ -1,8 +1,10 @@
 """The paths of the page: its files, its state, the plan of a model, and completions."""
 
 import asyncio
-from functools import partial
+from collections.abc import Iterator, Mapping
+from functools import cache, partial
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -51,7 +53,7 @@ def page_routes(page: Page) -> tuple[AnyRoute, ...]:
     """The routes of the page. Its files need no key: the page asks for it."""
     return (
         PlainRoute("/", _index, is_open=True),
-        PlainRoute("/page/static/{name}", _static, is_open=True, is_logged=False),
+        PlainRoute("/page/static/{name:path}", _static, is_open=True, is_logged=False),
         PlainRoute("/page/state", partial(_state, page), is_logged=False),
         PlainRoute("/page/plan", _plan, is_logged=False),
         CompletionRoute("/page/completions", page_request, PageFormat),
@@ -59,14 +61,19 @@ def page_routes(page: Page) -> tuple[AnyRoute, ...]:
     )
 
 
-def page_files() -> dict[str, bytes]:
-    """The static files by name."""
+@cache
+def page_files() -> Mapping[str, bytes]:
+    """The static files by path."""
     folder = files("edgeinfer.serving.page") / "static"
-    return {
-        each.name: each.read_bytes()
-        for each in folder.iterdir()
-        if each.name.endswith(tuple(TYPES)) and each.is_file()
-    }
+    return {name: content for name, content in _files(folder, "") if name.endswith(tuple(TYPES))}
+
+
+def _files(folder: Traversable, prefix: str) -> Iterator[tuple[str, bytes]]:
+    for each in folder.iterdir():
+        if each.is_file():
+            yield prefix + each.name, each.read_bytes()
+        else:
+            yield from _files(each, f"{prefix}{each.name}/")
 
 
 async def _index(request: Request, server: Server) -> Response:

@@ -55,7 +55,7 @@ export function settingsDialog(system, settings) {
   const numbers = [
     ["temperature", "Temperature", { min: 0, max: 5, step: "any" }],
     ["top_p", "Top-p", { min: 0, max: 1, step: "any" }],
-    ["max_tokens", "Most tokens of a response", { min: 1, step: 1 }],
+    ["max_tokens", "Maximum tokens of a response", { min: 1, step: 1 }],
   ].map(([name, label, limits]) => {
     const field = el("input", { id: `set-${name}`, type: "number", value: settings[name], placeholder: "default", ...limits });
     return { name, field, node: labelled(`set-${name}`, label, field) };

@@ -2,7 +2,7 @@
 
 import { get, onKeyNeeded, send, setKey } from "./api.js";
 import { Composer } from "./composer.js";
-import { Conversation, welcomeNode } from "./conversation.js";
+import { Conversation, welcomeNode } from "./chat/conversation.js";
 import { keyDialog, settingsDialog, shortcutsDialog, textPage } from "./dialogs.js";
 import { byId, el, showAlert, shownBytes } from "./dom.js";
 import { Sidebar } from "./sidebar.js";

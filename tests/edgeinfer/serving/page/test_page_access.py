@@ -53,6 +53,10 @@ CONTRASTS = """() => {
         const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
         result.push([ratio, walker.currentNode.data.trim().slice(0, 30)]);
     }
+    for (const node of document.querySelectorAll("[placeholder]")) {
+        const [a, b] = [light(rgba(getComputedStyle(node, "::placeholder").color)), light(ground(node))];
+        result.push([(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), node.placeholder]);
+    }
     return result;
 }"""
 NAMELESS = """() => [...document.querySelectorAll("button, input, select, textarea, [tabindex='0']")]

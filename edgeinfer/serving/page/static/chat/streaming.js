@@ -1,6 +1,6 @@
 // Streams a response into a message, and saves it to the chat store as it comes.
 
-import { ApiError, events, request, send } from "./api.js";
+import { ApiError, events, request, send } from "../api.js";
 
 const SAVE_MILLISECONDS = 1000;
 const MAX_KEEPALIVE = 60000; // a browser's limit for requests of a page that is being closed, in bytes

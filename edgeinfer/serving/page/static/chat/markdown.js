@@ -1,6 +1,6 @@
 // Markdown to DOM nodes. Every piece of text becomes a text node, so HTML in it stays text.
 
-import { button, copyText, el } from "./dom.js";
+import { button, copyText, el } from "../dom.js";
 
 const MAX_DEPTH = 8;
 const MAX_INLINE = 8000; // characters of a block whose marks are read; longer ones are plain text

@@ -1,7 +1,7 @@
 // A chat in progress: opens chats, sends and edits messages, streams responses, switches between branches.
 
-import { get, send } from "./api.js";
-import { announce, byId, el, showAlert } from "./dom.js";
+import { get, send } from "../api.js";
+import { announce, byId, el, showAlert } from "../dom.js";
 import { MessageView } from "./messages.js";
 import { ResponseSaver, streamInto } from "./streaming.js";
 import { promptMessages, Tree } from "./tree.js";
@@ -81,10 +81,7 @@ export class Conversation {
 
   // Sends a message, or the edited version of one. Returns false if it wasn't stored.
   async send(text) {
-    if (this.running) {
-      showAlert("a response is being generated; Esc stops it");
-      return false;
-    }
+    if (!(await this.#isFree())) return false;
     const parent = this.editing === null ? this.tip : this.editing.parent;
     try {
       if (this.chat === null) {
@@ -103,8 +100,15 @@ export class Conversation {
     return true;
   }
 
-  edit(message) {
-    if (this.running) return;
+  // Whether no response is being generated; one that is complete is saved first.
+  async #isFree() {
+    if (this.running?.isComplete) await this.running.done;
+    if (this.running) showAlert("a response is being generated; Esc stops it");
+    return !this.running;
+  }
+
+  async edit(message) {
+    if (!(await this.#isFree())) return;
     this.editing = message;
     this.host.composer.set(message.content);
     this.host.composer.showEditing(true);
@@ -125,17 +129,14 @@ export class Conversation {
   }
 
   // Generates another response as an alternative of `response`, or of the last one.
-  regenerate(response = null) {
+  async regenerate(response = null) {
     const at = response === null ? this.branch.findLast((one) => one.role === "user") : this.tree.byId.get(response.parent);
-    if (at && !this.running) this.respond(at);
+    if (at && (await this.#isFree())) this.respond(at);
   }
 
   // Goes to the branch of another alternative of a message.
   async step(message, by) {
-    if (this.running) {
-      showAlert("a response is being generated; Esc stops it");
-      return;
-    }
+    if (!(await this.#isFree())) return;
     const alternatives = this.tree.alternatives(message);
     const other = alternatives[alternatives.indexOf(message) + by];
     if (!other) return;
@@ -155,12 +156,14 @@ export class Conversation {
   // Streams the response to a message.
   async respond(message) {
     const abort = new AbortController();
-    this.running = { abort, done: null };
+    const ended = () => {
+      this.running = null;
+      this.host.composer.showRunning(false);
+    };
+    this.running = { abort, isComplete: false, done: null };
     this.host.composer.showRunning(true);
-    this.running.done = this.#respond(message, abort).catch((error) => showAlert(error.message));
+    this.running.done = this.#respond(message, abort).catch((error) => showAlert(error.message)).then(ended);
     await this.running.done;
-    this.running = null;
-    this.host.composer.showRunning(false);
     this.host.changed();
   }
 
@@ -181,7 +184,7 @@ export class Conversation {
     });
     let failure = null;
     try {
-      const body = { model: this.host.model(), messages: promptMessages(before, this.system), ...this.host.settings() };
+      const body = { ...this.#settings(response), model: this.host.model(), messages: promptMessages(before, this.system) };
       const end = await streamInto(response, body, abort.signal, () => {
         painter.request();
         saver.changed();
@@ -194,10 +197,18 @@ export class Conversation {
       this.host.note("");
     }
     painter.stop();
+    this.running.isComplete = true;
     view.update(true, failure);
     reader.end(response.content, failure ?? (response.state === "stopped" ? "Stopped." : "End of the response."));
     await saver.finish(response.state);
     if (saver.failure) showAlert(`this response isn't on the disk: ${saver.failure}`);
+  }
+
+  // The seed is increased by one for each further response to a message.
+  #settings(response) {
+    const settings = this.host.settings();
+    if (settings.seed === undefined) return settings;
+    return { ...settings, seed: settings.seed + this.tree.alternatives(response).length - 1 };
   }
 
   // Stops the response in progress; resolves once its text is saved.

@@ -1,6 +1,6 @@
 // One message on the page: speaker, versions, actions, text; of a response also reasoning and tool calls.
 
-import { button, copyText, el } from "./dom.js";
+import { button, copyText, el } from "../dom.js";
 import { MarkdownView } from "./markdown.js";
 
 const STATES = { coming: "cut off", stopped: "stopped", failed: "failed" };
