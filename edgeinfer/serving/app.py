@@ -16,7 +16,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError, shortened
+from edgeinfer.errors import (
+    ContextOverflowError,
+    DeviceError,
+    EdgeInferError,
+    KernelError,
+    ModelFileError,
+    OutOfMemoryError,
+    SettingError,
+    shortened,
+)
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
@@ -39,6 +48,8 @@ from edgeinfer.serving.transport.failures import failure
 from edgeinfer.serving.transport.records import CLIENT_LEFT, RECORD, Metrics, Recorder, RequestRecord
 
 Parsed = TypeVar("Parsed")
+SERVER_ERRORS = (DeviceError, KernelError, ModelFileError)
+"""Errors that no other request would avoid."""
 
 
 def _no_log(line: str) -> None:
@@ -132,6 +143,10 @@ class _Server:
                 return route.failure(error)
             except ContextOverflowError as error:
                 return route.failure(RequestError(str(error), 400, "messages", "context_length_exceeded"))
+            except OutOfMemoryError as error:
+                return route.failure(RequestError(str(error), 503))
+            except SERVER_ERRORS as error:
+                return route.failure(RequestError(str(error), 500))
             except EdgeInferError as error:
                 return route.failure(RequestError(str(error)))
 
@@ -265,7 +280,7 @@ class _Server:
                             opened = True
                             for event in responses.start(index, stream.result):
                                 yield event
-                        for event in responses.token(index, token, stream.result):
+                        for event in responses.token(index, token):
                             yield event
                 completions.append(self._ended(responses, prompt, stream.result, record))
                 for event in [] if opened else responses.start(index, stream.result):

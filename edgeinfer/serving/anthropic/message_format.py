@@ -31,6 +31,7 @@ class MessageFormat:
     media_type: str = EVENT_STREAM
     _block: int = field(default=-1, init=False)
     """Index of the open content block."""
+    _stream: ReplyStream = field(init=False)
     _open: str = field(default="", init=False)
     """Type of the open content block; "": none is open."""
 
@@ -41,10 +42,6 @@ class MessageFormat:
     @cached_property
     def _id(self) -> str:
         return f"msg_{secrets.token_hex(12)}"
-
-    @cached_property
-    def _stream(self) -> ReplyStream:
-        return ReplyStream(self.model, self.parsed)
 
     def whole(self, completions: Sequence[Generation]) -> Json:
         completion = completions[0]
@@ -85,11 +82,12 @@ class MessageFormat:
         return next((stop for stop in stops if stop in whole and stop not in completion.text), None)
 
     def start(self, index: int, completion: Generation) -> Iterable[bytes]:
+        self._stream = ReplyStream(self.model, self.parsed, completion)
         yield _event("message_start", message=self._message(completion))
         yield _event("ping")
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
-        for part in self._stream.add(token, completion):
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
+        for part in self._stream.add(token):
             yield from self._part(part)
 
     def finish(self, index: int, completion: Generation) -> Iterable[bytes]:

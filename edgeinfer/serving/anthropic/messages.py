@@ -8,7 +8,7 @@ from edgeinfer.serving.fields import RequestError, check_inner_fields, checked_l
 
 MAX_MESSAGES = 4096
 MAX_BLOCKS = 1024
-_IGNORED = ("cache_control", "citations")
+_IGNORED = ("cache_control", "citations", "caller", "toolset_name")
 """Fields of a block that need no answer: prompts are cached without them."""
 Message = dict[str, Any]
 
@@ -67,7 +67,7 @@ def _assistant(content: Any, where: str, names: dict[str, str]) -> Message:
 
 
 def _call(block: Mapping[str, Any], where: str, names: dict[str, str]) -> Message:
-    check_inner_fields(block, where, ("type", "id", "name", "input", "caller", *_IGNORED))
+    check_inner_fields(block, where, ("type", "id", "name", "input", *_IGNORED))
     name, call_id = _field(block, "name", where), _field(block, "id", where)
     arguments = block.get("input")
     if not isinstance(arguments, Mapping):

@@ -28,8 +28,14 @@ MESSAGES = KnownFields(
         "container": "not supported here",
         "stop": "no such field; did you mean stop_sequences?",
     },
-    frozenset(("metadata", "service_tier", "context_management", "cache_control", "inference_geo", "speed")),
+    frozenset(("metadata", "service_tier", "context_management", "cache_control", "inference_geo", "speed"))
+    | {"diagnostics", "user_profile_id", "workspace_id"},
 )
+_TOOL_FIELDS = (
+    *("cache_control", "strict", "eager_input_streaming", "defer_loading", "input_examples"),
+    "allowed_callers",
+)
+"""Fields of a tool that the response doesn't depend on here."""
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -145,8 +151,7 @@ def _function(tool: Any, name: str, warnings: list[str]) -> dict[str, Any]:
             "run on Anthropic's servers aren't here",
             param="tools",
         )
-    ignored = ("cache_control", "strict", "eager_input_streaming", "defer_loading", "input_examples")
-    check_inner_fields(tool, name, ("name", "description", "input_schema", "type", *ignored))
+    check_inner_fields(tool, name, ("name", "description", "input_schema", "type", *_TOOL_FIELDS))
     function = {"name": tool["name"], "parameters": tool.get("input_schema") or {}}
     if tool.get("description"):
         function["description"] = checked_text(tool, "description")

@@ -19,6 +19,8 @@ from edgeinfer.tokenizer.reasoning_marks import AFTER_RESPONSE
 
 PROMPT_END = 16
 """Tokens at the end of a prompt in which a template may open a reasoning block."""
+_MARK_BEGIN = "<"
+"""All marks after a response begin with it."""
 FINISHES = {"stop": "stop", "length": "length", "context": "length", "cancelled": "stop"}
 
 
@@ -117,12 +119,14 @@ class ReplyStream:
 
     model: Model
     parsed: CompletionRequest
+    begun: Generation
+    """The completion when its prompt had been read."""
     _text: str = field(default="", init=False)
     """Visible text until the response begins; after that the text that is held back."""
     _reasoning: str = field(default="", init=False)
-    _sent: str = field(default="", init=False)
-    _begun: bool = field(default=False, init=False)
-    _opened: bool | None = field(default=None, init=False)
+    _sent: list[str] = field(default_factory=list, init=False)
+    _responds: bool = field(default=False, init=False)
+    """Whether the reasoning has ended."""
     _ids: dict[int, str] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -130,14 +134,15 @@ class ReplyStream:
         self._holder = ToolCallStream()
         self._calls = CallStream(use.tools, use.parallel)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._begun = use.forced
+        self._opened = _opens_reasoning(self.model, self.begun)
+        self._responds = use.forced
 
-    def add(self, token: Token, completion: Generation) -> list[ReplyPart]:
-        """The parts after a token; `completion` is the generation so far."""
+    def add(self, token: Token) -> list[ReplyPart]:
+        """The parts after a token."""
+        if self._responds and not self.parsed.tool_use.tools:
+            return self._plain(token.text)
         piece = self._decoder.decode(self.model.tokenizer.token_bytes(token.id))
-        if self._opened is None:
-            self._opened = _opens_reasoning(self.model, completion)
-        if self._begun:
+        if self._responds:
             return self._response(token.text, piece)
         self._text += token.text
         parts = parted(self._text, self._opened, ended=False)
@@ -145,7 +150,7 @@ class ReplyStream:
         hidden_mark = not token.text and any(mark in piece for mark in CALL_MARKS)
         if parts.thinking or not (parts.response or (hidden_mark and self.parsed.tool_use.tools)):
             return result
-        self._begun = True
+        self._responds = True
         text = self._text if not parts.reasoning and parts.response == self._text.lstrip() else parts.response
         self._text = ""
         return result + self._response(text, text or piece)
@@ -163,25 +168,16 @@ class ReplyStream:
         if not use.tools:
             return self._plain(text)
         content = "" if use.forced else self._holder.add(text, piece)
-        self._sent += content
+        self._sent.append(content)
         parts = [ReplyPart(text=content)] if content else []
         return parts + self._call_parts(self._calls.add(piece))
 
     def _plain(self, text: str) -> list[ReplyPart]:
         """Text without tools; a mark after the response that begins at its end is held back."""
-        self._text += text
-        held = max(
-            (
-                length
-                for mark in AFTER_RESPONSE
-                for length in range(1, len(mark) + 1)
-                if self._text.endswith(mark[:length])
-            ),
-            default=0,
-        )
-        ready = self._text[: len(self._text) - held]
-        self._text = self._text[len(ready) :]
-        self._sent += ready
+        text = self._text + text
+        held = _partial_mark(text) if _MARK_BEGIN in text else 0
+        ready, self._text = (text[:-held], text[-held:]) if held else (text, "")
+        self._sent.append(ready)
         return [ReplyPart(text=ready)] if ready else []
 
     def _call_parts(self, deltas: list[CallDelta]) -> list[ReplyPart]:
@@ -196,12 +192,24 @@ class ReplyStream:
         """The remaining parts, and the finish reason."""
         content = _content(self.model, self.parsed.tool_use, completion)
         parts = self._reasoned(content.reasoning)
-        text = content.text[len(self._sent) :] if content.text.startswith(self._sent) else ""
+        sent = "".join(self._sent)
+        text = content.text[len(sent) :] if content.text.startswith(sent) else ""
         if self.parsed.tool_use.tools and not self.parsed.tool_use.forced:
             text = self._holder.rest(ParsedReply(content.text, content.calls), content.text)
         parts += [ReplyPart(text=text)] if text else []
         parts += self._call_parts(self._calls.rest(content.calls))
         return parts, "tool_calls" if content.calls else FINISHES[completion.finish_reason]
+
+
+def _partial_mark(text: str) -> int:
+    """Characters at the end of a text that may begin a mark after the response."""
+    begins = (
+        length
+        for mark in AFTER_RESPONSE
+        for length in range(1, len(mark) + 1)
+        if text.endswith(mark[:length])
+    )
+    return max(begins, default=0)
 
 
 def reasoning_tokens(model: Model, reasoning: str) -> int:

@@ -35,8 +35,8 @@ class ResponseFormat(Protocol):
         """Events before the first token of a completion, whose prompt has been read."""
         ...
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
-        """Events for a token; `completion` is the one so far."""
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
+        """Events for a token, after those of `start`."""
         ...
 
     def finish(self, index: int, completion: Generation) -> Iterable[bytes]:

@@ -66,6 +66,8 @@ def tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse:
     """The tools from OpenAI's `tools`, `tool_choice` and `parallel_tool_calls`. Raises `RequestError`."""
     given = tuple(checked_list(tools, "tools", MAX_TOOLS, "a list of functions"))
     check_tools(given)
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        given, choice = _allowed(given, choice)
     selected, only = _choice(choice)
     if selected in (None, "auto", "none"):
         given = () if selected == "none" else given
@@ -101,6 +103,26 @@ def _choice(choice: Any) -> tuple[str | None, str | None]:
         f"tool_choice: saw {shown(choice)}, wanted auto, none, required, or a function by name",
         param="tool_choice",
     )
+
+
+def _allowed(tools: tuple[Tool, ...], choice: Mapping[str, Any]) -> tuple[tuple[Tool, ...], Any]:
+    """The allowed tools of OpenAI's `allowed_tools`, and its mode."""
+    inner = choice.get("allowed_tools", choice)  # the Responses API has no inner object
+    inner = inner if isinstance(inner, Mapping) else {}
+    mode, listed = inner.get("mode"), inner.get("tools")
+    if mode not in ("auto", "required") or not isinstance(listed, list):
+        raise RequestError(
+            f"tool_choice: saw {shown(choice)}, wanted allowed_tools with mode auto or required, and tools",
+            param="tool_choice",
+        )
+    names = [_choice(each)[1] for each in listed]
+    offered = {_name(tool): tool for tool in tools}
+    for name in names:
+        if name not in offered:
+            raise RequestError(
+                f"tool_choice: saw {shown(name)}, wanted functions of tools", param="tool_choice"
+            )
+    return tuple(tool for name, tool in offered.items() if name in names), mode
 
 
 def _name(tool: Tool) -> str | None:

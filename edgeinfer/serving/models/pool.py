@@ -1,6 +1,7 @@
 """Several models within one memory budget: loaded on request, unloaded when idle or least recently used."""
 
 import asyncio
+import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -171,6 +172,8 @@ class ModelPool:
         if self._loaded.get(loaded.name) is loaded:
             await self._run(loaded.model.close)
             del self._loaded[loaded.name]
+            # Vocabularies and grammars are in reference cycles, which Python's collector reaches late.
+            await self._run(gc.collect)
 
     async def _run(self, work: Callable[[], Result]) -> Result:
         """Run a slow function on the thread of this pool."""

@@ -31,7 +31,7 @@ CHAT = KnownFields(frozenset((*_COMMON, "messages", "tools")), without_effect=_I
 GENERATE = KnownFields(
     frozenset((*_COMMON, "prompt", "system", "raw")),
     {
-        "suffix": "not supported here",
+        **dict.fromkeys(("suffix", "width", "height", "steps"), "not supported here"),
         "images": "not supported here; only text is",
         "template": "not supported here; --chat-template FILE sets it when the server starts",
     },
@@ -45,6 +45,7 @@ EMBED = KnownFields(
 _OPTIONS_ELSEWHERE = (
     *("num_ctx", "num_keep", "num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "use_mmap"),
     *("use_mlock", "low_vram", "vocab_only", "f16_kv", "penalize_newline", "tfs_z", "draft_num_predict"),
+    *("logits_all", "embedding_only"),
 )
 """Options that are set when the server starts, or that have no effect."""
 _THINK: dict[Any, str] = {True: "on", False: "none"}

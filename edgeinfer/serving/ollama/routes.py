@@ -1,6 +1,8 @@
 """The paths of Ollama's API: completions, embeddings, and the models of the server."""
 
+import asyncio
 import hashlib
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -50,6 +52,7 @@ def _model(card: ModelCard) -> dict[str, Any]:
         "size": card.size_bytes,
         "digest": hashlib.sha256(identity.encode()).hexdigest(),
         "details": _details(card, details),
+        "modified_at": _modified(card),
     }
 
 
@@ -69,13 +72,19 @@ def _modified(card: ModelCard) -> str:
 
 
 async def _tags(request: Request, server: Server) -> Response:
-    models = [{**_model(card), "modified_at": _modified(card)} for card in await server.models.cards()]
+    models = await _models(await server.models.cards())
     return JSONResponse({"models": models})
+
+
+async def _models(cards: Sequence[ModelCard]) -> list[dict[str, Any]]:
+    """The models with what their files' headers say, which are read on another thread."""
+    return await asyncio.to_thread(lambda: [_model(card) for card in cards])
 
 
 async def _running(request: Request, server: Server) -> Response:
     loaded = [card for card in await server.models.cards() if card.state == "loaded"]
-    return JSONResponse({"models": [_model(card) | _loaded(card) for card in loaded]})
+    models = zip(await _models(loaded), loaded, strict=True)
+    return JSONResponse({"models": [model | _loaded(card) for model, card in models]})
 
 
 def _loaded(card: ModelCard) -> dict[str, Any]:
@@ -92,7 +101,7 @@ async def _show(request: Request, server: Server) -> Response:
     body = await server.body(request)
     check_fields(body, SHOW)
     card = await card_of(server.models, model_name(body))
-    details = details_of(card)
+    details = await asyncio.to_thread(details_of, card)
     return JSONResponse(
         {
             "modelfile": f"FROM {card.name}",

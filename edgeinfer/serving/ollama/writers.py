@@ -37,6 +37,7 @@ class OllamaFormat:
     model: Model
     parsed: OllamaRequest
     media_type: str = "application/x-ndjson"
+    _stream: ReplyStream = field(init=False)
     _call: ReplyCall | None = field(default=None, init=False)
     """The call that is being written: it is sent when it is complete."""
     _ready: float = field(default_factory=time.monotonic, init=False)
@@ -45,10 +46,6 @@ class OllamaFormat:
     @cached_property
     def settings(self) -> Json:
         return self.parsed.tool_use.combined(self.parsed.settings)
-
-    @cached_property
-    def _stream(self) -> ReplyStream:
-        return ReplyStream(self.model, self.parsed)
 
     def whole(self, completions: Sequence[Generation]) -> Json:
         if not completions:
@@ -92,11 +89,12 @@ class OllamaFormat:
         }
 
     def start(self, index: int, completion: Generation) -> Iterable[bytes]:
+        self._stream = ReplyStream(self.model, self.parsed, completion)
         return ()
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
         tokens = [token] if "logprobs" in self.parsed.settings else []
-        for part in self._stream.add(token, completion):
+        for part in self._stream.add(token):
             for piece in self._pieces(part):
                 yield _line(self._object(piece, tokens))
                 tokens = []

@@ -1,7 +1,6 @@
 """Writes the responses of /v1/chat/completions."""
 
 import time
-from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,7 +8,7 @@ from typing import Any
 
 from edgeinfer.model import Model
 from edgeinfer.results import Generation, Token
-from edgeinfer.serving.completion.reply import Reply, ReplyPart, ReplyStream, reply_of
+from edgeinfer.serving.completion.reply import Reply, ReplyPart, ReplyStream, reasoning_tokens, reply_of
 from edgeinfer.serving.completion.requests import CompletionRequest
 from edgeinfer.serving.completion.response_format import EVENT_STREAM, event, warnings_of
 from edgeinfer.serving.openai import replies
@@ -26,6 +25,7 @@ class ChatFormat:
     parsed: CompletionRequest
     media_type: str = EVENT_STREAM
     _warned: bool = field(default=False, init=False)
+    _streams: dict[int, ReplyStream] = field(default_factory=dict, init=False)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -33,11 +33,12 @@ class ChatFormat:
 
     @cached_property
     def _head(self) -> Chunk:
-        return {"id": replies.new_id("chatcmpl"), "created": int(time.time()), "model": self.model.name}
-
-    @cached_property
-    def _streams(self) -> defaultdict[int, ReplyStream]:
-        return defaultdict(lambda: ReplyStream(self.model, self.parsed))
+        return {
+            "id": replies.new_id("chatcmpl"),
+            "object": "chat.completion.chunk",
+            "created": int(time.time()),
+            "model": self.model.name,
+        }
 
     @property
     def _has_logprobs(self) -> bool:
@@ -48,10 +49,16 @@ class ChatFormat:
             **self._head,
             "object": "chat.completion",
             "choices": [self._choice(index, one) for index, one in enumerate(completions)],
-            "usage": replies.usage(completions),
+            "usage": self._usage(completions),
             "timings": replies.timings(completions[-1]),
             **warnings_of(self.parsed.warnings),
         }
+
+    def _usage(self, completions: Sequence[Generation]) -> Chunk:
+        """The tokens, with those of the reasoning."""
+        reasoning = [reply_of(self.model, self.parsed, one).reasoning for one in completions]
+        tokens = sum(reasoning_tokens(self.model, text) for text in reasoning)
+        return replies.usage(completions) | {"completion_tokens_details": {"reasoning_tokens": tokens}}
 
     def _choice(self, index: int, completion: Generation) -> Chunk:
         reply = reply_of(self.model, self.parsed, completion)
@@ -61,10 +68,11 @@ class ChatFormat:
         return choice
 
     def start(self, index: int, completion: Generation) -> Iterable[bytes]:
+        self._streams[index] = ReplyStream(self.model, self.parsed, completion)
         yield self._chunk(index, {"role": "assistant", "content": ""})
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
-        deltas = [_delta(part) for part in self._streams[index].add(token, completion)]
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
+        deltas = [_delta(part) for part in self._streams[index].add(token)]
         logprobs = replies.chat_logprobs([token], self.model.tokenizer) if self._has_logprobs else None
         for number, delta in enumerate(deltas or [{}] * (logprobs is not None)):
             yield self._chunk(index, delta, logprobs=logprobs if number == 0 else None)
@@ -77,7 +85,7 @@ class ChatFormat:
 
     def end(self, completions: Sequence[Generation]) -> Iterable[bytes]:
         if self.parsed.usage_at_end:
-            yield event(self._event([]) | {"usage": replies.usage(completions)})
+            yield event(self._event([]) | {"usage": self._usage(completions)})
         yield event("[DONE]")
 
     def failed(self, message: str) -> Iterable[bytes]:
@@ -95,7 +103,7 @@ class ChatFormat:
         """A chunk; the first one has the warnings."""
         extra = {} if self._warned else warnings_of(self.parsed.warnings)
         self._warned = True
-        return {**self._head, "object": "chat.completion.chunk", "choices": choices, **extra}
+        return {**self._head, "choices": choices, **extra}
 
 
 def _message(reply: Reply) -> dict[str, Any]:

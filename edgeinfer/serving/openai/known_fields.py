@@ -12,11 +12,12 @@ _REFUSED = {
     "suffix": "not supported here",
     "best_of": "not supported here; use n",
     "web_search_options": "not supported here",
+    "moderation": "not supported here",
     "verbosity": "not supported here; ask for it in a message",
 }
 WITHOUT_EFFECT = frozenset(
     ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key")
-) | {"prompt_cache_retention", "cache_prompt"}
+) | {"prompt_cache_retention", "prompt_cache_options", "cache_prompt"}
 _NEUTRAL = {"best_of": 1, "modalities": ["text"], "verbosity": "medium", "function_call": "none"}
 
 CHAT = KnownFields(

@@ -62,7 +62,7 @@ class TextFormat:
         if text := self._echoed(completion.prompt_ids):
             yield self._event([self._piece(index, text)])
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
         piece = self._piece(index, token.text)
         if "logprobs" in self.parsed.settings:
             piece["logprobs"] = replies.text_logprobs([token], self.model.tokenizer)

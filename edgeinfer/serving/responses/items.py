@@ -13,6 +13,7 @@ MAX_PARTS = 1024
 Item = dict[str, Any]
 _ROLES = ("user", "assistant", "system", "developer")
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
+_CALL_FIELDS = ("type", "id", "call_id", "status", "namespace", "caller")
 _PREFIXES = {
     "message": "msg",
     "function_call": "fc",
@@ -39,10 +40,10 @@ def _item(item: Any, where: str) -> Item:
     if kind == "message":
         checked: Item = _message(item, where)
     elif kind == "function_call":
-        check_inner_fields(item, where, ("type", "id", "call_id", "name", "arguments", "status", "namespace"))
+        check_inner_fields(item, where, ("name", "arguments", "async", *_CALL_FIELDS))
         checked = {name: _field(item, name, where) for name in ("call_id", "name", "arguments")}
     elif kind == "function_call_output":
-        check_inner_fields(item, where, ("type", "id", "call_id", "output", "status"))
+        check_inner_fields(item, where, ("name", "output", *_CALL_FIELDS))
         checked = {"call_id": _field(item, "call_id", where), "output": _text(item.get("output"), where)}
     elif kind == "reasoning":
         checked = _reasoning(item, where)

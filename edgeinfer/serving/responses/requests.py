@@ -38,12 +38,15 @@ RESPONSES = KnownFields(
         "background": "not supported here; stream the response, or wait for it",
         "conversation": "not supported here; use previous_response_id",
         "prompt": "not supported here; send its text in instructions and input",
+        **dict.fromkeys(
+            ("access_programs", "background_options", "image", "moderation"), "not supported here"
+        ),
         "max_tool_calls": "not supported here; there are no built-in tools",
         "messages": "no such field; did you mean input?",
         "response_format": "no such field; did you mean text.format?",
         "reasoning_effort": "no such field; did you mean reasoning.effort?",
     },
-    WITHOUT_EFFECT - {"store", "metadata"},
+    WITHOUT_EFFECT - {"store", "metadata"} | {"context_management"},
 )
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
@@ -123,7 +126,7 @@ def _reasoning(value: Any) -> tuple[str | None, str | None]:
         return None, None
     if not isinstance(value, Mapping):
         raise RequestError(f"reasoning: saw {shown(value)}, wanted an object", param="reasoning")
-    check_inner_fields(value, "reasoning", ("effort", "summary", "generate_summary"), ("context",))
+    check_inner_fields(value, "reasoning", ("effort", "summary", "generate_summary"), ("context", "mode"))
     summary = value.get("summary") or value.get("generate_summary")
     if summary is not None and summary not in _SUMMARIES:
         raise RequestError(
@@ -181,6 +184,7 @@ def _functions(value: Any) -> list[Any]:
                 param="tools",
             )
         known = ("name", "description", "parameters")
-        check_inner_fields(tool, f"tools[{index}]", ("type", "strict", "defer_loading", *known))
+        ignored = ("strict", "defer_loading", "allowed_callers", "output_schema", "async")
+        check_inner_fields(tool, f"tools[{index}]", ("type", *known, *ignored))
         tools.append({"type": "function", "function": {name: tool[name] for name in known if tool.get(name)}})
     return tools

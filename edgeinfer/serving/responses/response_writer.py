@@ -27,15 +27,12 @@ class ResponsesFormat:
     parsed: ResponsesRequest
     store: ResponseStore
     media_type: str = EVENT_STREAM
+    _stream: ReplyStream = field(init=False)
     _sequence: int = field(default=0, init=False)
 
     @cached_property
     def settings(self) -> Json:
         return self.parsed.tool_use.combined(self.parsed.settings)
-
-    @cached_property
-    def _stream(self) -> ReplyStream:
-        return ReplyStream(self.model, self.parsed)
 
     @cached_property
     def _items(self) -> ItemEvents:
@@ -91,12 +88,13 @@ class ResponsesFormat:
         }
 
     def start(self, index: int, completion: Generation) -> Iterable[bytes]:
+        self._stream = ReplyStream(self.model, self.parsed, completion)
         for kind in ("response.created", "response.in_progress"):
             yield self._event({"type": kind, "response": self._response("in_progress", [])})
 
-    def token(self, index: int, token: Token, completion: Generation) -> Iterable[bytes]:
+    def token(self, index: int, token: Token) -> Iterable[bytes]:
         logprobs = self._logprobs([token])
-        for part in self._stream.add(token, completion):
+        for part in self._stream.add(token):
             yield from map(self._event, self._items.part(part, logprobs))
             logprobs = []
 

@@ -174,7 +174,7 @@ async def test_requests_for_several_models_are_completed() -> None:
     assert [reply.json()["model"] for reply in replies] == ["a", "b", "a", "b"]
     assert unknown.status_code == 404
     assert {each["id"]: each["state"] for each in listed}.keys() == source.known.keys()
-    assert (failed.status_code, failed.json()["error"]["message"]) == (400, "c: too large")
+    assert (failed.status_code, failed.json()["error"]["message"]) == (503, "c: too large")
     await pool.close()
 
 

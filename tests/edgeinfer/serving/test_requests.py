@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from edgeinfer import Model
+from edgeinfer.errors import DeviceError
 from edgeinfer.serving.app import serving_app
 from tests.edgeinfer.fake_engine import FakeEngine, byte_ids, model_on
 from tests.edgeinfer.serving.http_client import (
@@ -216,3 +217,32 @@ async def test_a_disconnected_client_cancels_its_response(streamed: bool) -> Non
     (await ask())
     assert len(model.engine.ids) < len("The fox.") + 60
     assert (await chat({}, model)).json()["choices"][0]["message"]["content"] == "The fox."
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        (CHAT, {}, 'data: {"error": {"message": "the GPU failed"'),
+        ("/v1/responses", {"input": "Hi", "messages": None}, "event: response.failed"),
+        (
+            "/v1/messages",
+            {"max_tokens": 99},
+            'event: error\ndata: {"type": "error", "error": {"type": "api_error"',
+        ),
+        ("/api/chat", {"model": "fake"}, '{"error": "the GPU failed"}'),
+    ],
+)
+async def test_a_failure_in_a_stream_is_its_last_event(path: str, body: Any, last: str) -> None:
+    completion = scripted_after_any("The fox.")
+
+    def failing(ids: list[int]) -> np.ndarray:
+        if ids[-1] in byte_ids("e"):
+            raise DeviceError("the GPU failed")
+        return completion(ids)
+
+    model = model_on(FakeEngine(failing, 512))
+    reply = await post(model, path, {"messages": HELLO, "stream": True, **body})
+    assert reply.status_code == 200
+    assert reply.text.rstrip().split("\n\n" if path != "/api/chat" else "\n")[-1].startswith(last)
+    whole = await post(model, path, {"messages": HELLO, "stream": False, **body})
+    assert whole.status_code == 500

@@ -24,6 +24,8 @@ LOOK: dict[str, Any] = {
     },
 }
 TOOLS = [{"type": "function", "function": LOOK}, {"type": "function", "function": {"name": "wait"}}]
+WAIT = {"type": "function", "function": {"name": "wait"}}
+ALLOWED = {"mode": "required", "tools": [WAIT]}
 
 
 def random_model() -> Model:
@@ -59,6 +61,7 @@ def is_valid(name: str, arguments: Any) -> bool:
         ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "look"),
         ({"tool_choice": "required", "parallel_tool_calls": True}, None),
         ({"tool_choice": {"type": "function", "function": {"name": "wait"}}}, "wait"),
+        ({"tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}}, "wait"),
     ],
 )
 async def test_a_forced_call_follows_the_schema_of_its_tool(
@@ -110,6 +113,14 @@ async def test_a_response_with_tools_and_a_schema_is_json_or_a_call() -> None:
             {"tools": TOOLS, "tool_choice": "required", "response_format": {"type": "json_object"}},
             "tool_choice: a forced call excludes response_format and grammar",
         ),
+        (
+            {"tools": TOOLS[:1], "tool_choice": {"type": "allowed_tools", "allowed_tools": ALLOWED}},
+            "tool_choice: saw 'wait', wanted functions of tools",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto"}},
+            "tool_choice: saw {'mode': 'auto', 'type': 'allowed_tools'}, wanted allowed_tools with mode",
+        ),
         ({"tools": TOOLS, "parallel_tool_calls": 3}, "parallel_tool_calls: saw 3, wanted true or false"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]: saw"),
         ({"reasoning_effort": "huge"}, "reasoning_effort: saw 'huge', wanted one of none, minimal"),
@@ -152,8 +163,11 @@ THOUGHT = "<think>\nA fox, I think.\n</think>\n\nIt is a fox. "
 async def test_reasoning_is_apart_from_the_content(
     template: str, text: str, reasoning: str, content: str
 ) -> None:
-    message = (await chat({}, fake(text, template=template))).json()["choices"][0]["message"]
+    whole = (await chat({}, fake(text, template=template))).json()
+    message = whole["choices"][0]["message"]
     assert (message.get("reasoning_content", ""), message["content"]) == (reasoning, content)
+    used = whole["usage"]["completion_tokens_details"]
+    assert bool(used["reasoning_tokens"]) == bool(reasoning)
     chunks = events((await chat({"stream": True}, fake(text, template=template))).text)
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("reasoning_content", "") for delta in deltas) == reasoning

@@ -41,13 +41,14 @@ Key = Annotated[
     Option(
         "--key",
         envvar="EDGEINFER_SERVE_KEY",
-        help="Require this key, sent as a bearer token.",
+        help="Require this key, sent as a bearer token or in x-api-key.",
         rich_help_panel=SERVER,
     ),
 ]
 Models = Annotated[
     list[str] | None,
     Argument(
+        metavar="MODEL",
         help="A name from `edgeinfer list`, or a .gguf file. None or several: any installed model, loaded on "
         "request. [dim](any)[/]",
         show_default=False,

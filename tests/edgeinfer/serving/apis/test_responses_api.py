@@ -145,6 +145,25 @@ def test_calls_and_their_outputs_become_messages(client_of: Any) -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_output_items_are_valid_input(client_of: Any, streamed: bool) -> None:
+    text = f"<think>Which?</think>I look.\n{CALL}"
+    model = fake(text, template=VERBATIM + "{{ tools }}", context=4096)
+    client = client_of(model)
+    items: list[Any] = [{"role": "user", "content": "Hi"}]
+    body = {"tools": [LOOK], "store": False, **SETTINGS}
+    if streamed:
+        with client.responses.stream(input=items, **body) as stream:
+            output = stream.get_final_response().output
+    else:
+        output = client.responses.create(input=items, **body).output
+    items += output
+    items.append({"type": "function_call_output", "call_id": output[-1].call_id, "output": "red"})
+    client.responses.create(input=items, max_output_tokens=1, **body)
+    parts = ["'content': 'I look.'", "'reasoning_content': 'Which?'", "'arguments': {'at': 'fox'}"]
+    assert [part for part in parts if part not in prompt_of(model)] == []
+
+
 def test_a_text_follows_a_schema_and_a_call_is_forced(client_of: Any) -> None:
     pytest.importorskip("llguidance")
     client = client_of(model_on(FakeEngine(seeded_logits, 4096), TOOL_TEMPLATE))
