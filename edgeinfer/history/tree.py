@@ -1,9 +1,12 @@
 """A chat in memory: all messages and responses, as a tree."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 from edgeinfer.history.records import Role, State, StoredMessage
+from edgeinfer.history.tool_messages import calls_only, chat_messages
 
 
 @dataclass(eq=False)
@@ -70,15 +73,27 @@ def newest_end(message: ChatMessage) -> ChatMessage:
 
 
 def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The messages that the model reads: user messages with a response, each followed by that response."""
-    exchanges = (
-        (message.parent, message) for message in line if message.role == "assistant" and message.text
-    )
-    return [
-        message for request, response in exchanges if request is not None for message in (request, response)
-    ]
+    """The messages that the model reads: those of the user and results of tools that have a response, each
+    followed by that response. A response that only calls tools counts if it has their results.
+    """
+    result: list[ChatMessage] = []
+    for message, has_results in _with_results(list(line)):
+        is_response = message.role == "assistant" and message.text
+        if is_response and message.parent is not None and (has_results or not calls_only(message.text)):
+            result += [message.parent, message]
+    return result
 
 
-def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, str]]:
+def _with_results(line: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, bool]]:
+    """Each message, and whether results of tools follow it."""
+    for message, after in zip_longest(line, line[1:]):
+        yield message, after is not None and after.role == "tool"
+
+
+def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, Any]]:
     """The `answered` messages of a branch as chat messages."""
-    return [{"role": message.role, "content": message.text} for message in answered(line)]
+    return [
+        one
+        for message, has_results in _with_results(answered(line))
+        for one in chat_messages(message.role, message.text, has_results)
+    ]

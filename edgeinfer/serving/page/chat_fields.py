@@ -1,13 +1,13 @@
 """Chats and messages of the store as JSON, and the text under which a response is stored."""
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
 from edgeinfer.chat_templates.reasoning import parted
-from edgeinfer.chat_templates.tool_calls import written_calls
+from edgeinfer.chat_templates.tool_calls import ToolCall, written_calls
 from edgeinfer.errors import shown
 from edgeinfer.history.records import SearchHit, StoredChat, StoredMessage, written_part
+from edgeinfer.history.tool_messages import results_of, text_of_results, text_with_calls
 from edgeinfer.serving.fields import RequestError, check_inner_fields, checked_list, checked_text
 
 MAX_CALLS = 128
@@ -46,6 +46,9 @@ def message_fields(message: StoredMessage) -> Fields:
         "state": message.state,
         "created": message.created,
     }
+    if message.role == "tool":
+        results = [{"name": name, "content": content} for name, content in results_of(message.text)]
+        return {**common, "content": "", "results": results}
     if message.role != "assistant":
         return {**common, "content": message.text, "written": written_part(message.text)}
     reply = parted(message.text)
@@ -61,15 +64,28 @@ def response_text(body: Mapping[str, Any]) -> str:
     reasoning, content = checked_text(body, "reasoning"), checked_text(body, "content")
     opening = f"<think>\n{reasoning}\n</think>\n\n" if reasoning else ""
     calls = checked_list(body.get("calls"), "calls", MAX_CALLS, "a list of calls")
-    return "\n".join([opening + content, *map(_call_text, calls)])
+    return text_with_calls(opening + content, map(_call, calls))
 
 
-def _call_text(call: Any) -> str:
+def _call(call: Any) -> ToolCall:
     if not isinstance(call, Mapping) or not isinstance(call.get("name"), str):
         raise RequestError(f"calls: saw {shown(call)}, wanted objects with name and arguments", param="calls")
     check_inner_fields(call, "calls", ("name", "arguments"))
     arguments = call.get("arguments")
-    if not isinstance(arguments, Mapping):
+    if not isinstance(arguments, dict):
         raise RequestError(f"calls: saw arguments {shown(arguments)}, wanted an object", param="calls")
-    inner = json.dumps({"name": call["name"], "arguments": arguments}, ensure_ascii=False)
-    return f"<tool_call>\n{inner}\n</tool_call>"
+    return ToolCall(call["name"], arguments)
+
+
+def results_text(body: Mapping[str, Any]) -> str:
+    """The text of a message of the role "tool" from its results."""
+    given = checked_list(body.get("results"), "results", MAX_CALLS, "a list of results")
+    if not given:
+        raise RequestError("results: saw none, wanted one for each call", param="results")
+    for one in given:
+        texts = isinstance(one, Mapping) and [one.get(name) for name in ("name", "content")]
+        if not texts or not all(isinstance(text, str) for text in texts):
+            raise RequestError(
+                f"results: saw {shown(one)}, wanted objects with name and content", param="results"
+            )
+    return text_of_results([(one["name"], one["content"]) for one in given])

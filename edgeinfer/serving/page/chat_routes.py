@@ -13,14 +13,21 @@ from edgeinfer.history.records import Role, State, StoredChat
 from edgeinfer.history.store import ChatStore, ChatStoreError
 from edgeinfer.serving.apis import AnyRoute, PlainRoute, Server
 from edgeinfer.serving.fields import KnownFields, RequestError, check_fields, checked_count, checked_text
-from edgeinfer.serving.page.chat_fields import Fields, chat_fields, hit_fields, message_fields, response_text
+from edgeinfer.serving.page.chat_fields import (
+    Fields,
+    chat_fields,
+    hit_fields,
+    message_fields,
+    response_text,
+    results_text,
+)
 from edgeinfer.serving.page.chat_thread import ChatThread
 
 MAX_LISTED = 500
 MAX_ID = 2**63 - 1
 NEW_CHAT = KnownFields(frozenset(("model", "system")))
 CHANGES = KnownFields(frozenset(("name", "model", "system", "tip")))
-MESSAGE = KnownFields(frozenset(("parent", "role", "content", "reasoning", "calls", "state")))
+MESSAGE = KnownFields(frozenset(("parent", "role", "content", "reasoning", "calls", "results", "state")))
 RESPONSE = KnownFields(frozenset(("content", "reasoning", "calls", "state")))
 HEADERS = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 Handler = Callable[[ChatThread, Request, Server], Awaitable[Response]]
@@ -132,7 +139,7 @@ async def _add(chats: ChatThread, request: Request, server: Server) -> Response:
     body = await _body(request, server, MESSAGE)
     role = _one_of(body, "role", get_args(Role), "")
     state: State = _one_of(body, "state", get_args(State), "whole")
-    text = response_text(body) if role == "assistant" else checked_text(body, "content")
+    text = _text(role, body)
     if role == "user" and not text.strip():
         raise RequestError("content: saw an empty text, wanted a message", param="content")
     parent = _message_id(body, "parent")
@@ -140,6 +147,13 @@ async def _add(chats: ChatThread, request: Request, server: Server) -> Response:
         lambda store: store.add_message(_chat(store, request).id, parent, role, text, state)
     )
     return _json(message_fields(added), 201)
+
+
+def _text(role: Role, body: Mapping[str, Any]) -> str:
+    """The text under which a message is stored."""
+    if role == "assistant":
+        return response_text(body)
+    return results_text(body) if role == "tool" else checked_text(body, "content")
 
 
 async def _update(chats: ChatThread, request: Request, server: Server) -> Response:

@@ -14,8 +14,9 @@ from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, Server
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.models.models import ModelCard
 from edgeinfer.serving.page.chat_routes import HEADERS, chat_routes
-from edgeinfer.serving.page.completions import PageFormat, page_request
+from edgeinfer.serving.page.completions import page_format, page_request
 from edgeinfer.serving.page.page import Page
+from edgeinfer.serving.page.tool_routes import call_tool, list_tools
 
 TYPES = {
     ".html": "text/html",
@@ -56,7 +57,9 @@ def page_routes(page: Page) -> tuple[AnyRoute, ...]:
         PlainRoute("/page/static/{name:path}", _static, is_open=True, is_logged=False),
         PlainRoute("/page/state", partial(_state, page), is_logged=False),
         PlainRoute("/page/plan", _plan, is_logged=False),
-        CompletionRoute("/page/completions", page_request, PageFormat),
+        CompletionRoute("/page/completions", page_request, page_format),
+        PlainRoute("/page/tools", partial(list_tools, page), is_logged=False),
+        PlainRoute("/page/tools/call", partial(call_tool, page), ("POST",)),
         *chat_routes(page.chats),
     )
 

@@ -31,6 +31,36 @@ function ask(title, content, { confirm = "OK", cancel = "Cancel", read = () => t
   });
 }
 
+// Asks whether a tool is called: "yes", "always" (until the page is loaded again) or "no". The focus is on No.
+export function callDialog(call, signal) {
+  return new Promise((resolve) => {
+    const dialog = el("dialog", { "aria-labelledby": "dialog-title", class: "call" });
+    const close = (answer) => {
+      signal.removeEventListener("abort", abort);
+      dialog.close();
+      dialog.remove();
+      resolve(answer);
+    };
+    const abort = () => close("no");
+    signal.addEventListener("abort", abort);
+    dialog.addEventListener("cancel", (event) => {
+      event.preventDefault();
+      close("no");
+    });
+    const values = el("pre", { tabindex: 0, "aria-label": "Arguments" }, JSON.stringify(call.arguments, null, 2));
+    const buttons = el(
+      "p",
+      { class: "buttons" },
+      button("Don't run", () => close("no"), { autofocus: true }),
+      button("Always run this tool", () => close("always")),
+      button("Run", () => close("yes"), { class: "primary" }),
+    );
+    dialog.append(el("h2", { id: "dialog-title" }, "Run ", el("code", {}, call.name), "?"), values, buttons);
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+}
+
 const labelled = (id, text, field) => el("p", {}, el("label", { for: id }, text), field);
 
 export const confirmDialog = (title, text, confirm) => ask(title, [el("p", {}, text)], { confirm, danger: true });

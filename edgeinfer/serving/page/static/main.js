@@ -3,6 +3,7 @@
 import { get, onKeyNeeded, send, setKey } from "./api.js";
 import { Composer } from "./composer.js";
 import { Conversation, welcomeNode } from "./chat/conversation.js";
+import { Tools } from "./chat/tools.js";
 import { keyDialog, settingsDialog, shortcutsDialog, textPage } from "./dialogs.js";
 import { byId, el, showAlert, shownBytes } from "./dom.js";
 import { Sidebar } from "./sidebar.js";
@@ -10,6 +11,7 @@ import { Sidebar } from "./sidebar.js";
 const PROMPTS = ["Tell me a story about a fox.", "Write a haiku about rain.", "What can you do?"];
 const page = { models: [], defaults: {}, system: null, plan: null };
 
+const tools = new Tools();
 const composer = new Composer({
   send: (text) => conversation.send(text),
   stop: () => conversation.stop(),
@@ -19,6 +21,7 @@ const conversation = new Conversation({
   composer,
   model: () => byId("model").value,
   settings: () => page.defaults,
+  tools,
   welcome: () => welcomeNode(byId("model").value, glance(), PROMPTS, fill),
   note: showNote,
   changed: showChat,
@@ -193,6 +196,8 @@ async function start() {
   const loaded = page.models.find((model) => model.state === "loaded");
   if (loaded) byId("model").value = loaded.name;
   await showPlan();
+  await tools.load();
+  if (tools.warnings.length > 0) showAlert(tools.warnings.join("; "));
   if (wanted) await openChat(wanted);
   if (conversation.chat === null) await newChat();
 }

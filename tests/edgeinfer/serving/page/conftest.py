@@ -1,6 +1,7 @@
 """A page of a real server in headless Chromium; the tests are skipped where there is none."""
 
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 import pytest
 
 from edgeinfer import Model
+from edgeinfer.tool_servers.client import ToolServers
+from edgeinfer.tool_servers.settings import ToolServer
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+PROGRAM = str(Path(__file__).parents[2] / "tool_servers" / "stdio_server.py")
 WATCH = """
 window.violations = [];
 addEventListener("securitypolicyviolation", (event) => violations.push(event.violatedDirective));
@@ -27,6 +31,17 @@ def browser() -> Iterator[Any]:
         started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
         started.close()
+
+
+@pytest.fixture(scope="module")
+def tools() -> Iterator[ToolServers]:
+    """The tools of a small server; one of them is called without a question."""
+    pytest.importorskip("mcp")
+    servers = ToolServers([ToolServer("test", sys.executable, (PROGRAM,), allow=frozenset({"echo"}))])
+    servers.start()
+    assert servers.warnings == []
+    yield servers
+    servers.close()
 
 
 class Watched:
@@ -68,8 +83,10 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
 
     with ExitStack() as ended:
 
-        def opened(model: Model, tab: dict[str, Any] | None = None, **options: Any) -> Any:
-            page = Page(tmp_path / "chats.sqlite")
+        def opened(
+            model: Model, tab: dict[str, Any] | None = None, tools: ToolServers | None = None, **options: Any
+        ) -> Any:
+            page = Page(tmp_path / "chats.sqlite", tools=tools)
             root = ended.enter_context(served(model, page=page, **options))
             context = browser.new_context(**(tab or {}))
             ended.callback(context.close)

@@ -15,6 +15,7 @@ pytest.importorskip("httpx")
 from edgeinfer import Model
 from edgeinfer.history.store import ChatStore
 from edgeinfer.serving.page.page import Page
+from edgeinfer.tool_servers.client import ToolServers
 from tests.edgeinfer.serving.http_client import HELLO, JSON, client, events, fake
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +230,21 @@ async def test_requests_of_the_store_are_not_logged(path: Path) -> None:
         await http.get("/")
         await http.post("/page/completions", json={"messages": HELLO})
     assert [line.split()[1] for line in lines] == ["/", "/page/completions"]
+
+
+async def test_the_tools_and_a_call_over_http(tools: ToolServers, tmp_path: Path) -> None:
+    page = Page(tmp_path / "chats.sqlite", tools=tools)
+    async with client(fake(), page=page, key="secret") as http:
+        http.headers["Authorization"] = "Bearer secret"
+        listed = (await http.get("/page/tools")).json()
+        assert "test__add" in [tool["function"]["name"] for tool in listed["tools"]]
+        assert listed["allowed"] == ["test__echo"]
+        call = {"name": "test__add", "arguments": {"a": 2, "b": 3}}
+        assert (await http.post("/page/tools/call", json=call)).json() == {"content": "5", "failed": False}
+        assert (await http.post("/page/tools/call", json={**call, "name": "rm"})).status_code == 404
+        assert (await http.post("/page/tools/call", json={**call, "arguments": []})).status_code == 400
+        foreign = await http.post("/page/tools/call", json=call, headers={"Origin": "https://evil.example"})
+        assert foreign.status_code == 403
+        http.headers["Authorization"] = ""
+        assert (await http.post("/page/tools/call", json=call)).status_code == 401
+    await page.close()

@@ -6,8 +6,11 @@ import { MessageView } from "./messages.js";
 import { ResponseSaver, streamInto } from "./streaming.js";
 import { promptMessages, Tree } from "./tree.js";
 
+const MAX_ROUNDS = 20; // responses with tool calls to one message
+const MAX_ANNOUNCED = 300; // characters of a result that screen readers read
+
 export class Conversation {
-  // `host` has what the page shows besides the messages: model(), settings(), system, changed(), composer,
+  // `host` has what the page shows besides the messages: model(), settings(), tools, changed(), composer,
   // note(text, speed) and welcome().
   constructor(host) {
     this.host = host;
@@ -65,7 +68,7 @@ export class Conversation {
 
   #view(message) {
     const alternatives = this.tree.alternatives(message);
-    const speaker = message.role === "user" ? "You" : this.host.model();
+    const speaker = { user: "You", tool: "Tools" }[message.role] ?? this.host.model();
     return new MessageView(message, speaker, alternatives.indexOf(message) + 1, alternatives.length, {
       edit: (one) => this.edit(one),
       regenerate: (one) => this.regenerate(one),
@@ -130,7 +133,8 @@ export class Conversation {
 
   // Generates another response as an alternative of `response`, or of the last one.
   async regenerate(response = null) {
-    const at = response === null ? this.branch.findLast((one) => one.role === "user") : this.tree.byId.get(response.parent);
+    const last = response ?? this.branch.findLast((one) => one.role === "assistant");
+    const at = last ? this.tree.byId.get(last.parent) : this.branch.at(-1);
     if (at && (await this.#isFree())) this.respond(at);
   }
 
@@ -162,11 +166,35 @@ export class Conversation {
     };
     this.running = { abort, isComplete: false, done: null };
     this.host.composer.showRunning(true);
-    this.running.done = this.#respond(message, abort).catch((error) => showAlert(error.message)).then(ended);
+    this.running.done = this.#rounds(message, abort).catch((error) => showAlert(error.message)).then(ended);
     await this.running.done;
     this.host.changed();
   }
 
+  // Generates responses until one calls no tool, with the results of the calls of each.
+  async #rounds(message, abort) {
+    for (let round = 0; round < MAX_ROUNDS; round++) {
+      const response = await this.#respond(message, abort);
+      const calls = response.calls.filter((call) => typeof call.arguments === "object");
+      if (response.state !== "whole" || calls.length === 0 || this.host.tools.schemas.length === 0) return;
+      this.running.isComplete = false;
+      this.host.note("calling tools …");
+      let results;
+      try {
+        results = await this.host.tools.results(calls, abort.signal);
+      } catch (error) {
+        if (error.name === "AbortError") return;
+        throw error;
+      }
+      const entry = { role: "tool", parent: response.id, results };
+      message = await send("POST", `/page/chats/${this.chat.id}/messages`, entry);
+      this.#append(message);
+      results.forEach(({ name, content }) => announce(`Result of ${name}: ${content.slice(0, MAX_ANNOUNCED)}`));
+    }
+    showAlert(`stopped after ${MAX_ROUNDS} responses with tool calls`);
+  }
+
+  // Streams one response; returns it once it is saved.
   async #respond(message, abort) {
     const started = { role: "assistant", content: "", state: "coming", parent: message.id };
     const response = await send("POST", `/page/chats/${this.chat.id}/messages`, started);
@@ -184,13 +212,16 @@ export class Conversation {
     });
     let failure = null;
     try {
-      const body = { ...this.#settings(response), model: this.host.model(), messages: promptMessages(before, this.system) };
+      const { schemas } = this.host.tools;
+      const tools = schemas.length > 0 ? { tools: schemas } : {};
+      const messages = promptMessages(before, this.system);
+      const body = { ...this.#settings(response), ...tools, model: this.host.model(), messages };
       const end = await streamInto(response, body, abort.signal, () => {
         painter.request();
         saver.changed();
       });
       response.state = "whole";
-      this.host.note(noteOf(end), speedOf(end));
+      this.host.note(noteOf(end, schemas.length > 0), speedOf(end));
     } catch (error) {
       response.state = error.name === "AbortError" ? "stopped" : "failed";
       failure = error.name === "AbortError" ? null : error.message;
@@ -202,6 +233,7 @@ export class Conversation {
     reader.end(response.content, failure ?? (response.state === "stopped" ? "Stopped." : "End of the response."));
     await saver.finish(response.state);
     if (saver.failure) showAlert(`this response isn't on the disk: ${saver.failure}`);
+    return response;
   }
 
   // The seed is increased by one for each further response to a message.
@@ -275,11 +307,12 @@ function speedOf({ timings }) {
   return `${rate > 0 ? `${shownRate(rate)} tokens/s, ` : ""}first token ${shown}`;
 }
 
-function noteOf({ usage, context, dropped_messages: dropped, finish }) {
+function noteOf({ usage, context, dropped_messages: dropped, finish, tools }, wantsTools) {
   const parts = [`context ${usage.total_tokens.toLocaleString("en")} of ${context.toLocaleString("en")}`];
   if (finish === "length") parts.push("stopped at the most tokens");
   if (finish === "context") parts.push("the context is full: the response ends here");
   if (dropped > 0) parts.push(`${dropped} oldest messages were dropped, they don't fit the context`);
+  if (wantsTools && !tools) parts.push("this model's chat template has no tools");
   return parts.join("; ");
 }
 

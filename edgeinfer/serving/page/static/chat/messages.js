@@ -11,12 +11,14 @@ export class MessageView {
   constructor(message, speaker, number, count, actions) {
     this.message = message;
     this.isResponse = message.role === "assistant";
+    this.isUsers = message.role === "user";
     this.head = this.#head(speaker, number, count, actions);
     this.body = el("div", { class: "body" });
     this.failure = el("p", { class: "failure", hidden: true });
     this.node = el("article", { class: message.role, "aria-label": `${speaker}, message` }, this.head, this.body, this.failure);
     if (this.isResponse) this.#startResponse();
-    else this.#showMessage();
+    else if (this.isUsers) this.#showMessage();
+    else this.#showResults();
     this.update(true);
   }
 
@@ -29,10 +31,12 @@ export class MessageView {
     });
     const again = this.isResponse
       ? button("Regenerate", () => regenerate(message), { class: "again" })
-      : button("Edit", () => edit(message), { class: "edit" });
+      : this.isUsers
+        ? button("Edit", () => edit(message), { class: "edit" })
+        : null;
     this.stateNote = el("span", { class: "state" });
     const versions = count > 1 ? this.#versions(number, count, step) : null;
-    const actions = el("span", { class: "actions" }, again, copy);
+    const actions = el("span", { class: "actions" }, again, this.isResponse || this.isUsers ? copy : null);
     return el("header", {}, el("h2", {}, speaker), versions, this.stateNote, actions);
   }
 
@@ -58,6 +62,14 @@ export class MessageView {
       const names = [...attached.matchAll(/^([^\n]+):\n`{3,}/gm)].map((match) => match[1]);
       const label = `Attached: ${names.join(", ") || "a file"}`;
       this.body.append(el("details", {}, el("summary", {}, label), el("pre", { tabindex: 0, "aria-label": label }, attached)));
+    }
+  }
+
+  // The results of tool calls, each folded.
+  #showResults() {
+    for (const { name, content } of this.message.results) {
+      const head = el("summary", {}, "result of ", el("code", {}, name));
+      this.body.append(el("details", {}, head, el("pre", { tabindex: 0, "aria-label": `Result of ${name}` }, content)));
     }
   }
 

@@ -35,24 +35,37 @@ export class Tree {
   }
 }
 
-// What the model reads: the user's messages with a response, each with that response, then the last message.
+// What the model reads: the user's messages and the results of tools that have a response, each with it, then the
+// last message. A response that only calls tools counts if it has their results.
 export function promptMessages(branch, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
   branch.forEach((message, index) => {
     const next = branch[index + 1];
     if (message.role === "assistant") {
-      if (isAnswer(message)) messages.push(asAssistant(message));
-    } else if (!next || next.role !== "assistant" || isAnswer(next)) {
+      if (isAnswer(message, next)) messages.push(asAssistant(message, next));
+    } else if (message.role === "tool") {
+      if (isAnswer(branch[index - 1], message)) messages.push(...asResults(message));
+    } else if (!next || next.role !== "assistant" || isAnswer(next, branch[index + 2])) {
       messages.push({ role: "user", content: message.content });
     }
   });
   return messages;
 }
 
-const isAnswer = (message) => Boolean(message.content || message.calls?.length);
+const hasResults = (message, next) => next?.role === "tool" && message?.calls?.length > 0;
+const isAnswer = (message, next) => Boolean(message?.content) || hasResults(message, next);
+const callId = (index) => `call_${index}`;
 
-function asAssistant(message) {
+function asAssistant(message, next) {
   const entry = { role: "assistant", content: message.content };
   if (message.reasoning) entry.reasoning_content = message.reasoning;
-  return entry;
+  if (!hasResults(message, next)) return entry;
+  const calls = message.calls.map((call, index) => {
+    const values = { name: call.name, arguments: JSON.stringify(call.arguments) };
+    return { id: callId(index), type: "function", function: values };
+  });
+  return { ...entry, tool_calls: calls };
 }
+
+const asResults = ({ results }) =>
+  results.map(({ name, content }, index) => ({ role: "tool", tool_call_id: callId(index), name, content }));
