@@ -1,4 +1,4 @@
-"""The interface between the server and an API: its routes, the shape of its errors, its reader and writer."""
+"""Between the server and an API: its routes, the reader of bodies and the writer of responses."""
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,19 +10,11 @@ from starlette.responses import Response
 from edgeinfer.model import Model
 from edgeinfer.serving.completion.requests import CompletionRequest
 from edgeinfer.serving.completion.response_format import ResponseFormat
-from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.models.models import Models
 from edgeinfer.serving.text_steps import TextSteps
-from edgeinfer.serving.transport.failures import failure
 
-Failure = Callable[[RequestError], Response]
 Reader = Callable[[Mapping[str, Any]], CompletionRequest]
 Writer = Callable[[Model, CompletionRequest], ResponseFormat]
-
-
-def openai_failure(error: RequestError) -> Response:
-    """An error object of OpenAI's format."""
-    return failure(str(error), error.status, error.param, error.code)
 
 
 @dataclass(frozen=True)
@@ -32,7 +24,6 @@ class CompletionRoute:
     path: str
     read: Reader
     write: Writer
-    failure: Failure = openai_failure
 
 
 class TextsRequest(Protocol):
@@ -52,7 +43,6 @@ class TextsRoute:
     path: str
     read: Callable[[Mapping[str, Any]], TextsRequest]
     reply: Callable[[TextSteps, Any], Awaitable[dict[str, Any]]]
-    failure: Failure = openai_failure
 
 
 @dataclass(frozen=True)
@@ -64,7 +54,6 @@ class PlainRoute:
     path: str
     handle: "Callable[[Request, Server], Awaitable[Response]]"
     methods: Sequence[str] = ("GET",)
-    failure: Failure = openai_failure
     is_open: bool = False
     is_logged: bool = True
 

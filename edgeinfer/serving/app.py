@@ -140,15 +140,16 @@ class _Server:
             except ClientDisconnect:
                 return Response(status_code=CLIENT_LEFT)
             except RequestError as error:
-                return route.failure(error)
+                return failure(error, request.url.path)
             except ContextOverflowError as error:
-                return route.failure(RequestError(str(error), 400, "messages", "context_length_exceeded"))
+                too_long = RequestError(str(error), 400, "messages", "context_length_exceeded")
+                return failure(too_long, request.url.path)
             except OutOfMemoryError as error:
-                return route.failure(RequestError(str(error), 503))
+                return failure(RequestError(str(error), 503), request.url.path)
             except SERVER_ERRORS as error:
-                return route.failure(RequestError(str(error), 500))
+                return failure(RequestError(str(error), 500), request.url.path)
             except EdgeInferError as error:
-                return route.failure(RequestError(str(error)))
+                return failure(RequestError(str(error)), request.url.path)
 
         return guarded
 
@@ -331,9 +332,10 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Unknown path or method."""
     assert isinstance(error, HTTPException)
     route = f"{request.method} {shortened(request.url.path)}"
-    return failure(f"{route}: {error.detail}", error.status_code)
+    return failure(RequestError(f"{route}: {error.detail}", error.status_code), request.url.path)
 
 
 async def _internal_error(request: Request, error: Exception) -> Response:
     """An internal error; the traceback is logged."""
-    return failure(f"unexpected {type(error).__name__}: a bug in edgeinfer", 500)
+    message = f"unexpected {type(error).__name__}: a bug in edgeinfer"
+    return failure(RequestError(message, 500), request.url.path)

@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from edgeinfer.model import Model
 from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, Server, TextsRoute
 from edgeinfer.serving.completion.requests import CompletionRequest
-from edgeinfer.serving.fields import KnownFields, RequestError, check_fields
+from edgeinfer.serving.fields import KnownFields, check_fields
 from edgeinfer.serving.models.details import ModelDetails, details_of
 from edgeinfer.serving.models.models import ModelCard, card_of
 from edgeinfer.serving.ollama.requests import (
@@ -30,11 +30,6 @@ API_VERSION = "0.12.0"
 SHOW = KnownFields(frozenset(("model", "name", "verbose")))
 FOREVER = datetime(2318, 1, 1, tzinfo=UTC)
 """As Ollama shows a model that is never unloaded."""
-
-
-def ollama_failure(error: RequestError) -> Response:
-    """An error object of Ollama's format."""
-    return JSONResponse({"error": str(error)}, status_code=error.status)
 
 
 def _writer(model: Model, parsed: CompletionRequest) -> OllamaFormat:
@@ -120,12 +115,12 @@ async def _version(request: Request, server: Server) -> Response:
 
 
 OLLAMA_ROUTES: tuple[AnyRoute, ...] = (
-    CompletionRoute("/api/chat", chat_request, _writer, ollama_failure),
-    CompletionRoute("/api/generate", generate_request, _writer, ollama_failure),
-    TextsRoute("/api/embed", embed_request, embed_reply, ollama_failure),
-    TextsRoute("/api/embeddings", one_embedding_request, embed_reply, ollama_failure),
-    PlainRoute("/api/tags", _tags, failure=ollama_failure),
-    PlainRoute("/api/ps", _running, failure=ollama_failure),
-    PlainRoute("/api/show", _show, ("POST",), ollama_failure),
-    PlainRoute("/api/version", _version, failure=ollama_failure),
+    CompletionRoute("/api/chat", chat_request, _writer),
+    CompletionRoute("/api/generate", generate_request, _writer),
+    TextsRoute("/api/embed", embed_request, embed_reply),
+    TextsRoute("/api/embeddings", one_embedding_request, embed_reply),
+    PlainRoute("/api/tags", _tags),
+    PlainRoute("/api/ps", _running),
+    PlainRoute("/api/show", _show, ("POST",)),
+    PlainRoute("/api/version", _version),
 )

@@ -12,7 +12,7 @@ from edgeinfer.serving.completion.reply import Reply, ReplyPart, ReplyStream, re
 from edgeinfer.serving.completion.requests import CompletionRequest
 from edgeinfer.serving.completion.response_format import EVENT_STREAM, event, warnings_of
 from edgeinfer.serving.openai import replies
-from edgeinfer.serving.transport.failures import error
+from edgeinfer.serving.transport.failures import openai_error
 
 Chunk = dict[str, Any]
 
@@ -89,7 +89,7 @@ class ChatFormat:
         yield event("[DONE]")
 
     def failed(self, message: str) -> Iterable[bytes]:
-        yield event(error(message, "server_error"))
+        yield event(openai_error(message, "server_error"))
 
     def _chunk(
         self, index: int, delta: Chunk, reason: str | None = None, logprobs: Chunk | None = None

@@ -12,7 +12,7 @@ from edgeinfer.serving.completion.reply import FINISHES
 from edgeinfer.serving.completion.requests import CompletionRequest
 from edgeinfer.serving.completion.response_format import EVENT_STREAM, event, warnings_of
 from edgeinfer.serving.openai import replies
-from edgeinfer.serving.transport.failures import error
+from edgeinfer.serving.transport.failures import openai_error
 
 Chunk = dict[str, Any]
 
@@ -77,7 +77,7 @@ class TextFormat:
         yield event("[DONE]")
 
     def failed(self, message: str) -> Iterable[bytes]:
-        yield event(error(message, "server_error"))
+        yield event(openai_error(message, "server_error"))
 
     def _piece(self, index: int, text: str, reason: str | None = None) -> Chunk:
         return {"index": index, "text": text, "finish_reason": reason, "logprobs": None}

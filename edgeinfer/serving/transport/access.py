@@ -7,6 +7,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from edgeinfer.errors import shown
+from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.transport.failures import failure
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
@@ -32,7 +33,7 @@ class Access:
             await self._app(scope, receive, send)
             return
         status, message = refused
-        await failure(message, status)(scope, receive, send)
+        await failure(RequestError(message, status), scope["path"])(scope, receive, send)
 
     def _refused(self, scope: Scope) -> tuple[int, str] | None:
         """The status and message of a refusal."""

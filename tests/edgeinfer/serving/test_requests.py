@@ -40,6 +40,20 @@ async def test_an_unknown_route_gives_an_error_object(method: str, path: str, st
     assert reply.json()["error"]["message"].startswith(f"{method} {path}: ")
 
 
+async def test_a_refusal_before_the_body_has_the_format_of_its_api() -> None:
+    async with client(fake()) as http:
+        for path, key in ((CHAT, "param"), ("/v1/messages", "type"), ("/api/chat", None)):
+            for reply in (
+                await http.post(path, content=b"{}", headers={"Content-Type": "text/plain"}),
+                await http.get(path),
+            ):
+                assert reply.status_code in (415, 405)
+                error = reply.json()["error"]
+                assert isinstance(error, str) if key is None else key in error
+        lost = (await http.get("/v1/messages/x")).json()
+    assert (lost["type"], lost["error"]["type"]) == ("error", "not_found_error")
+
+
 async def test_only_the_loaded_model_is_listed_and_accepted() -> None:
     async def ask() -> list[Any]:
         async with client(fake()) as http:

@@ -212,7 +212,7 @@ def test_embeddings_of_a_disconnected_client_are_cancelled(monkeypatch: pytest.M
 @pytest.mark.skipif(not hasattr(psutil.Process, "rlimit"), reason="limits of another process: Linux only")
 @pytest.mark.slow
 def test_a_server_out_of_file_descriptors_recovers_and_reports_it_once() -> None:
-    with serving() as (program, address):
+    with serving("--no-request-log") as (program, address):
         parts, process = urlsplit(address), psutil.Process(program.pid)
         process.rlimit(psutil.RLIMIT_NOFILE, (process.num_fds() + 10, 1024))
         target = (str(parts.hostname), int(parts.port or 0))
