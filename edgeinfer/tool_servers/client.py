@@ -111,7 +111,7 @@ class ToolServers:
                 self._offer(server, tool)
 
     async def _start(self, server: ToolServer) -> list[Any]:
-        """The tools of a server, which runs in a task of its own; empty if it fails."""
+        """The tools of a server, which has a task for itself; empty if it fails."""
         ready: asyncio.Future[list[Any]] = self._loop.create_future()
         task = asyncio.create_task(self._run(server, ready))
         self._tasks.append(task)

@@ -1,8 +1,8 @@
 """`edgeinfer serve`: an HTTP server with the APIs that programs use, until Ctrl-C."""
 
 import sys
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, BadParameter, Option
@@ -16,12 +16,14 @@ from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine
 from edgeinfer_tui.system.installed_packages import check_server_packages
+from edgeinfer_tui.tool_servers import running_tool_servers
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Iterator, Mapping
 
     from edgeinfer.serving.models.models import Models as ServedModels
+    from edgeinfer.tool_servers.client import ToolServers
     from edgeinfer_tui.options.parsed_options import ParsedOptions
 
 SERVER = "The server"
@@ -78,6 +80,15 @@ ShowsPage = Annotated[
         "--page/--no-page", help="A chat for browsers at /, with the saved chats.", rich_help_panel=SERVER
     ),
 ]
+HasTools = Annotated[
+    bool,
+    Option(
+        "--mcp",
+        help="Offer the tools of the settings file's MCP servers on the page; each call is confirmed there.",
+        show_default=False,
+        rich_help_panel=SERVER,
+    ),
+]
 Queue = Annotated[int, Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)]
 
 
@@ -91,6 +102,7 @@ def serve(
     keep_alive: KeepAlive = "5m",
     request_log: RequestLog = True,
     page: ShowsPage = True,
+    mcp: HasTools = False,
     **given: Any,
 ) -> None:
     """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama, and a chat for browsers.
@@ -113,11 +125,17 @@ def serve(
     check_server_packages("serve", "uvicorn")
     from edgeinfer_tui.system.listening import listening  # imports socket
 
+    if mcp and not page:
+        raise BadParameter("--mcp is for the page, which --no-page leaves out; drop one of them")
     seconds = _seconds(keep_alive)
     listener, all_interfaces = listening(host, port, key)
     limits = ServerLimits(key, queue, options.response_cache, request_log, page)
-    with listener, _models(models or [], options, seconds) as served:
-        run_server(served, listener, all_interfaces, host, limits)
+    with (
+        listener,
+        running_tool_servers() if mcp else nullcontext() as tools,
+        _models(models or [], options, seconds) as served,
+    ):
+        run_server(served, listener, all_interfaces, host, replace(limits, tools=tools))
 
 
 def _seconds(keep_alive: str) -> float | None:
@@ -133,7 +151,7 @@ def _seconds(keep_alive: str) -> float | None:
 @dataclass(frozen=True)
 class ServerLimits:
     """Options of the server: its key, requests that may wait, completions that are kept, the log, and whether
-    it has the chat page, which opens with a system prompt and generation settings.
+    it has the chat page, which offers tools, and opens with a system prompt and generation settings.
     """
 
     key: str | None = None
@@ -141,6 +159,7 @@ class ServerLimits:
     response_cache: int = 0
     request_log: bool = True
     page: bool = True
+    tools: "ToolServers | None" = None
     system: str | None = None
     settings: "Mapping[str, Any]" = field(default_factory=dict)
 
@@ -193,6 +212,7 @@ def run_server(
     from edgeinfer.serving.transport.access import ANY_HOST, LOCAL_HOSTS
     from edgeinfer_tui.system.http_server import BoundedServer
 
+    page = Page(system=limits.system, settings=limits.settings, tools=limits.tools) if limits.page else None
     hosts = (ANY_HOST,) if all_interfaces else (*LOCAL_HOSTS, host)
     options = ServerOptions(
         key=limits.key,
@@ -200,7 +220,7 @@ def run_server(
         hosts=hosts,
         response_cache=limits.response_cache,
         log=say if limits.request_log else _no_log,
-        page=Page(system=limits.system, settings=limits.settings) if limits.page else None,
+        page=page,
     )
     shown, port = f"[{host}]" if ":" in host else host, listener.getsockname()[1]
     of = " and ".join(models.loaded) if models.loaded else "any installed model"

@@ -5,6 +5,7 @@ import secrets
 import sys
 import threading
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,9 @@ from edgeinfer_tui.commands import serve_command
 from edgeinfer_tui.commands.run_command import check_model
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.options.parsed_options import ParsedOptions
+from edgeinfer_tui.options.settings import configured_tool_servers
 from edgeinfer_tui.system.installed_packages import check_server_packages
+from edgeinfer_tui.tool_servers import running_tool_servers
 
 if TYPE_CHECKING:
     import socket
@@ -41,7 +44,13 @@ def chat_in_browser(options: ParsedOptions, named: bool) -> None:
     chat = _chat(options) if options.session is not None or options.resume else None
     key = secrets.token_urlsafe(KEY_BYTES)
     limits = serve_command.ServerLimits(key, request_log=False, system=options.system, settings=settings)
-    with _listener() as listener, serve_command.one_model(options) as models:
+    has_tools = options.mcp and bool(configured_tool_servers())
+    with (
+        _listener() as listener,
+        running_tool_servers() if has_tools else nullcontext() as tools,
+        serve_command.one_model(options) as models,
+    ):
+        limits = replace(limits, tools=tools)
         fragment = f"#key={key}" + ("" if chat is None else f"&chat={chat}")
         serve_command.run_server(
             models, listener, False, HOST, limits, lambda address: _open(address + fragment)
