@@ -72,28 +72,34 @@ def newest_end(message: ChatMessage) -> ChatMessage:
     return message
 
 
+def user_message_of(message: ChatMessage | None) -> ChatMessage | None:
+    """The message of the user that a message belongs to; itself, if it is the user's."""
+    while message is not None and message.role != "user":
+        message = message.parent
+    return message
+
+
 def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
     """The messages that the model reads: those of the user and results of tools that have a response, each
     followed by that response. A response that only calls tools counts if it has their results.
     """
-    result: list[ChatMessage] = []
-    for message, has_results in _with_results(list(line)):
+    return [message for message, _ in _answered(list(line))]
+
+
+def _answered(line: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, bool]]:
+    """As `answered`; of a response also whether results of its calls follow in the branch."""
+    for message, after in zip_longest(line, line[1:]):
+        has_results = after is not None and after.role == "tool"
         is_response = message.role == "assistant" and message.text
         if is_response and message.parent is not None and (has_results or not calls_only(message.text)):
-            result += [message.parent, message]
-    return result
-
-
-def _with_results(line: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, bool]]:
-    """Each message, and whether results of tools follow it."""
-    for message, after in zip_longest(line, line[1:]):
-        yield message, after is not None and after.role == "tool"
+            yield message.parent, False
+            yield message, has_results
 
 
 def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, Any]]:
     """The `answered` messages of a branch as chat messages."""
     return [
         one
-        for message, has_results in _with_results(answered(line))
+        for message, has_results in _answered(list(line))
         for one in chat_messages(message.role, message.text, has_results)
     ]

@@ -17,6 +17,7 @@ from textual.widgets import Label, Markdown, Static
 from textual.widgets.markdown import MarkdownBlock, MarkdownFence
 
 from edgeinfer.chat_templates.reasoning import Reply, parted
+from edgeinfer.history.tool_messages import results_of
 from edgeinfer.history.tree import ChatMessage
 from edgeinfer_tui.output.terminal_output import CONTROL_REPLACEMENTS
 
@@ -246,14 +247,21 @@ class MessageView(Vertical, can_focus=True):
 
     def response_text(self) -> str:
         """The text without the reasoning."""
-        return self._reply(True).response if self.message.role == "assistant" else self.message.text
+        return self._reply(True).response if self.message.role == "assistant" else self._plain_text
+
+    @property
+    def _plain_text(self) -> str:
+        """The text of a message that isn't a response."""
+        if self.message.role != "tool":
+            return self.message.text
+        return "\n".join(f"{name}: {content}" for name, content in results_of(self.message.text))
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
 
     def keys(self) -> dict[str, str]:
         """Key -> its action on this message in its current state."""
-        keys = {"e": "edit", "r": "again", "c": "copy"}
+        keys = {"e": "edit", "r": "again", "c": "copy"} if self.message.role != "tool" else {"c": "copy"}
         if self._can_unfold():
             keys["t"] = "unfold"
         codes = list(self._text.codes()) if isinstance(self._text, ResponseText) else []
@@ -279,14 +287,15 @@ class MessageView(Vertical, can_focus=True):
     def _can_unfold(self) -> bool:
         if self.message.role == "assistant":
             return bool(self._reasoning.display)
-        return len(self.message.text.split("\n")) > MAX_LINES
+        return len(self._plain_text.split("\n")) > MAX_LINES
 
     def _reply(self, ended: bool) -> Reply:
         return parted(self.message.text, self._opens_reasoning, ended)
 
     def _show_head(self, ended: bool) -> None:
         message = self.message
-        parts = [Content.styled("You" if message.role == "user" else self._speaker, "bold")]
+        speaker = {"user": "You", "tool": "Tools"}.get(message.role, self._speaker)
+        parts = [Content.styled(speaker, "bold")]
         if self._count > 1:
             parts.append(
                 Content.from_markup(
@@ -298,12 +307,12 @@ class MessageView(Vertical, can_focus=True):
         if ended and message.role == "assistant" and message.state in ENDINGS:
             parts.append(Content.styled(ENDINGS[message.state], "italic"))
         if ended:
-            doing = ("edit", "copy") if message.role == "user" else ("again", "copy")
+            doing = {"user": ("edit", "copy"), "tool": ("copy",)}.get(message.role, ("again", "copy"))
             parts += [Content.from_markup(f"[@click=ask('{what}')]\\[{what}][/]") for what in doing]
         self._head.update(Content("  ").join(parts))
 
     def _show_message(self, static: Static) -> None:
-        lines = self.message.text.translate(CONTROL_REPLACEMENTS).split("\n")
+        lines = self._plain_text.translate(CONTROL_REPLACEMENTS).split("\n")
         more = len(lines) - MAX_LINES
         if more > 0 and not self._unfolded:
             lines = [*lines[:MAX_LINES], f"... {more} more lines (t shows them)"]
