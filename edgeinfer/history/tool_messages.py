@@ -13,10 +13,13 @@ Results = Sequence[tuple[str, str]]
 
 def text_with_calls(content: str, calls: Iterable[ToolCall]) -> str:
     """A response with its calls in one format, whatever the model's was: JSON between marks."""
-    blocks = [
-        json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False) for call in calls
-    ]
-    return "\n".join([content, *(f"<tool_call>\n{block}\n</tool_call>" for block in blocks)])
+    return "\n".join([content, *(f"<tool_call>\n{_json(call)}\n</tool_call>" for call in calls)])
+
+
+def _json(call: ToolCall) -> str:
+    """A call as JSON in which no mark can begin."""
+    text = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return text.replace("<", "\\u003c")
 
 
 def text_of_results(results: Results) -> str:

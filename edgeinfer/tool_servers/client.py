@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from edgeinfer.chat_templates.tool_calls import Tool, check_tools
 from edgeinfer.errors import EdgeInferError, SettingError, shortened
@@ -201,7 +201,7 @@ def _transport(server: ToolServer, log: IO[str]) -> Any:
 
     assert server.command is not None
     parameters = StdioServerParameters(command=server.command, args=list(server.args), env=dict(server.env))
-    return stdio_client(parameters, errlog=log)
+    return stdio_client(parameters, errlog=cast(TextIO, log))
 
 
 async def _all_tools(client: "Client") -> list[Any]:
