@@ -54,6 +54,18 @@ def written(tab: Any) -> list[str]:
     return [str(text) for text in tab.locator("article.user .written").all_inner_texts()]
 
 
+def slow_model(begun: threading.Event, goes_on: threading.Event) -> Model:
+    """A model that sets `begun` after some tokens, and then waits for `goes_on`."""
+
+    def logits(ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
+        if len(ids) > 80:
+            begun.set()
+            goes_on.wait(30)
+        return seeded_logits(ids)
+
+    return model_on(FakeEngine(logits, 512))
+
+
 def test_a_prompt_gets_the_streamed_response_of_the_built_in_model(
     open_page: OpenPage, tiny: Model, tmp_path: Path
 ) -> None:
@@ -154,14 +166,7 @@ def test_reasoning_is_folded_and_tool_calls_are_shown(open_page: OpenPage, tmp_p
 
 def test_esc_stops_a_response_and_its_text_is_kept(open_page: OpenPage, tmp_path: Path) -> None:
     begun, goes_on = threading.Event(), threading.Event()
-
-    def logits(ids: list[int]) -> np.ndarray[Any, np.dtype[np.float32]]:
-        if len(ids) > 80:
-            begun.set()
-            goes_on.wait(30)
-        return seeded_logits(ids)
-
-    tab = open_page(model_on(FakeEngine(logits, 512)))
+    tab = open_page(slow_model(begun, goes_on))
     tab.fill("#message", "Go on")
     tab.press("#message", "Enter")
     assert begun.wait(20)
@@ -175,6 +180,32 @@ def test_esc_stops_a_response_and_its_text_is_kept(open_page: OpenPage, tmp_path
         (_, response) = store.branch(store.chats()[0])
     assert response.state == "stopped"
     assert response.text
+
+
+def test_a_page_that_is_left_keeps_the_text_so_far(open_page: OpenPage, tmp_path: Path) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    tab = open_page(slow_model(begun, goes_on))
+    tab.fill("#message", "Go on")
+    tab.press("#message", "Enter")
+    assert begun.wait(20)
+    tab.wait_for_selector("article.assistant .markdown > *")
+    tab.reload()
+    tab.wait_for_selector("article.assistant .state:has-text('stopped')")
+    goes_on.set()
+    with ChatStore(tmp_path / "chats.sqlite") as store:
+        (_, response) = store.branch(store.chats()[0])
+    assert response.text
+
+
+def test_what_is_unfolded_stays_so_and_the_focus_is_not_lost(open_page: OpenPage) -> None:
+    tab = open_page(fake("<think>A fox.</think>It is a fox.", context=2048))
+    send(tab, "What is it?")
+    tab.click("article.assistant summary")
+    send(tab, "And this?")
+    assert tab.locator(".reasoning-text").first.is_visible()
+    tab.click("article.assistant:last-child .again")
+    tab.wait_for_selector(f"{DONE} .versions:has-text('2/2')")
+    assert tab.evaluate("document.activeElement.id") == "message"
 
 
 def test_chats_are_renamed_exported_searched_and_deleted(open_page: OpenPage) -> None:
@@ -211,4 +242,16 @@ def test_the_key_is_typed_into_the_page(open_page: OpenPage) -> None:
     tab.wait_for_selector(".welcome")
     send(tab, "Where is it?")
     assert tab.evaluate("sessionStorage.getItem('edgeinfer-key')") == "secret"
+    assert "secret" not in tab.url
     assert tab.evaluate("localStorage.length") == 0
+
+
+def test_a_key_in_the_address_is_taken_out_of_it(open_page: OpenPage) -> None:
+    tab = open_page(fake(), key="secret")
+    tab.wait_for_selector("dialog")
+    address = tab.url
+    tab.goto("about:blank")
+    tab.goto(f"{address}#key=secret")
+    tab.wait_for_selector(".welcome")
+    assert tab.locator("dialog").count() == 0
+    assert "secret" not in tab.url

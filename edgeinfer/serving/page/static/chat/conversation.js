@@ -24,6 +24,7 @@ export class Conversation {
     this.tip = null;
     this.editing = null;
     this.system = null;
+    this.views = new Map();
   }
 
   get title() {
@@ -60,14 +61,19 @@ export class Conversation {
   show() {
     const transcript = byId("transcript");
     const branch = this.branch;
-    this.views = new Map(branch.map((message) => [message.id, this.#view(message)]));
+    const before = this.views;
+    this.views = new Map(branch.map((message) => [message.id, this.#view(message, before.get(message.id))]));
     const nodes = branch.length > 0 ? [...this.views.values()].map((view) => view.node) : [this.host.welcome()];
+    const hadFocus = transcript.contains(document.activeElement);
     transcript.replaceChildren(...nodes);
     transcript.scrollTop = transcript.scrollHeight;
+    if (hadFocus) this.host.composer.focus();
   }
 
-  #view(message) {
+  // A view that shows the same message and as many versions is used again: what is unfolded in it stays so.
+  #view(message, before) {
     const alternatives = this.tree.alternatives(message);
+    if (before?.message === message && before.count === alternatives.length) return before;
     const speaker = { user: "You", tool: "Tools" }[message.role] ?? this.host.model();
     return new MessageView(message, speaker, alternatives.indexOf(message) + 1, alternatives.length, {
       edit: (one) => this.edit(one),

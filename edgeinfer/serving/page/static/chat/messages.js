@@ -10,6 +10,7 @@ export class MessageView {
   // `actions`: edit, regenerate and step, called with the message.
   constructor(message, speaker, number, count, actions) {
     this.message = message;
+    this.count = count;
     this.isResponse = message.role === "assistant";
     this.isUsers = message.role === "user";
     this.head = this.#head(speaker, number, count, actions);
