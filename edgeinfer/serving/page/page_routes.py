@@ -115,23 +115,14 @@ def _model(card: ModelCard) -> dict[str, object]:
 
 
 async def _plan(request: Request, server: Server) -> Response:
-    """The memory plan of a loaded model; `verdict`: its first line."""
+    """The memory plan of a model, null until it is loaded; `verdict`: its first line."""
     name = request.query_params.get("model", "")
     if name not in server.models.loaded:
-        raise RequestError(f"model {shortened(name)!r}: not loaded; its plan is known once it is", status=404)
+        return JSONResponse({"plan": None}, headers=HEADERS)
     lease = await server.models.acquire(name)
     try:
         plan = await asyncio.to_thread(lambda: lease.model.plan)
-        text = "another engine places the bytes" if plan is None else plan.explain()
-        return JSONResponse(
-            {
-                "model": lease.model.name,
-                "context": lease.model.context,
-                "verdict": text.split("\n")[0],
-                "text": text,
-                "warnings": list(lease.model.warnings),
-            },
-            headers=HEADERS,
-        )
     finally:
         lease.release()
+    text = "another engine places the bytes" if plan is None else plan.explain()
+    return JSONResponse({"plan": {"verdict": text.split("\n")[0], "text": text}}, headers=HEADERS)

@@ -71,7 +71,7 @@ function showChat() {
   const { chat } = conversation;
   history.replaceState(null, "", chat === null ? "/" : `/#chat=${chat.id}`);
   sidebar.refresh(chat?.id ?? null).catch((error) => showAlert(error.message));
-  if (page.plan === null) showPlan();
+  if (page.plan === null) showPlan().catch((error) => showAlert(error.message));
 }
 
 function showTitle() {
@@ -91,13 +91,8 @@ function glance() {
 }
 
 async function showPlan() {
-  page.plan = null;
   const name = byId("model").value;
-  try {
-    page.plan = await get(`/page/plan?model=${encodeURIComponent(name)}`);
-  } catch {
-    // It isn't loaded yet; its plan is shown after the first response.
-  }
+  page.plan = (await get(`/page/plan?model=${encodeURIComponent(name)}`)).plan;
   const several = page.models.length > 1;
   byId("plan").textContent = [several ? null : name, glance()].filter(Boolean).join(": ");
   if (conversation.branch.length === 0) conversation.show();
