@@ -3,9 +3,9 @@
 import asyncio
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, TextIO, TypeVar, cast
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 START_SECONDS = 20.0
 CLOSE_SECONDS = 5.0
+CONNECT_SECONDS = 15.0
 MAX_TOOLS = 128
 MAX_NAME = 64
 MAX_RESULT = 100_000
@@ -196,12 +197,25 @@ class ToolServers:
 def _transport(server: ToolServer, log: IO[str]) -> Any:
     """What the client connects to; the standard error of a program goes to `log`."""
     if server.url is not None:
-        return server.url
+        return _http(server.url, server.headers)
     from mcp import StdioServerParameters, stdio_client
 
     assert server.command is not None
     parameters = StdioServerParameters(command=server.command, args=list(server.args), env=dict(server.env))
     return stdio_client(parameters, errlog=cast(TextIO, log))
+
+
+@asynccontextmanager
+async def _http(url: str, headers: Mapping[str, str]) -> AsyncIterator[Any]:
+    """Streams to a server over HTTP. An event stream may be silent for long; calls have their own timeout."""
+    from httpx2 import AsyncClient, Timeout
+    from mcp.client.streamable_http import streamable_http_client
+
+    async with (
+        AsyncClient(headers=dict(headers), timeout=Timeout(CONNECT_SECONDS, read=None)) as http,
+        streamable_http_client(url, http_client=http) as streams,
+    ):
+        yield streams
 
 
 async def _all_tools(client: "Client") -> list[Any]:

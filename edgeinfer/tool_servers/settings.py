@@ -1,6 +1,7 @@
 """The tool servers of the settings file: `[mcp.NAME]` with a command or an address."""
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,15 +13,15 @@ TABLE = "mcp"
 CALL_SECONDS = 60.0
 MAX_SECONDS = 3600.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-_KEYS = ("command", "args", "env", "url", "allow", "timeout")
+_KEYS = ("command", "args", "env", "url", "headers", "allow", "timeout")
 
 
 @dataclass(frozen=True)
 class ToolServer:
     """One server: a program that talks over its standard input and output, or a streamable-HTTP `url`.
 
-    `env`: variables added to a small environment (PATH, HOME and a few more). `allow`: tools that are called
-    without a question. `timeout`: seconds for a call.
+    `env`: variables added to a small environment (PATH, HOME and a few more). `headers`: of every request to
+    `url`. `allow`: tools that are called without a question. `timeout`: seconds for a call.
     """
 
     name: str
@@ -28,8 +29,14 @@ class ToolServer:
     args: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     url: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
     allow: frozenset[str] = frozenset()
     timeout: float = CALL_SECONDS
+
+    @property
+    def target(self) -> str:
+        """The address, or the command line."""
+        return self.url or shlex.join([self.command or "", *self.args])
 
 
 def tool_servers(table: Any, origin: str) -> list[ToolServer]:
@@ -56,12 +63,15 @@ def _server(name: str, values: Mapping[str, Any], where: str) -> ToolServer:
         raise SettingError(f"{where}.url: saw {shown(url)}, wanted an address with http or https")
     if url is not None and ("args" in values or "env" in values):
         raise SettingError(f"{where}: args and env belong to a command; leave them out with a url")
+    if command is not None and "headers" in values:
+        raise SettingError(f"{where}: headers belong to a url; leave them out with a command")
     return ToolServer(
         name,
         command,
         tuple(_texts(values.get("args", []), f"{where}.args")),
         _variables(values.get("env", {}), f"{where}.env"),
         url,
+        _variables(values.get("headers", {}), f"{where}.headers"),
         frozenset(_texts(values.get("allow", []), f"{where}.allow")),
         _seconds(values.get("timeout", CALL_SECONDS), f"{where}.timeout"),
     )

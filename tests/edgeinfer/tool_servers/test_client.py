@@ -3,10 +3,13 @@
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -106,3 +109,28 @@ def test_a_server_is_reached_over_http() -> None:
     with started(ToolServer("web", url=f"http://127.0.0.1:{port}/mcp")) as client:
         assert len(client.warnings) == 1
         assert "\n" not in client.warnings[0]
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Refuses every request, and keeps its headers."""
+
+    seen: ClassVar[list[str | None]] = []
+
+    def do_POST(self) -> None:
+        self.seen.append(self.headers["Authorization"])
+        self.send_error(401)
+
+    def log_message(self, format: str, *values: object) -> None:
+        """No log."""
+
+
+def test_headers_are_sent_and_a_refusal_is_one_line() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{http.server_address[1]}/mcp"
+        with started(ToolServer("web", url=url, headers={"Authorization": "Bearer x"})) as client:
+            assert len(client.warnings) == 1
+            assert "\n" not in client.warnings[0]
+        http.shutdown()
+    assert Refusing.seen
+    assert set(Refusing.seen) == {"Bearer x"}

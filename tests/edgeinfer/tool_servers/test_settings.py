@@ -11,11 +11,11 @@ from edgeinfer.tool_servers.settings import ToolServer, tool_servers
 def test_servers_are_read_from_their_tables() -> None:
     table = {
         "files": {"command": "npx", "args": ["-y", "x"], "env": {"A": "b"}, "allow": ["read"], "timeout": 5},
-        "web": {"url": "https://example.com/mcp"},
+        "web": {"url": "https://example.com/mcp", "headers": {"Authorization": "Bearer x"}},
     }
     assert tool_servers(table, "config.toml") == [
-        ToolServer("files", "npx", ("-y", "x"), {"A": "b"}, None, frozenset({"read"}), 5.0),
-        ToolServer("web", url="https://example.com/mcp"),
+        ToolServer("files", "npx", ("-y", "x"), {"A": "b"}, None, {}, frozenset({"read"}), 5.0),
+        ToolServer("web", url="https://example.com/mcp", headers={"Authorization": "Bearer x"}),
     ]
 
 
@@ -31,6 +31,7 @@ def test_servers_are_read_from_their_tables() -> None:
         ({"a": {"url": "http://y", "args": []}}, "args and env belong to a command"),
         ({"a": {"command": "x", "args": "y"}}, "wanted a list of texts"),
         ({"a": {"command": "x", "env": {"a": 1}}}, "wanted texts by name"),
+        ({"a": {"command": "x", "headers": {}}}, "headers belong to a url"),
         ({"a": {"command": "x", "timeout": 0}}, "wanted seconds up to 3600"),
         ({"a": {"command": "x", "alow": []}}, "alow: no such setting"),
     ],

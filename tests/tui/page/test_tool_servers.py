@@ -32,7 +32,7 @@ def test_serve_offers_the_tools_of_the_settings_file(tmp_path: Path) -> None:
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     environment |= {"EDGEINFER_CONFIG": str(file), "XDG_STATE_HOME": str(tmp_path)}
-    options = ("--port", "0", "--device", "cpu", "--draft", "none", "--mcp")
+    options = ("--port", "0", "--device", "cpu", "--draft", "none", "--mcp", "--key", "secret")
     process = subprocess.Popen(
         [*PROGRAM, "serve", "tiny", *options], stderr=subprocess.PIPE, text=True, env=environment
     )
@@ -42,7 +42,8 @@ def test_serve_offers_the_tools_of_the_settings_file(tmp_path: Path) -> None:
         line = process.stderr.readline()
         assert line, output
         output += line
-    with urllib.request.urlopen(f"{found[1]}page/tools", timeout=30) as reply:
+    tools = urllib.request.Request(f"{found[1]}page/tools", headers={"Authorization": "Bearer secret"})
+    with urllib.request.urlopen(tools, timeout=30) as reply:
         listed = json.load(reply)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
@@ -55,10 +56,25 @@ def test_without_a_server_in_the_settings_mcp_is_an_error(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGEINFER_CONFIG", str(config(tmp_path, "")))
-    outcome = edgeinfer("serve", "--mcp", "--port", "0")
+    outcome = edgeinfer("serve", "--mcp", "--port", "0", "--key", "secret")
     assert outcome.code == 1
     assert "--mcp: saw no [mcp.NAME] in" in outcome.err
     assert edgeinfer("serve", "--mcp", "--no-page").code == 2
+    refused = edgeinfer("serve", "--mcp")
+    assert refused.code == 2
+    assert "any program of this machine could call the tools; give a --key too" in refused.err
+
+
+def test_config_lists_the_servers(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = config(
+        tmp_path, '[mcp.a]\ncommand = "npx"\nargs = ["-y", "two words"]\n[mcp.b]\nurl = "http://x/mcp"\n'
+    )
+    monkeypatch.setenv("EDGEINFER_CONFIG", str(file))
+    out = edgeinfer("config").out
+    assert "npx -y 'two words'" in out
+    assert "http://x/mcp" in out
 
 
 def test_a_wrong_server_is_one_line_with_the_file(

@@ -84,7 +84,8 @@ HasTools = Annotated[
     bool,
     Option(
         "--mcp",
-        help="Offer the tools of the settings file's MCP servers on the page; each call is confirmed there.",
+        help="Offer the tools of the settings file's MCP servers on the page; each call is confirmed there. "
+        "Needs a --key.",
         show_default=False,
         rich_help_panel=SERVER,
     ),
@@ -127,6 +128,8 @@ def serve(
 
     if mcp and not page:
         raise BadParameter("--mcp is for the page, which --no-page leaves out; drop one of them")
+    if mcp and key is None:
+        raise BadParameter("--mcp: any program of this machine could call the tools; give a --key too")
     seconds = _seconds(keep_alive)
     listener, all_interfaces = listening(host, port, key)
     limits = ServerLimits(key, queue, options.response_cache, request_log, page)
