@@ -190,7 +190,7 @@ class Chat:
             subject = "the last message, its template and the system message have"
             raise ContextOverflowError(
                 f"{subject if self.system else 'the last message and its template have'} {len(ids)} tokens, "
-                f"the context holds {context}; shorten it, or take a larger context (--context, context=)"
+                f"the context holds {context}; shorten it, or take a larger context (context=)"
             )
         return ids, dropped
 

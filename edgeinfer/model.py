@@ -1,6 +1,6 @@
 """A loaded model: prompts in, completions out."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
@@ -24,10 +24,10 @@ from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import Detail, EdgeInferError, SettingError, shown
+from edgeinfer.generation.batching.completions import Completer, whole
 from edgeinfer.generation.context_shift import SINKS, ContextShift
-from edgeinfer.generation.prefill import context_overflow
-from edgeinfer.generation.request import Prompt, request_of
-from edgeinfer.generation.sequence_counts import SequenceCounts
+from edgeinfer.generation.request import Prompt, Prompts, Request, request_of, several_prompts
+from edgeinfer.generation.sequence_counts import SequenceCounts, one_completion
 from edgeinfer.generation.token_stream import TokenStream
 from edgeinfer.model_config.pooling_head import PoolingHead
 from edgeinfer.options import ChatKeywords, GenerateKeywords, RunKeywords, RunOptions, SamplingParams
@@ -39,13 +39,11 @@ from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.speculator import Speculator
-from edgeinfer.structured.constraint import Constraint, GrammarVocabulary
-from edgeinfer.structured.grammars import requested_grammar
+from edgeinfer.structured.constraint import Grammars
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 if TYPE_CHECKING:
     from edgeinfer.generation.async_stream import AsyncTokenStream
-
 
 Result = TypeVar("Result")
 
@@ -54,7 +52,7 @@ class Model:
     """What `edgeinfer.load` returns; a context manager. Thread-safe.
 
     `warnings`: lines from loading about problems; `details`: lines about how the model runs. `spare_core`:
-    the engine leaves one core idle while it computes. `batch_invariant`: as for `TokenStream`. `sampling`:
+    the engine leaves one core idle while it computes. `batch_invariant`: as for `decode_for`. `sampling`:
     defaults of the sampling parameters, by name; they come from the model registry.
     """
 
@@ -101,9 +99,9 @@ class Model:
         self.is_encoder = isinstance(engine, EncoderEngine)
         """Whether it has embeddings only, and no completions."""
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
-        self._spare_core = spare_core
-        self._batch_invariant = batch_invariant
+        self._grammars = Grammars(tokenizer, engine.vocabulary_size, spare_core)
         self._lock = ModelLock()
+        self.completer = Completer(engine, tokenizer, self._lock, batch_invariant)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -124,6 +122,11 @@ class Model:
         """Maximum tokens of prompt and completion together."""
         return self.engine.context
 
+    @property
+    def parallel(self) -> int:
+        """Number of requests with the whole context whose caches it holds at once."""
+        return self.engine.parallel
+
     @cached_property
     def thinking_levels(self) -> tuple[Thinking, ...]:
         """The values of `thinking` that its chat template supports."""
@@ -136,37 +139,59 @@ class Model:
 
     @overload
     def generate(
+        self, prompt: Prompts, *, n: None = None, **options: Unpack[GenerateKeywords]
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
         self, prompt: Prompt, *, n: None = None, **options: Unpack[GenerateKeywords]
     ) -> Generation: ...
 
     def generate(
-        self, prompt: Prompt, *, n: int | None = None, **options: Unpack[GenerateKeywords]
+        self, prompt: Prompt | Prompts, *, n: int | None = None, **options: Unpack[GenerateKeywords]
     ) -> Generation | list[Generation]:
-        """Return the completion of a prompt, or a list of `n` completions; `Raises` as for `stream`.
-
-        `options`: the fields of `edgeinfer.options.RunOptions` and `SamplingParams`, which describe them.
+        """Return the completion of a prompt, or a list: of several prompts, which advance together, or `n`
+        completions of one. `Raises` and `options`: as for `stream`, with those of `RunOptions` for several.
         """
+        if (prompts := several_prompts(prompt)) is not None:
+            settings: Any = one_completion({**options, "n": n})
+            return [*map(whole, self.generate_each(prompts, **settings))]
         run, sampling = run_options({**self.sampling, **options, "n": n}, without=())
         if run.n is None and run.best_of is None and run.beams is None:
-            stream = self._stream(prompt, run, sampling)
+            stream = self._stream(prompt, run, sampling)  # type: ignore[arg-type]
             for _ in stream:
                 pass
             return stream.result
-        completions = self._several(prompt, run, sampling)
+        completions = self._several(prompt, run, sampling)  # type: ignore[arg-type]
         return completions[0] if n is None else completions
+
+    def generate_each(
+        self, prompts: Sequence[Prompt], **options: Unpack[RunKeywords]
+    ) -> Iterator[Generation | Exception]:
+        """The completion of each prompt, in order, or the error that `generate` would raise for it. All
+        advance together, in batches on the CPU. Closing the iterator cancels the others.
+        """
+        run, sampling = run_options({**self.sampling, **options})
+        self.refuse_encoder()
+        self._refuse_closed()
+
+        def request(prompt: Prompt) -> Request:
+            return self._request(
+                self._encoding.of_prompt(prompt, run.raw, run.template_options), run, sampling
+            )
+
+        return self.completer.each(request, prompts, self.speculator)
 
     def _several(self, prompt: Prompt, run: RunOptions, sampling: SamplingParams) -> list[Generation]:
         self.refuse_encoder()
-        if run.context_overflow != "stop":
-            raise SettingError(
-                f"context_overflow: saw {run.context_overflow!r}, wanted 'stop' for several completions"
-            )
         ids = self._encoding.of_prompt(prompt, run.raw, run.template_options)
         self._refuse_closed()
-        counts = SequenceCounts(run.n, run.best_of, run.beams)
-        request = request_of(ids, run, sampling)
-        with self._lock:
-            return counts.completions(self.engine, self.tokenizer, request, lambda: self._constraint(run))
+        return SequenceCounts(run.n, run.best_of, run.beams).completions(
+            self._request(ids, run, sampling),
+            lambda: self._grammars.constraint(run.schema, run.grammar),
+            lambda requests: [*map(whole, self.completer.together(requests, self.speculator))],
+            self.completer.by_beams,
+        )
 
     def stream(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> TokenStream:
         """Stream the completion of a prompt.
@@ -196,11 +221,9 @@ class Model:
 
     def stream_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> "AsyncTokenStream":
         """`stream` for `async for`; options and `Raises` as there."""
-        from edgeinfer.generation.async_stream import (
-            AsyncTokenStream,  # imports asyncio, which few programs need
-        )
+        from edgeinfer.generation.async_stream import AsyncTokenStream
 
-        return AsyncTokenStream(self.stream(prompt, **options))
+        return AsyncTokenStream(self.stream(prompt, **options), self.completer.step_thread)
 
     async def generate_async(self, prompt: Prompt, **options: Unpack[RunKeywords]) -> Generation:
         """`generate` for `await`; cancelling the task ends generation."""
@@ -221,26 +244,21 @@ class Model:
     ) -> TokenStream:
         """Stream the completion of token ids. `keep`: first tokens that a context shift keeps."""
         self._refuse_closed()
-        request = request_of(
+        request = self._request(ids, run, sampling, keep, dropped_messages)
+        return self.completer.stream(request, self.speculator, on_end)
+
+    def _request(
+        self, ids: list[int], run: RunOptions, sampling: SamplingParams, keep: int = SINKS, dropped: int = 0
+    ) -> Request:
+        return request_of(
             ids,
             run,
             sampling,
-            dropped_messages=dropped_messages,
+            dropped_messages=dropped,
             context_shift=ContextShift.requested(run.context_overflow, keep, self.engine),
-            constraint=self._constraint(run),
+            constraint=self._grammars.constraint(run.schema, run.grammar),
             restore=self._snapshots.restore if self._snapshots else None,
         )
-        return TokenStream(
-            self.engine, self.tokenizer, request, self._lock, on_end, self.speculator, self._batch_invariant
-        )
-
-    def _constraint(self, run: RunOptions) -> Constraint | None:
-        grammar = requested_grammar(run.schema, run.grammar)
-        return None if grammar is None else self._grammar_vocabulary.constraint(grammar)
-
-    @cached_property
-    def _grammar_vocabulary(self) -> GrammarVocabulary:
-        return GrammarVocabulary(self.tokenizer, self.engine.vocabulary_size, self._spare_core)
 
     def refuse_encoder(self) -> None:
         """Raises `SettingError`: the model completes no text."""
@@ -342,21 +360,16 @@ class Model:
         self, ids: list[list[int]], pool: Callable[[npt.NDArray[np.float32]], Result]
     ) -> list[Result]:
         """`pool` of the hidden states (tokens, hidden_size) of each text before the output head."""
-        with self._lock:
+        with self.completer.engine_use(max(map(len, ids), default=0)) as engine:
             self._refuse_closed()
-            longest = max(map(len, ids), default=0)
-            if longest > self.context:
-                raise context_overflow(self.engine, longest)
-            return [pool(rows) for rows in text_rows(self.engine, ids)]
+            return [pool(rows) for rows in text_rows(engine, ids)]
 
     def _run_from_empty_cache(
         self, ids: list[int], read: Callable[[list[int]], npt.NDArray[np.float32]]
     ) -> npt.NDArray[np.float32]:
-        with self._lock:
+        with self.completer.engine_use(len(ids)) as engine:
             self._refuse_closed()
-            if len(ids) > self.context:
-                raise context_overflow(self.engine, len(ids))
-            self.engine.rewind(0)
+            engine.rewind(0)
             return read(ids)
 
     def keep_snapshot(self, owner: str | None = None) -> bool:

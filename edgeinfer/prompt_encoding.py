@@ -100,10 +100,7 @@ class PromptEncoding:
             ChatTemplateError: the template fails.
         """
         if self._chat_format is None:
-            raise SettingError(
-                f"{self._name}: the file holds no chat template; give one with --chat-template FILE "
-                "(chat_template=)"
-            )
+            raise SettingError(f"{self._name}: the file holds no chat template; give one (chat_template=)")
         if options.tools:
             self._check_tools(options.tools)
         hidden = self._guard.placeholders()

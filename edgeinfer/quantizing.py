@@ -105,6 +105,10 @@ def _planned(
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
     warnings = [hot.note] if hot.note else []
+    if not hot.orders and all(tensor.is_copied for tensor in plan.tensors):
+        warnings.append(
+            f"every tensor has its type in {plan.mix.name} already: the copy has the same weights"
+        )
     return Quantization(file.path, file.nbytes, target, plan, (*warnings, *_warnings(plan, importance)))
 
 
@@ -140,7 +144,7 @@ def _check_requantizing(plan: QuantizationPlan, allowed: bool) -> None:
         raise SettingError(
             f"{len(again)} of {len(plan.tensors)} tensors are quantized already "
             f"({again[0].name} is {again[0].format.name}) and would lose more than from F16 or F32; "
-            "take such a file, or allow it (--allow-requantize, allow_requantize=True)"
+            "take such a file, or allow it (allow_requantize=True)"
         )
 
 
@@ -154,7 +158,7 @@ def _checked_target(target: Path | None, file: GGUFFile, plan: QuantizationPlan,
         if any(target.samefile(part) for part in file.parts):
             raise SettingError(f"{target}: is the model to read, wanted another file to write")
         if not overwrite:
-            raise SettingError(f"{target}: is there already; replace it with --force (overwrite=True)")
+            raise SettingError(f"{target}: is there already; replace it with overwrite=True")
     free = shutil.disk_usage(target.absolute().parent).free
     if free < plan.nbytes:
         raise SettingError(
@@ -191,7 +195,7 @@ def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str
             f"the importance matrix doesn't name {_tensors(count)} ({first}): quantized without it"
         )
     if importance is None and plan.mix.name in WANTS_IMPORTANCE:
-        warnings.append(f"{plan.mix.name} is made for an importance matrix (--imatrix); expect a poor model")
+        warnings.append(f"{plan.mix.name} is made for an importance matrix (imatrix=); expect a poor model")
     again = sum(tensor.is_requantized for tensor in plan.tensors)
     if again:
         warnings.append(f"{_tensors(again)} quantized already: the new error comes on top of the old one")

@@ -7,11 +7,12 @@ import numpy.typing as npt
 
 from tests.moe_zoo import MOE_ZOO
 from tests.random_gemma import gemma3n_layers, gemma4_parts
-from tests.random_hybrids import delta_net, mamba_layers, rwkv7, selective_scan
+from tests.random_hybrids import delta_net, mamba_layers
 from tests.random_kimi import delta_attention
 from tests.random_latents import latent_layers
 from tests.random_models import RandomModel
 from tests.zoo.dense_zoo import DENSE_ZOO
+from tests.zoo.recurrent_zoo import RECURRENT_ZOO
 
 _QKV = ("attn_q", "attn_k", "attn_v")
 _Q5 = (*_QKV, "attn_output")
@@ -182,14 +183,6 @@ ZOO: dict[str, RandomModel] = {
         dense_layers=2,
         hybrid=delta_attention("kka", 96, taps=3, fused=True),
         extra={"expert_gating_func": 2},
-    ),
-    "mamba2": RandomModel("mamba2", layers=2, hybrid=mamba_layers("mm", 4, 32, 16)),
-    "mamba2-groups": RandomModel(
-        "mamba2", layers=2, tied=True, hybrid=mamba_layers("mm", 6, 16, 48, groups=3)
-    ),
-    "falcon-h1": RandomModel("falcon-h1", hybrid=mamba_layers("ppp", 4, 32, 32, normed=False)),
-    "falcon-h1-groups": RandomModel(
-        "falcon-h1", layers=2, tied=True, head_dim=32, hybrid=mamba_layers("pp", 6, 16, 48, groups=3)
     ),
     "granitehybrid": RandomModel(
         "granitehybrid",
@@ -386,18 +379,8 @@ ZOO: dict[str, RandomModel] = {
     "smollm3": RandomModel("smollm3", layers=5, tied=True),
     "stablelm": RandomModel("stablelm", biases=_QKV, extra={"rope.dimension_count": 4}),
     "starcoder2": RandomModel("starcoder2", tied=True, biases=_ALL_BIASES),
-    "mamba": RandomModel("mamba", hybrid=selective_scan("mmm", 16, 32)),
-    "mamba-normed": RandomModel("mamba", tied=True, hybrid=selective_scan("mmm", 24, 64, normed=True)),
-    "rwkv7": RandomModel("rwkv7", width=128, hybrid=rwkv7(64, (32, 32, 32, 64))),
-    "jamba": RandomModel("jamba", hybrid=selective_scan("mam", 16, 32)),
-    "jamba-moe": RandomModel(
-        "jamba",
-        layers=4,
-        experts=8,
-        experts_per_token=2,
-        hybrid=selective_scan("mmam", 16, 32, routed=(1, 3)),
-    ),
     **DENSE_ZOO,
+    **RECURRENT_ZOO,
     **MOE_ZOO,
 }
 """One file or more for every architecture; their goldens come from llama.cpp."""

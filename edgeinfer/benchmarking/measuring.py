@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from edgeinfer.benchmarking.bench_targets import BenchTarget, wait_until_idle
 from edgeinfer.benchmarking.timings import Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
-from edgeinfer_offload.machine.energy import EnergyMeter, joules_between
+from edgeinfer_offload.machine.energy import NO_METER, EnergyMeter
 
 PIECE_TOKENS = 8
 SEED = 1
@@ -22,7 +22,7 @@ def repeat(
     warm_up: bool = True,
     seed: int = SEED,
     report: Report | None = None,
-    meter: EnergyMeter | None = None,
+    meter: EnergyMeter = NO_METER,
 ) -> Timings:
     """Repeat the whole workload, each time from its depth, and read the energy that it takes."""
     ids = random_ids(workload.context, target.vocabulary_size, seed)
@@ -31,7 +31,7 @@ def repeat(
     if warm_up:
         _perform(target, workload, fresh if workload.kind != "generate" else fresh[:1])
     seconds = []
-    before = meter.joules() if meter else None
+    used_joules = meter.since_now()
     for done in range(repetitions):
         target.rewind(workload.depth)
         begin = time.perf_counter()
@@ -39,7 +39,7 @@ def repeat(
         seconds.append(time.perf_counter() - begin)
         if report:
             report(done + 1, repetitions)
-    joules = joules_between(before, meter.joules() if meter else None)
+    joules = used_joules()
     target.rewind(0)
     return Timings(tuple(seconds), workload.tokens, joules)
 

@@ -76,8 +76,8 @@ class ChatFormat:
         for template in (source, tool_source):
             if template is not None and not isinstance(template, str):
                 raise ChatTemplateError(
-                    f"{_KEY}: saw a value of type {type(template).__name__}, wanted a text; give a template "
-                    "with --chat-template FILE"
+                    f"{_KEY}: saw a value of type {type(template).__name__}, wanted a text; give a Jinja "
+                    "template (chat_template=)"
                 )
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         ids |= {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for name, key in _OTHER_SPECIAL.items()}
@@ -122,8 +122,7 @@ class ChatFormat:
         source = self._tool_source if with_tools else self.template_source
         if source is None:
             raise ChatTemplateError(
-                f"{_KEY} is missing: the file has no chat template. "
-                "Give a Jinja template with --chat-template FILE"
+                f"{_KEY} is missing: the file has no chat template. Give a Jinja template (chat_template=)"
             )
         if source not in self._templates:
             from edgeinfer.chat_templates.chat_template import ChatTemplate  # imports Jinja

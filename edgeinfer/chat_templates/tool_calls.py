@@ -125,9 +125,7 @@ def _arguments(given: Any, schema: Mapping[str, Any]) -> Any:
 
 
 def calls_of_match(form: CallFormat, match: re.Match[str], schemas: Schemas | None) -> Iterator[ToolCall]:
-    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, by name; None: any
-    tool.
-    """
+    """The calls in a match of a format's pattern. `schemas`: those of the offered tools, None: any tool."""
     for name, arguments in form.read(match):
         schema = ({} if _NAME.fullmatch(name) else None) if schemas is None else schemas.get(name)
         if schema is None:

@@ -1,13 +1,13 @@
 """Sampling on the GPU: the part of the sampler chain that runs where the logits are."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeinfer.engine.guards import DEVICE_FAILURES
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
-from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.backend import Backend, BatchPositions, HiddenStates
 
 if TYPE_CHECKING:
     from edgeinfer.engine.native_engine import KVCache
@@ -43,6 +43,7 @@ class DeviceSampler:
             request = self._backend.sampling_request(params, len(recent), self._sampler.peek_uniform(0))
             following = self._backend.sampling_request(params, 0, self._sampler.peek_uniform(1))
         room = ahead and start + 2 < self._cache.context
+        self._cache.reserve(start + 2)
         with DEVICE_FAILURES:
             sampled = self._backend.sample_next(history[-1], start, request, recent, following, room)
         if sampled < 0:
@@ -51,6 +52,53 @@ class DeviceSampler:
         if params.temperature > 0:
             self._sampler.uniform()
         return sampled
+
+
+class BatchSampling:
+    """Samples the next tokens of several sequences after one step, on a backend that can."""
+
+    def __init__(self, backend: Backend[Any]) -> None:
+        self._backend = backend
+        self._history_size = backend.capabilities.sampling_history
+
+    def sample(
+        self,
+        x: HiddenStates,
+        rows: Mapping[int, tuple[Sampler, Sequence[int]]],
+        following: BatchPositions | None = None,
+    ) -> dict[int, int]:
+        """The ids sampled for some rows of a batch, as their sampler would; `rows`: the sampler and the ids
+        so far. Rows whose sampling parameters the device doesn't support are left out; without such rows the
+        device may go on with the `following` step.
+        """
+        if self._history_size is None:
+            return {}
+        size = self._history_size
+        supported = {row: pair for row, pair in rows.items() if _is_supported(pair[0].settings, size)}
+        if not supported:
+            return {}
+        requests: list[Sequence[float]] = [self._unused] * len(x)
+        recent: list[Sequence[int]] = [()] * len(x)
+        for row, (sampler, history) in supported.items():
+            params = sampler.settings
+            if penalties_are_on(params):
+                recent[row] = last_tokens(history, params.repeat_last_n)
+            uniform = sampler.peek_uniform(0) if params.temperature > 0 else 0.0
+            requests[row] = self._backend.sampling_request(params, len(recent[row]), uniform)
+        with DEVICE_FAILURES:
+            every = following if len(supported) == len(x) else None
+            sampled = self._backend.sample_batch(x, requests, recent, every)
+        taken = {row: sampled[row] for row in supported if sampled[row] >= 0}
+        for row in taken:
+            sampler = supported[row][0]
+            if sampler.settings.temperature > 0:
+                sampler.uniform()
+        return taken
+
+    @property
+    def _unused(self) -> list[float]:
+        """The request of a row whose sample isn't read."""
+        return self._backend.sampling_request(SamplingParams(temperature=0.0), 0, 0.0)
 
 
 def _is_supported(params: SamplingParams, history_size: int) -> bool:

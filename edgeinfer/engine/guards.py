@@ -9,7 +9,7 @@ from edgeinfer_kernels.system.locks import fork_safe_lock
 
 
 class ModelLock:
-    """A lock for `with`.
+    """A lock for `with`; a thread that releases it in a loop lets those that wait go first.
 
     Raises:
         EdgeInferError: on entering, if the same thread holds it: a callback called the model.
@@ -17,6 +17,8 @@ class ModelLock:
 
     def __init__(self) -> None:
         self._lock = fork_safe_lock()
+        self._next = fork_safe_lock()
+        """Held by the one thread that waits for the lock."""
         self._owner: int | None = None
 
     def __enter__(self) -> None:
@@ -24,7 +26,8 @@ class ModelLock:
             raise EdgeInferError(
                 "the model is computing on this thread: a callback can't call it; call it after the callback"
             )
-        self._lock.acquire()
+        with self._next:
+            self._lock.acquire()
         self._owner = threading.get_ident()
 
     def __exit__(

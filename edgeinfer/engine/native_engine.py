@@ -1,23 +1,26 @@
 """The native engine: runs tokens through a backend, fills the KV cache, returns logits."""
 
 import os
+import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.device_sampling import DeviceSampler
+from edgeinfer.engine.cache_changes import CacheChanges
+from edgeinfer.engine.device_sampling import BatchSampling, DeviceSampler
 from edgeinfer.engine.guards import DEVICE_FAILURES
-from edgeinfer.engine.protocols import Progress, TokenSampler
+from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_steps
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
-from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer_kernels.backend import Backend, BatchPositions, ExpertCounts, HiddenStates
+from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.decoder import DecoderSpec
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, LayerCache
 from edgeinfer_quant_formats.errors import FormatError
 
 SLICES = (256, 16, 1)
@@ -28,14 +31,23 @@ RESPONSE_START_TOKENS = 8
 
 class KVCache:
     """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds. `rings`: its rings,
-    if it has any.
+    if it has any. `padding`: positions after its tokens that a step may write.
     """
 
-    def __init__(self, context: int, nbytes: int = 0, rings: RingPositions | None = None) -> None:
+    def __init__(
+        self, context: int, nbytes: int = 0, rings: RingPositions | None = None, padding: int = 0
+    ) -> None:
         self.context = context
+        self.padding = padding
         self.nbytes = nbytes
         self.rings = rings if rings is not None and rings.shapes else None
         self.ids: list[int] = []
+        self.shared = 0
+        """Number of first positions that are pages of other owners too, so that they must not change."""
+        self.reserved = sys.maxsize
+        """Positions from `shared` up to here have no other owner."""
+        self.make_room: Callable[[int], None] = _keep_room
+        """Called to reserve the positions up to its argument."""
         self.evicted: list[tuple[int, int]] = []
         """(index in the whole text, token) of each evicted token before the end, rising."""
 
@@ -43,6 +55,16 @@ class KVCache:
     def free(self) -> int:
         """Number of tokens that still fit."""
         return self.context - len(self.ids)
+
+    def reserve(self, end: int) -> None:
+        """Reserve the positions up to `end`, and those of padding, before they are written."""
+        if end + self.padding > self.reserved:
+            self.make_room(end + self.padding)
+
+    def unshare(self, length: int) -> None:
+        """Positions from `length` on are about to change."""
+        if length < self.shared:
+            self.shared = self.reserved = length // PAGE * PAGE
 
     def append(self, ids: Sequence[int]) -> None:
         """Add these tokens; the backends have already appended their keys and values."""
@@ -68,6 +90,7 @@ class KVCache:
     def rewind(self, length: int) -> None:
         """Truncate to the first `length` tokens; nothing is copied."""
         del self.ids[length:]
+        self.unshare(length)
         # A gap is kept while the cache holds a token after it.
         while self.evicted and self.evicted[-1][0] >= length + len(self.evicted) - 1:
             del self.evicted[-1]
@@ -79,6 +102,10 @@ class KVCache:
         self.evicted += [(positions[at], self.ids[at]) for at in indices]
         self.evicted.sort()
         self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
+
+
+def _keep_room(end: int) -> None:
+    """All positions belong to one text."""
 
 
 def shared_prefix(held: Sequence[int], ids: Sequence[int]) -> int:
@@ -93,9 +120,11 @@ def shared_prefix(held: Sequence[int], ids: Sequence[int]) -> int:
     return count
 
 
-class NativeEngine:
-    """The engine for EdgeInfer's kernels: a decoder on a backend, with its cache. `batch`: tokens per prefill
-    step.
+class NativeEngine(CacheChanges):
+    """The engine for EdgeInfer's kernels: a decoder on a backend, with its cache.
+
+    `batch`: tokens per prefill step. `positions`: of the cache, if that is more than the `context` of one
+    text; the others are for further sequences.
     """
 
     def __init__(
@@ -107,19 +136,27 @@ class NativeEngine:
         bytes_per_token: int = 0,
         largest_context: int = 0,
         check_file: Callable[[], None] | None = None,
+        positions: int | None = None,
     ) -> None:
         self.specification = specification
         self.backend = backend
-        self.cache = KVCache(context, backend.state_nbytes, RingPositions(specification, context))
+        rings, padding = RingPositions(specification, context), backend.capabilities.padded_tokens
+        self.cache = KVCache(context, backend.state_nbytes, rings, padding)
         self.batch = batch
         self.bytes_per_token = bytes_per_token
         self.largest_context = max(largest_context, context)
+        self.positions = positions or context
+        self.others: tuple[NativeEngine, ...] = ()
+        """Engines of the same weights, with separate states for further sequences."""
+        self.idle_texts = 0
+        """As `Engine.idle_texts`."""
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""
         self._process = None if backend.capabilities.is_fork_safe else os.getpid()
         """The only process that may use the backend; None: forked children may."""
         self.capabilities = backend.capabilities
+        self._batch_sampling = BatchSampling(backend)
 
     @property
     def context(self) -> int:
@@ -151,7 +188,7 @@ class NativeEngine:
         self.cache.append(ids)
         return x
 
-    def _logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
+    def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
             return self.backend.logits(x)
 
@@ -159,25 +196,39 @@ class NativeEngine:
         with DEVICE_FAILURES:
             return self.backend.final_norm(x)
 
-    def _steps(self, ids: Sequence[int]) -> Iterator[HiddenStates]:
+    def _steps(self, ids: Sequence[int], limit: int | None = None) -> Iterator[HiddenStates]:
+        """Process `ids` in steps of at most `limit` tokens."""
         self._check(ids)
-        for first in range(0, len(ids), self.batch):
-            yield self._forward(ids[first : first + self.batch])
+        size = min(limit or self.batch, self.batch)
+        for first in range(0, len(ids), size):
+            yield self._forward(ids[first : first + size])
 
-    def _prompt_steps(self, ids: Sequence[int]) -> Iterator[HiddenStates]:
+    def _prompt_steps(self, ids: Sequence[int], limit: int | None) -> Iterator[HiddenStates]:
         """As `_steps`. Of a model with recurrent states a checkpoint is kept after each chunk and before the
         last tokens, which begin the response: the next prompt of a chat shares the tokens before them.
         """
         if not self.specification.is_recurrent or len(ids) <= 2 * RESPONSE_START_TOKENS:
-            yield from self._steps(ids)
+            yield from self._steps(ids, limit)
             return
         for part in (ids[:-RESPONSE_START_TOKENS], ids[-RESPONSE_START_TOKENS:]):
-            for x in self._steps(part):
+            for x in self._steps(part, limit):
                 self.backend.checkpoint()
                 yield x
 
     def _check(self, ids: Sequence[int], more: int = 0) -> None:
-        """Raise if `ids` are invalid, or if the cache has no space for them and `more` tokens."""
+        """Raise if `ids` are invalid, or if the cache has no space for them and `more` tokens, which is
+        reserved.
+        """
+        self._check_usable()
+        if len(ids) + more > self.cache.free:
+            raise ContextOverflowError(
+                f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"
+            )
+        self._check_ids(ids)
+        self.cache.reserve(len(self.cache.ids) + len(ids) + more)
+
+    def _check_usable(self) -> None:
+        """Raise if the engine is closed, or can't be used in this process, or its file was truncated."""
         if self._closed:
             raise EdgeInferError("the model has been closed; load it again")
         if self._process not in (None, os.getpid()):
@@ -190,10 +241,8 @@ class NativeEngine:
                 self._check_file()
         except FormatError as error:
             raise ModelFileError(str(error)) from error
-        if len(ids) + more > self.cache.free:
-            raise ContextOverflowError(
-                f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"
-            )
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
         wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
         if wrong or not ids:
             raise ValueError(
@@ -205,18 +254,19 @@ class NativeEngine:
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Process `ids`; return the logits (vocabulary,) after the last of them."""
         if len(ids) == 1 and self.capabilities.max_step_tokens:
-            logits = self._step(ids)
+            only: npt.NDArray[np.float32] = self._step(ids)[0]
             if progress:
                 progress(1, 1)
-            only: npt.NDArray[np.float32] = logits[0]
             return only
+        return all_steps(self.prompt_steps(ids), len(ids), progress)
+
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
+        """As `Engine.prompt_steps`."""
         done = 0
-        for x in self._prompt_steps(ids):
+        for x in self._prompt_steps(ids, limit):
             done += len(x)
-            if progress:
-                progress(done, len(ids))
-        last: npt.NDArray[np.float32] = self._logits(x if len(x) == 1 else x[-1:])[0]
-        return last
+            yield done
+        return self.last_logits(x)
 
     def _step(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process a few tokens in one step; returns the logits after each."""
@@ -230,7 +280,7 @@ class NativeEngine:
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         if len(ids) <= self.capabilities.max_step_tokens:
             return self._step(ids)
-        logits = [self._logits(x) for x in self._steps(ids)]
+        logits = [self.logits(x) for x in self._steps(ids)]
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
@@ -247,12 +297,38 @@ class NativeEngine:
 
         The cache's ids don't change: the caller keeps track of the sequences' slots.
         """
-        if self._closed:
-            raise EdgeInferError("the model has been closed; load it again")
+        return self.logits(self.forward_batch(ids, positions))
+
+    def append_chunk(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64]) -> HiddenStates:
+        """Process a chunk of one prompt at positions start… in these pages of the cache; return the hidden
+        states after the last layer, valid until the next step.
+        """
+        positions = np.arange(start, start + len(ids))
+        rows = np.broadcast_to(pages, (len(ids), len(pages)))
+        return self.forward_batch(ids, BatchPositions(positions, rows))
+
+    def sample_batch(
+        self,
+        x: HiddenStates,
+        rows: Mapping[int, tuple[Sampler, Sequence[int]]],
+        following: BatchPositions | None = None,
+    ) -> dict[int, int]:
+        """As `BatchSampling.sample`, after `forward_batch`."""
+        return self._batch_sampling.sample(x, rows, following)
+
+    def last_logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
+        """(vocabulary,): the logits of the last of some hidden states."""
+        last: npt.NDArray[np.float32] = self.logits(x if len(x) == 1 else x[-1:])[0]
+        return last
+
+    def forward_batch(self, ids: Sequence[int], positions: BatchPositions) -> HiddenStates:
+        """As `append_batch`; the hidden states after the last layer, valid until the next step."""
+        self._check_usable()
+        self._check_ids(ids)
         with DEVICE_FAILURES:
-            x = self.backend.embed(ids)
+            x: HiddenStates = self.backend.embed(ids)
             self.backend.forward_batch(x, positions)
-        return self._logits(x)
+        return x
 
     def logits_of_layers(self, token: int, position: int, layers: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (vocabulary,) of one token that runs through the given layers only; the cache's ids don't
@@ -260,123 +336,42 @@ class NativeEngine:
 
         Keys and values are written at `position`, which must be after the cached tokens.
         """
+        self.cache.reserve(position + 1)
         with DEVICE_FAILURES:
             x = self.backend.embed([token])
             self.backend.forward_layers(x, position, layers)
-        logits: npt.NDArray[np.float32] = self._logits(x)[0]
+        logits: npt.NDArray[np.float32] = self.logits(x)[0]
         return logits
 
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process `ids`; return the final hidden states, (len(ids), hidden size) float32, of each."""
         return np.concatenate([self._normed(x) for x in self._steps(ids)])
 
-    def snapshot(self) -> Snapshot:
-        """Keys and values of all cached tokens. Arrays in main memory are views; write them before the next
-        step.
-        """
-        with DEVICE_FAILURES:
-            arrays = self.backend.snapshot(len(self.cache.ids))
-        rings = self.cache.rings
-        return Snapshot(list(self.cache.ids), arrays if rings is None else [rings.description(), *arrays])
-
-    def restore(self, snapshot: Snapshot, length: int) -> None:
-        """Replace the cache content by the first `length` tokens of a snapshot.
-
-        Raises:
-            ValueError: it is from another cache, or longer than this one, or its rings don't hold what the
-                next token needs (`reusable`).
-        """
-        if length > min(self.context, len(snapshot.ids)):
-            raise ValueError(f"{length} tokens of a snapshot of {len(snapshot.ids)}, room for {self.context}")
-        if self.reusable(length, snapshot) != length:
-            raise ValueError(f"the snapshot can't be rewound to {length} tokens")
-        rings, arrays = self.cache.rings, snapshot.arrays
-        self.cache.rewind(0)
-        with DEVICE_FAILURES:
-            self.backend.restore(arrays if rings is None else arrays[1:], length)
-        if rings is not None:
-            rings.restore(arrays[0])
-        self.cache.append(snapshot.ids[:length])
-        if length < len(snapshot.ids):
-            self._rewind(length)
-
-    def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
-        """As `Engine.reusable`."""
-        rings = self.cache.rings
-        if rings is None or (snapshot is None and length == len(self.cache.ids)):
-            return length
-        held = rings if snapshot is None else rings.of_snapshot(snapshot.arrays)
-        return length if held is not None and held.can_rewind(length) else 0
-
-    @property
-    def text(self) -> list[int]:
-        """The processed tokens, including all evicted ones."""
-        return self.cache.text
-
-    @property
-    def first_evicted(self) -> int | None:
-        """The number of first tokens that were processed before any eviction; None: no eviction."""
-        return self.cache.first_evicted
-
-    def cached_of(self, length: int) -> int:
-        """Number of cached tokens among the first `length` tokens of `text`."""
-        return self.cache.cached_of(length)
-
-    def evict(self, indices: Sequence[int]) -> None:
-        """Evict the tokens at `indices` (rising indices in `ids`); later ones move up. If rings then hold too
-        few positions, the remaining tokens are processed again.
-        """
-        rings, end = self.cache.rings, len(self.cache.ids)
-        is_enough = rings is None or rings.evict(indices, end)
-        if is_enough:
-            with DEVICE_FAILURES:
-                self.backend.evict(np.asarray(indices, np.int64), end)
-        self.cache.evict(indices)
-        if not is_enough:
-            self._rewind(len(self.cache.ids))
-
-    def attention_scores(self, count: int) -> npt.NDArray[np.float64]:
-        """(cached tokens,): attention scores of each from the last `count` tokens, which are
-        processed again.
-        """
-        ids = self.cache.ids
-        start = max(0, len(ids) - min(count, self.batch))
-        return self.backend.attention_scores(self.backend.embed(ids[start:]), start)
-
     def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The backend as the token sampler of a stream, if it supports that."""
         return DeviceSampler.offered(self.backend, self.cache, sampler)
 
-    def rewind(self, length: int) -> None:
-        """Truncate the cache to the first `length` tokens. If the model's state can't be rewound that far,
-        the last tokens before are processed again.
-        """
-        if length < len(self.cache.ids):
-            self._rewind(length)
+    def with_state(self, state: DecoderState) -> "NativeEngine":
+        """An engine of the same weights with a separate state, for another sequence; this one closes both."""
+        return NativeEngine(
+            self.specification,
+            self.backend.with_state(state),
+            self.context,
+            self.batch,
+            self.bytes_per_token,
+            self.largest_context,
+            self._check_file,
+        )
 
-    def _rewind(self, length: int) -> None:
-        """As `Backend.rewind`, then process what it dropped."""
-        rings = self.cache.rings
-        with DEVICE_FAILURES:
-            kept = self.backend.rewind(length if rings is None else rings.rewind(length))
-            if rings is not None and not rings.can_rewind(kept):
-                kept = self.backend.rewind(rings.rewind(kept))
-        self.cache.rewind(length)
-        dropped = self.cache.ids[kept:]
-        if dropped:
-            self._process_again(dropped)
-
-    def _process_again(self, dropped: Sequence[int]) -> None:
-        """Process the last tokens of the cache again."""
-        del self.cache.ids[len(self.cache.ids) - len(dropped) :]
-        try:
-            for _ in self._steps(dropped):
-                pass
-        except BaseException:
-            self.cache.rewind(len(self.cache.ids))
-            raise
+    @property
+    def parallel(self) -> int:
+        """As `Engine.parallel`."""
+        fitting = (self.positions + SPARE_POSITIONS) // LayerCache.positions_for(self.context)
+        return max(1 + len(self.others), fitting)
 
     def close(self) -> None:
         """Release the backend's threads and memory; later calls raise an error."""
         self._closed = True
+        for other in self.others:
+            other._closed = True
         self.backend.close()

@@ -1,6 +1,6 @@
 """Protocols of the engine layer: an engine (ids to logits) and a tokenizer (text to ids)."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +13,33 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 Progress = Callable[[int, int], None]
 """Called during prefill with (tokens done, tokens in total)."""
+
+
+PromptSteps = Generator[int, None, npt.NDArray[np.float32]]
+"""Yields the number of tokens done after each step; returns the logits (vocabulary,) after the last token."""
+
+
+def all_steps(steps: PromptSteps, total: int, progress: Progress | None) -> npt.NDArray[np.float32]:
+    """Run all steps of a prompt of `total` tokens; return the logits after its last token."""
+    while True:
+        done, logits = next_step(steps, total)
+        if progress:
+            progress(done, total)
+        if logits is not None:
+            return logits
+
+
+def next_step(steps: PromptSteps, total: int) -> tuple[int, npt.NDArray[np.float32] | None]:
+    """Run a step; return the number of tokens done, and after the last step the logits."""
+    try:
+        done = next(steps)
+        if done < total:
+            return done, None
+        next(steps)
+    except StopIteration as end:
+        logits: npt.NDArray[np.float32] = end.value
+        return total, logits
+    raise AssertionError("a step after the last token")
 
 
 class TokenSampler(Protocol):
@@ -41,6 +68,21 @@ class Engine(Protocol):
         ...
 
     @property
+    def others(self) -> "Sequence[Engine]":
+        """Engines of the same weights, each with a separate state, for further sequences."""
+        ...
+
+    @property
+    def idle_texts(self) -> int:
+        """Number of texts that may be kept in main memory, also while the engine holds one of them."""
+        ...
+
+    @property
+    def parallel(self) -> int:
+        """Number of texts of the whole context whose states it holds at once, with those of `others`."""
+        ...
+
+    @property
     def ids(self) -> list[int]:
         """The cached tokens."""
         ...
@@ -56,6 +98,12 @@ class Engine(Protocol):
 
         Raises:
             EdgeInferError: the engine has been closed.
+        """
+        ...
+
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
+        """As `append`, in steps of at most `limit` tokens. Other sequences may use the device between two of
+        them; the engine's text must not change.
         """
         ...
 
@@ -145,11 +193,20 @@ class BasicEngine:
     """Base of engines without capabilities."""
 
     ids: list[int]
+    others: Sequence[Engine] = ()
+    parallel = 1
+    idle_texts = 0
     capabilities = Capabilities()
 
     @property
     def expert_counts(self) -> ExpertCounts:
         return ExpertCounts()
+
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
+        raise NotImplementedError("this engine has no steps")
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        return all_steps(self.prompt_steps(ids), len(ids), progress)
 
     @property
     def text(self) -> list[int]:

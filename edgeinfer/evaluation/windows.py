@@ -50,7 +50,7 @@ class Windows:
         if not len(self):
             raise SettingError(
                 f"the text has {len(self.ids)} tokens, wanted at least {self.context} for one window; "
-                "give a longer text or a smaller context (--context)"
+                "give a longer text or a smaller context (context=)"
             )
 
     def __len__(self) -> int:

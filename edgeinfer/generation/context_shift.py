@@ -51,7 +51,7 @@ class ContextShift:
             )
         if policy is HeavyHitters and not engine.capabilities.has_attention_scores:
             raise SettingError(
-                "context_overflow: h2o needs attention scores of the CPU for all layers (--device cpu); "
+                "context_overflow: h2o needs attention scores of the CPU for all layers (device='cpu'); "
                 "or take 'shift'"
             )
         if engine.context < MIN_CONTEXT or keep > engine.context // 2:

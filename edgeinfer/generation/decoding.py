@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.context_shift import ContextShift, shared_with
-from edgeinfer.generation.loop import Decode, GenerationSequence, SampledToken
+from edgeinfer.generation.loop import Decode, DraftCount, GenerationSequence, SampledToken
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
-from edgeinfer.speculation.speculator import DraftCount, Speculator
+from edgeinfer.speculation.speculator import Speculator
 
 
 class BaselineDecode:
@@ -21,8 +21,7 @@ class BaselineDecode:
 
     def __init__(self, engine: Engine, sequence: GenerationSequence) -> None:
         self._engine = engine
-        is_plain = sequence.request.logprobs is None and sequence.constraint is None
-        self._device_sampler = engine.device_sampler(sequence.sampler) if is_plain else None
+        self._device_sampler = engine.device_sampler(sequence.sampler) if sequence.is_plain else None
 
     def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
         (sequence,) = sequences
@@ -89,6 +88,19 @@ class SpeculativeDecode:
         return [token]
 
 
+def forced_tokens(sequence: GenerationSequence, context: int) -> list[SampledToken]:
+    """The next tokens to which the sequence's grammar allows no alternative, as many as fit; the sampler has
+    accepted them. None if logprobs are requested, which need the logits after each.
+    """
+    constraint, tokens = sequence.constraint, list[SampledToken]()
+    if constraint is None or sequence.request.logprobs is not None:
+        return tokens
+    limit = min(sequence.remaining, context - len(sequence.ids))
+    while len(tokens) < limit and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
+        tokens.append(SampledToken(forced[0], None, True))
+    return tokens
+
+
 class ForcedDecode:
     """Forced tokens, to which a grammar allows no alternative: appended without a forward, and processed with
     the next token. `together`: maximum tokens per forward.
@@ -109,7 +121,7 @@ class ForcedDecode:
         ids = sequence.ids
         held = len(ids) - 1 - self._unprocessed
         is_cached = self._engine.ids == ids[:held]
-        if forced := self._forced(sequence):
+        if forced := forced_tokens(sequence, self._engine.context):
             self._unprocessed += len(forced)
             return [forced]
         self._unprocessed = 0
@@ -117,15 +129,6 @@ class ForcedDecode:
             return [[self._baseline.resume(sequence)]]
         sequence.sampler.begin()
         return [[sequence.sample(self._process(ids[held:]))]]
-
-    def _forced(self, sequence: GenerationSequence) -> list[SampledToken]:
-        """The forced tokens that fit; the sampler has accepted them."""
-        constraint, tokens = sequence.constraint, list[SampledToken]()
-        assert constraint is not None
-        limit = min(sequence.remaining, self._engine.context - len(sequence.ids))
-        while len(tokens) < limit and (forced := constraint.forced()) and sequence.sampler.take(forced[0]):
-            tokens.append(SampledToken(forced[0], None, True))
-        return tokens
 
     def _process(self, ids: list[int]) -> npt.NDArray[np.float32]:
         """Process the token before the forced ones, and these; the logits after the last of them."""
@@ -144,13 +147,12 @@ class ContextShiftDecode:
         self._engine = engine
         self._policy = policy
         self._decode = decode
-        self.shifts = 0
 
     def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
         (sequence,) = sequences
         if len(sequence.ids) > self._engine.context:
             kept = self._policy.shorten(self._engine, sequence.ids)
-            self.shifts += 1
+            sequence.shifts += 1
             sequence.evicted += len(sequence.ids) - len(kept)
             sequence.ids = kept
         return self._decode.step(sequences)

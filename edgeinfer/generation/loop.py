@@ -1,17 +1,28 @@
-"""The generation loop: the sequences of a request, advanced by one engine step at a time, and timed."""
+"""Live requests: their sequences, advanced by one engine step at a time, their counts and times."""
 
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.protocols import TextTokenizer
+from edgeinfer.engine.expert_use import ExpertUse
+from edgeinfer.engine.protocols import Engine, PromptSteps, TextTokenizer, next_step
 from edgeinfer.generation.request import Request
-from edgeinfer.results import FinishReason, Speed, Token
+from edgeinfer.results import FinishReason, Generation, Speed, Token
 from edgeinfer.sampling import Sampler, logprobs
 from edgeinfer.tokenizer.detokenizer import Detokenizer
+
+if TYPE_CHECKING:
+    from edgeinfer.generation.batching.paged_cache import PagedText
+    from edgeinfer.speculation.speculator import Speculator
+
+MAX_UNREAD = 256
+"""Tokens that may wait for a slow reader before its sequence pauses."""
+Phase = Literal["waiting", "reading", "decoding", "ended"]
 
 
 class SampledToken(NamedTuple):
@@ -37,6 +48,8 @@ class GenerationSequence:
         """The prompt and the completion, without tokens that a context shift has evicted."""
         self.evicted = 0
         """Number of tokens that context shift has evicted, or left out of the prompt."""
+        self.shifts = 0
+        """Number of context shifts."""
         self.max_tokens = request.max_new_tokens(context)
         self.sampled: list[Token] = []
         """The sampled tokens, without the end token; their text may still be incomplete."""
@@ -53,6 +66,11 @@ class GenerationSequence:
     def remaining(self) -> int:
         """Maximum number of further tokens."""
         return self.max_tokens - len(self.sampled)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether only its sampler has to see the logits."""
+        return self.request.logprobs is None and self.constraint is None
 
     def sample(self, logits: npt.NDArray[np.float32]) -> SampledToken:
         """Sample the next token from the logits after the last one."""
@@ -113,6 +131,11 @@ class GenerationTimer:
         self._prompt_tokens, self._cached = prompt_tokens, cached
         self._since = time.perf_counter()
 
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens of the prompt that needn't be read."""
+        return self._cached
+
     def prefilled(self) -> None:
         self._prefill_seconds = time.perf_counter() - self._since
 
@@ -159,34 +182,213 @@ class Decode(Protocol):
         ...
 
 
-class GenerationLoop:
-    """The sequences of one request, and how they are decoded."""
+@dataclass
+class DraftCount:
+    """Draft counters of one completion."""
+
+    drafted: int = 0
+    accepted: int = 0
+    forwards: int = 0
+    """Number of forwards with drafts."""
+    tokens: int = 0
+    """Number of tokens from these forwards."""
+
+    @property
+    def accepted_share(self) -> float | None:
+        """Share of draft tokens that were accepted; None: there were none."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    def add_forced(self, tokens: int, forwards: int) -> None:
+        """Add `forwards` that gave `tokens` accepted draft tokens, and one token more."""
+        self.drafted += tokens
+        self.accepted += tokens
+        self.forwards += forwards
+        self.tokens += tokens + 1
+
+    def tokens_per_forward(self, decoded: int) -> float:
+        """Mean tokens per forward of a completion of `decoded` tokens; forwards without a draft give one."""
+        return decoded / max(1, decoded - self.tokens + self.forwards)
+
+
+class LiveRequest:
+    """One request from its arrival to its end.
+
+    A *pulled* request advances while its reader waits for a token, a *pushed* one (`on_change` is set) in
+    each step. `phase`: "waiting" for a place in a cache, "reading" its prompt (or its tokens again), or
+    "decoding".
+    """
 
     def __init__(
-        self, sequences: Sequence[GenerationSequence], decode: Decode, timer: GenerationTimer
+        self,
+        engine: Engine,
+        tokenizer: TextTokenizer,
+        request: Request,
+        speculator: "Speculator | None" = None,
+        on_change: Callable[[], None] | None = None,
     ) -> None:
-        self.live = list(sequences)
-        self._decode = decode
-        self._timer = timer
+        self.request = request
+        self.sequence = GenerationSequence(request, tokenizer, engine.vocabulary_size, engine.context)
+        self.speculator, self.drafts = speculator, DraftCount()
+        self.timer, self.experts = GenerationTimer(), ExpertUse(engine)
+        self.phase: Phase = "waiting"
+        self.unread: deque[Token] = deque()
+        self.error: Exception | None = None
+        self.cancelled = False
+        self.on_change = on_change
+        self.is_awaited = False
+        """Whether the reader of a pulled request waits for a token."""
+        self.has_begun = False
+        """Whether it has had a place in a cache."""
+        self.is_alone = False
+        """Whether it is the text of its engine, and no other request was live in its last step."""
+        self.arrivals: Collection[LiveRequest] = ()
+        """The requests that join the next step."""
+        self.advances = False
+        """Whether it takes part in the current step; else it has paused."""
+        self.turn = 0
+        """When a chunk of its prompt was read last, as the number of a step."""
+        self.text: PagedText | None = None
+        """Its pages in a paged cache."""
+        self.engine: Engine | None = None
+        """The engine whose text it is."""
+        self.decode: Decode | None = None
+        """How its engine decodes it."""
+        self._steps: PromptSteps | None = None
+        """The steps that are left of its prompt, on its engine, in chunks of at most `limit` tokens."""
+        self._limit: int | None = None
+        self._steps_total = 0
+        self._batches = self._rows = 0
+        self._bytes_per_token = engine.bytes_per_token
 
-    def step(self) -> Iterator[tuple[GenerationSequence, Token]]:
-        """One engine step; yields the tokens that can be emitted. `live`: the unfinished sequences."""
-        self._timer.resume()
-        sampled = self._decode.step(self.live)
-        self._timer.decoded(sum(map(len, sampled)))
-        yield from self.append(sampled)
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it takes part in the next step."""
+        if self.on_change is None:
+            return self.is_awaited and not self.unread
+        return len(self.unread) < MAX_UNREAD
 
-    def append(
-        self, new_tokens: Sequence[Sequence[SampledToken]]
-    ) -> Iterator[tuple[GenerationSequence, Token]]:
-        """Append sampled tokens to the live sequences; yields the tokens that can be emitted."""
-        for sequence, sampled in zip(self.live, new_tokens, strict=True):
-            for index, token in enumerate(sampled):
-                for emitted in sequence.append(token, index + 1 == len(sampled)):
-                    yield sequence, emitted
-                if sequence.reason is not None:
-                    break
+    @property
+    def ended(self) -> bool:
+        return self.phase == "ended"
+
+    @property
+    def processed(self) -> int:
+        """Number of its first tokens whose keys and values are in its pages."""
+        return 0 if self.text is None else self.text.length
+
+    def start(self, held: int) -> None:
+        """Begin to read its tokens, of which the cache holds `held`."""
+        if not self.has_begun:
+            self.timer.start(len(self.sequence.ids), held)
+        self.has_begun, self.phase = True, "reading"
+
+    def begin_steps(self, engine: Engine, limit: int | None = None) -> None:
+        """Read what the engine doesn't hold of its tokens in chunks of at most `limit` tokens."""
+        ids = self.sequence.ids[len(engine.ids) :]
+        self._limit, self._steps_total = limit, len(ids)
+        self._steps = engine.prompt_steps(ids, limit)
+
+    def leave_engine(self) -> None:
+        """It is no longer the text of its engine."""
+        self.is_alone = False
+        self.engine = self.decode = self._steps = None
+
+    def engine_step(self, limit: int | None = None) -> None:
+        """One step on its engine: the next chunk of its prompt, or its next tokens."""
+        engine, decode = self.engine, self.decode
+        assert engine is not None
+        assert decode is not None
+        if self.phase == "decoding":
+            self.accept(decode.step([self.sequence])[0])
+            return
+        if self._steps is None or limit != self._limit:
+            self.begin_steps(engine, limit)
+        assert self._steps is not None
+        self.sequence.sampler.begin()
+        _, logits = next_step(self._steps, self._steps_total)
+        self.progress(len(engine.ids))
+        if logits is not None:
+            self._steps = None
+            self.first_token(logits)
+
+    def step_alone(self) -> bool:
+        """Its next tokens, without a step of the scheduler; False: it needs one. The caller has the lock."""
+        if not self.is_alone or self.arrivals or self.phase != "decoding":
+            return False
+        self.timer.resume()
+        try:
+            self.engine_step()
+        except Exception as error:
+            self.fail(error)
+        return True
+
+    def progress(self, done: int) -> None:
+        """Report that `done` of its tokens have been read."""
+        if self.request.progress and not self.sequence.sampled:
+            start = self.timer.cached_tokens
+            self.request.progress(done - start, len(self.sequence.ids) - start)
+
+    def first_token(self, logits: npt.NDArray[np.float32]) -> None:
+        """Append the token after all tokens that have been read."""
+        if not self.sequence.sampled:
+            self.timer.prefilled()
+        if self.sequence.reason is not None:  # no token is requested, or none fits
+            self.phase = "ended"
+            return
+        self.phase = "decoding"
+        self.accept([self.sequence.sample(logits)])
+
+    def accept(self, sampled: list[SampledToken]) -> None:
+        """Append the sampled tokens of a step."""
+        self.timer.decoded(len(sampled))
+        sequence = self.sequence
+        for index, token in enumerate(sampled):
+            self.unread += sequence.append(token, index + 1 == len(sampled))
             if sequence.reason is not None:
-                for emitted in sequence.finish():
-                    yield sequence, emitted
-        self.live = [sequence for sequence in self.live if sequence.reason is None]
+                self.unread += sequence.finish()
+                self.phase = "ended"
+                break
+
+    def batched(self, rows: int) -> None:
+        """Count a forward that it shared with `rows` - 1 other sequences."""
+        self._batches += 1
+        self._rows += rows
+
+    def fail(self, error: Exception) -> None:
+        """End it with an error; its reader gets it after the unread tokens."""
+        self.error, self.phase = error, "ended"
+
+    def generation(self, tokens: list[Token]) -> Generation:
+        """The completion with the tokens that its reader has taken."""
+        sequence, request = self.sequence, self.request
+        is_whole = self.ended and not self.unread and self.error is None
+        reason: FinishReason | None = sequence.reason if is_whole else None
+        logprobs = [token.logprob for token in tokens if token.logprob is not None]
+        return Generation(
+            text="".join(token.text for token in tokens),
+            ids=[token.id for token in tokens],
+            finish_reason=reason or "cancelled",
+            speed=self._speed(len(tokens)),
+            prompt_ids=request.prompt_ids,
+            tokens=tokens,
+            mean_logprob=sum(logprobs) / len(logprobs) if logprobs else None,
+            dropped_messages=request.dropped_messages,
+            context_shifts=sequence.shifts,
+            evicted_tokens=sequence.evicted,
+        )
+
+    def _speed(self, generated: int) -> Speed:
+        speed = self.timer.speed(generated, self._bytes_per_token)
+        speed = replace(speed, gpu_experts=self.experts.gpu_share)
+        if self._batches:
+            return replace(speed, tokens_per_forward=self._rows / self._batches)
+        if not self.drafts.drafted:
+            return speed
+        controller = self.speculator.controller_of(self.request.sampling) if self.speculator else None
+        baseline = controller.costs.baseline if controller else None
+        return replace(
+            speed,
+            accepted_share=self.drafts.accepted_share,
+            tokens_per_forward=self.drafts.tokens_per_forward(self.timer.decoded_tokens),
+            speculation_gain=baseline * speed.decode_tokens_per_second if baseline else None,
+        )

@@ -17,7 +17,18 @@ def rewind_to_shared(
 ) -> int:
     """Truncate the cache to its common prefix with a prompt, except the last token; returns its length.
 
-    `is_shifted`: `ids` is the rest of a longer text after context shift.
+    `is_shifted`: `ids` is the rest of a longer text after context shift. Raises the errors of `check_prompt`.
+    """
+    check_prompt(engine, ids)
+    shared = engine.reusable(min(shared_with(engine, ids, is_shifted), len(ids) - 1))
+    if restore is not None:
+        shared = restore(list(ids[:-1]), shared)
+    engine.rewind(shared)
+    return shared
+
+
+def check_prompt(engine: Engine, ids: Sequence[int]) -> None:
+    """Raise if a prompt can't be read.
 
     Raises:
         SettingError: the prompt is empty.
@@ -27,11 +38,6 @@ def rewind_to_shared(
         raise SettingError("the prompt is empty, and this model has no token to begin with; give it a text")
     if len(ids) > engine.context:
         raise context_overflow(engine, len(ids))
-    shared = engine.reusable(min(shared_with(engine, ids, is_shifted), len(ids) - 1))
-    if restore is not None:
-        shared = restore(list(ids[:-1]), shared)
-    engine.rewind(shared)
-    return shared
 
 
 def read_prompt(
@@ -50,11 +56,10 @@ def read_prompt(
 
 def context_overflow(engine: Engine, count: int) -> ContextOverflowError:
     """The error for a prompt of `count` tokens, which is more than the context."""
+    remedy = "shorten it: the model wasn't trained for more, or this machine's memory doesn't hold it"
     if engine.largest_context > engine.context:
-        remedy = f"up to {engine.largest_context} the model was trained for and fits this machine"
-    else:
-        remedy = "the model wasn't trained for more, or this machine's memory doesn't hold it"
+        most = f"up to {engine.largest_context} the model was trained for and fits this machine"
+        remedy = f"shorten it, or take a larger context (context=): {most}"
     return ContextOverflowError(
-        f"the prompt has {count} tokens, the context holds {engine.context}; shorten it, or take a larger "
-        f"context (--context, context=): {remedy}"
+        f"the prompt has {count} tokens, the context holds {engine.context}; {remedy}"
     )

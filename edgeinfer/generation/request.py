@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 Prompt = str | Sequence[int] | Sequence["Message"]
 """A text, token ids, or the messages of a chat."""
 
+Prompts = list[str] | list[list[int]] | list[list["Message"]]
+"""Several prompts."""
+
 Restore = Callable[[list[int], int], int]
 """(ids, number of cached ones) -> number of cached ones now; larger if a prompt cache was restored."""
 
@@ -65,6 +68,13 @@ def check_count(name: str, value: object) -> None:
     """Raise `SettingError` unless `value` is an integer of at least 0, or None."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
         raise SettingError(f"{name}: saw {shown(value)}, wanted a whole number of at least 0, or None")
+
+
+def several_prompts(prompt: "Prompt | Sequence[Prompt]") -> "Sequence[Prompt] | None":
+    """The prompts if they are a list of texts, of lists of ids, or of chats; None: it is one prompt."""
+    if not isinstance(prompt, list | tuple) or not prompt:
+        return None
+    return prompt if isinstance(prompt[0], str | list | tuple) else None
 
 
 def messages_of(prompt: Prompt) -> "Sequence[Message] | None":

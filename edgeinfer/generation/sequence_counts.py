@@ -1,14 +1,14 @@
 """Number and kind of requested completions: sampled, best of several, or beam search."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import SettingError, shown
-from edgeinfer.generation.beam_search import BeamSearch
 from edgeinfer.generation.request import Request
-from edgeinfer.generation.sequences import SequenceGroup, best_completions
 from edgeinfer.options.option_field import plain_number
+from edgeinfer.options.run_options import COUNTS
 from edgeinfer.results import Generation
 from edgeinfer.structured.constraint import Constraint
 
@@ -42,26 +42,60 @@ class SequenceCounts:
 
     def completions(
         self,
-        engine: Engine,
-        tokenizer: TextTokenizer,
         request: Request,
         constraint: Callable[[], Constraint | None],
+        run: Callable[[Sequence[Request]], list[Generation]],
+        search: Callable[[Request, int], list[Generation]],
     ) -> list[Generation]:
-        """`n` completions; `constraint` returns a new constraint for each. `Raises` as the model's
-        `generate`.
+        """`n` completions of a prompt. Completion 0 equals that of a stream; seeds are consecutive if one is
+        given.
+
+        `constraint` returns a new constraint for each; `run` completes requests together; `search` is a beam
+        search. Raises `SettingError`: the options exclude each other.
         """
         requested = self.n or 1
         if self.beams is not None:
+            if request.context_shift is not None:
+                raise SettingError(
+                    "context_overflow: beam search supports 'stop' only; leave it out, or beams"
+                )
             if request.stop:
                 raise SettingError("stop: a beam ends where the model ends it; leave stop or beams out")
-            if constraint() is not None:
+            if request.constraint is not None:
                 raise SettingError(
                     "schema and grammar: beam search doesn't support them; leave these out, or beams"
                 )
-            return BeamSearch(engine, tokenizer, request, self.beams).run()[:requested]
+            return search(request, self.beams)[:requested]
         if self.best_of is None:
-            return SequenceGroup(engine, tokenizer, request, requested, constraint).run()
+            return run(self._requests(request, requested, constraint))
         with_logprobs = replace(request, logprobs=request.logprobs or 0)
-        return best_completions(
-            SequenceGroup(engine, tokenizer, with_logprobs, self.best_of, constraint).run(), requested
-        )
+        return best_completions(run(self._requests(with_logprobs, self.best_of, constraint)), requested)
+
+    @staticmethod
+    def _requests(request: Request, count: int, constraint: Callable[[], Constraint | None]) -> list[Request]:
+        seed = request.sampling.seed
+        seeds = [None if seed is None else seed + index for index in range(count)]
+        return [
+            replace(request, sampling=replace(request.sampling, seed=each), constraint=constraint())
+            for each in seeds
+        ]
+
+
+def one_completion(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options for several prompts. Raises `SettingError`: there is a number of completions."""
+    for name in COUNTS:
+        if options.get(name) is not None:
+            raise SettingError(
+                f"{name}: saw {shown(options[name])}, but each of several prompts gets one completion; give "
+                "one prompt, or leave it out"
+            )
+    return {name: value for name, value in options.items() if name not in COUNTS}
+
+
+def best_completions(completions: Sequence[Generation], count: int) -> list[Generation]:
+    """The `count` completions with the highest mean log-probability per token, best first."""
+    worst = -math.inf
+    ranked = sorted(
+        completions, key=lambda g: worst if g.mean_logprob is None else g.mean_logprob, reverse=True
+    )
+    return ranked[:count]

@@ -71,6 +71,7 @@ class PagedSequences:
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
         self.together = engine.capabilities.max_batch_tokens
+        engine.cache.reserve(engine.context)
         length = len(engine.ids)
         own = -(-length // PAGE)
         self._holders = dict.fromkeys(range(own), 1)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.engine.protocols import BasicEngine, Progress
+from edgeinfer.engine.protocols import BasicEngine, PromptSteps
 from edgeinfer.errors import Detail, EdgeInferError, UnsupportedModelError
 from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
 from edgeinfer.model import Model
@@ -162,13 +162,13 @@ class LlamaCppEngine(BasicEngine):
         self.largest_context: int = max(context, llama._model.n_ctx_train())
         self.vocabulary_size: int = llama.n_vocab()
 
-    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
         """As the protocol specifies."""
         self._catch_up()
-        for first in range(0, len(ids), BATCH):
-            last = self._read(ids[first : first + BATCH])
-            if progress:
-                progress(min(first + BATCH, len(ids)), len(ids))
+        size = min(limit or BATCH, BATCH)
+        for first in range(0, len(ids), size):
+            last = self._read(ids[first : first + size])
+            yield min(first + size, len(ids))
         logits: npt.NDArray[np.float32] = last[0]
         return logits
 

@@ -52,14 +52,14 @@ def load_drafter(
 
 
 def _cost(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.0f} MB of main memory (--draft none, draft=None leave it out)"
+    return f"{nbytes / 1e6:.0f} MB of main memory (draft=None leaves it out)"
 
 
 def _layer_skipping(engine: NativeEngine) -> LayerSkipping:
     if engine.specification.is_recurrent:
         raise SettingError("draft: 'self' can't skip layers with a recurrent state; take 'lookup' or a model")
     if not engine.capabilities.skips_layers:
-        raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or --device cpu")
+        raise SettingError("draft: 'self' runs on the CPU only; take 'lookup' or a model, or device='cpu'")
     return LayerSkipping(engine, kept_layers(len(engine.specification.layers)))
 
 

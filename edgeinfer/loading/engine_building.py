@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
-from edgeinfer.planning.device_plan import DevicePlan
+from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
@@ -21,7 +22,9 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats,
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.layer_cache import CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
@@ -70,10 +73,13 @@ class EngineBuilder:
         has_head, batch = not source.specification.is_encoder, plan.options.batch
         kernels, progress = self._kernels(head=has_head), LoadProgress(source, plan.file_weight_bytes)
         threads = plan.machine.processor.threads
+        states = sequence_states(
+            source.specification, source.context, source.options.kv, plan.options.sequences
+        )
         backend = CpuBackend(
             source.specification,
             source.weights,
-            DecoderState.allocate(source.specification, source.context, source.options.kv),
+            states[0],
             kernels,
             CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
             routing=Routing.allocate(source.specification, batch),
@@ -81,7 +87,8 @@ class EngineBuilder:
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
-        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels))
+        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels), len(states))
+        loaded.engine.others = tuple(loaded.engine.with_state(state) for state in states[1:])
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
@@ -187,7 +194,10 @@ class EngineBuilder:
 
         return measured
 
-    def _loaded(self, backend: Backend[Any], batch: int, warnings: Sequence[str] = ()) -> LoadedEngine:
+    def _loaded(
+        self, backend: Backend[Any], batch: int, warnings: Sequence[str] = (), states: int = 1
+    ) -> LoadedEngine:
+        """`states`: in which the plan's sequences are stored."""
         source, plan = self.source, self.plan
         reads_file = any(device.kind == "cpu" for device in plan.devices)
         engine_class = EncoderEngine if source.specification.is_encoder else NativeEngine
@@ -199,8 +209,34 @@ class EngineBuilder:
             plan.weight_bytes_per_token,
             self.planned.fitting,
             source.file.check_size if reads_file else None,
+            pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
-        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, [*self.planned.warnings, *warnings])
+        warnings = [*self.planned.warnings, *warnings]
+        takes_turns = not backend.capabilities.max_batch_tokens
+        if self.gpu is not None and takes_turns and source.options.parallel != 1:
+            engine.idle_texts, note = self._idle_texts(engine.cache.nbytes)
+            warnings.append(note)
+        return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, warnings)
+
+    def _idle_texts(self, nbytes: int) -> tuple[int, Detail]:
+        """The number of texts of `nbytes` that main memory has space for besides the plan, at most
+        `parallel`; and a sentence on that.
+        """
+        free = self.plan.ram_bytes - self.plan.bytes_on("cpu")
+        requested = self.source.options.parallel or AUTOMATIC_SEQUENCES[0]
+        count = max(0, min(requested, free // max(1, nbytes)))
+        size = binary_size(nbytes)
+        return count, Detail(
+            f"one request runs at a time; up to {count} texts are kept in main memory, {size} each"
+        )
+
+
+def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> list[DecoderState]:
+    """The states of some sequences: one for all if all its positions can be pages, else one for each."""
+    positions = pool_positions(context, sequences)
+    if spec.is_recurrent or RingPositions(spec, positions).shapes:
+        return [DecoderState.allocate(spec, context, kind) for _ in range(sequences)]
+    return [DecoderState.allocate(spec, positions, kind)]
 
 
 def placed_note(plan: MemoryPlan) -> str:

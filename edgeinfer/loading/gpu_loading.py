@@ -7,12 +7,14 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
+from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
@@ -48,7 +50,7 @@ def load_gpu_shard(
         backend = CudaBackend(
             source.specification,
             source.weights,
-            source.context,
+            pool_positions(source.context, plan.options.sequences),
             cuda_device(gpu.index),
             options,
             on_loaded=progress,
@@ -56,18 +58,20 @@ def load_gpu_shard(
         )
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
-    return _prepared(backend, gpu, source, plan.weight_bytes_per_token)
+    return _prepared(backend, gpu, source, plan)
 
 
-def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, weight_bytes: int) -> CudaBackend:
+def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
-    if drafts need them. Raises `GpuUnavailableError`.
+    if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """
     try:
-        if weight_bytes >= TUNED_FROM_BYTES and not source.specification.is_encoder:
+        if plan.weight_bytes_per_token >= TUNED_FROM_BYTES and not source.specification.is_encoder:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
-        backend.warm_up(widths, source.options.build_progress)
+        has_batches = plan.options.sequences > 1 and backend.capabilities.max_batch_tokens > 0
+        layouts = (TEXT, BATCH) if has_batches else (TEXT,)
+        backend.warm_up(widths, source.options.build_progress, layouts)
     except BaseException as error:
         backend.close()
         if isinstance(error, KernelsUnavailableError | BackendError):

@@ -77,7 +77,7 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
 def _explained(error: BaseException, name: str) -> EdgeInferError | None:
     """The user-facing error for an exception of a lower layer; None: the exception is clear by itself."""
     if isinstance(error, UnsupportedFormatError):
-        return UnsupportedModelError(f"{error}; llama.cpp may run it: add --engine llama.cpp")
+        return UnsupportedModelError(f"{error}; llama.cpp may run it: add engine='llama.cpp'")
     if isinstance(error, UnsupportedProcessorError | KernelBuildError):
         return KernelError(str(error))
     if isinstance(error, MemoryError):

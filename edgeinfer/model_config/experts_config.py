@@ -46,7 +46,7 @@ class ExpertsReader(MetadataReader):
             raise UnsupportedModelError(
                 f"architecture {self.name} isn't one of the {len(ARCHITECTURES)} that edgeinfer runs "
                 "(docs/user/models.md lists them); "
-                "llama.cpp may: add --engine llama.cpp (pip install 'edgeinfer[llama-cpp]')"
+                "llama.cpp may: add engine='llama.cpp' (pip install 'edgeinfer[llama-cpp]')"
             )
         self.architecture_spec = ARCHITECTURES[self.name]
         by_router = self.architecture_spec.experts == "by_router"

@@ -107,4 +107,4 @@ def unsupported_type(error: UnsupportedTypeError, path: Path) -> ModelSupport:
 
 def _shortened(reason: str) -> str:
     """A reason without the suggested solution, which is always the same."""
-    return reason.partition("; ")[0].partition(". --engine")[0].rstrip(".")
+    return reason.partition("; ")[0].partition("; engine=")[0].rstrip(".")

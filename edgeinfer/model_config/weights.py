@@ -110,7 +110,7 @@ class FileTensors:
             more = f" and {len(left) - 3} more" if len(left) > 3 else ""
             raise UnsupportedModelError(
                 f"{self.needed_by} doesn't use {', '.join(left[:3])}{more}; "
-                "llama.cpp may: add --engine llama.cpp"
+                "llama.cpp may: add engine='llama.cpp'"
             )
 
 
@@ -138,7 +138,7 @@ class LayerTensors:
             if other.format != first.format:
                 raise UnsupportedModelError(
                     f"{other.name}: type {other.format}, wanted {first.format} as {first.name}; "
-                    "llama.cpp reads both: add --engine llama.cpp"
+                    "llama.cpp reads both: add engine='llama.cpp'"
                 )
         if self._tensors.shapes_only:
             raw = np.broadcast_to(np.uint8(0), (total, width))

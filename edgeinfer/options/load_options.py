@@ -24,6 +24,7 @@ from edgeinfer.speculation.drafter import Drafter
 MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 """Threads spin at barriers: far more threads than processors would block the machine."""
 MAX_TREE_WIDTH = 8
+MAX_PARALLEL = 64
 KvType = Literal["f32", "f16", "q8_0", "q4_0"]
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
@@ -98,6 +99,8 @@ class LoadOptions:
     - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
       searches them first.
     - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
+    - `parallel`: requests whose KV caches (or recurrent states) are held at once, each of the whole context,
+      on the CPU; 0: automatic.
     - `chat_template`: Jinja text that replaces the file's.
     - `thinking`, `template_args`: defaults for all completions, as in `RunOptions`; without them those of
       models.toml.
@@ -168,6 +171,11 @@ class LoadOptions:
         "f16", "Data type of the KV cache (KV quantization); q8_0 takes half the bytes of f16, q4_0 a "
         "quarter.",
         commands="run chat serve batch plan eval bench",
+    )  # fmt: skip
+    parallel: int = _option(
+        1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "
+        "0: 4, or fewer if these don't fit.", allowed=whole(0, MAX_PARALLEL),
+        commands="run serve batch plan",
     )  # fmt: skip
     chat_template: str | None = _option(
         None,
@@ -259,6 +267,7 @@ class LoadKeywords(TypedDict, total=False):
     draft_tree_width: int
     lookup_files: str | Path | Iterable[str | Path]
     kv: KvType
+    parallel: int
     chat_template: str | None
     thinking: Thinking | None
     template_args: Mapping[str, Any] | None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType
+from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -18,6 +18,9 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
+AUTOMATIC_SEQUENCES = (4, 2)
+"""Numbers of sequences that `parallel` 0 tries."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -25,7 +28,7 @@ class PlanRequest:
 
     `draft`: the sizes of its draft model. Unless `draft_required`, it is omitted if it doesn't fit or if the
     model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: requested explicitly, so it can't
-    be dropped.
+    be dropped. `parallel`: sequences whose states are held at once; 0: automatic.
     """
 
     name: str
@@ -40,6 +43,7 @@ class PlanRequest:
     sparse: SparseOptions | None = None
     sparse_required: bool = False
     routing: tuple[tuple[float, ...], ...] | None = None
+    parallel: int = 1
     draft: ModelSizes | None = None
     draft_required: bool = False
     warnings: tuple[str, ...] = ()
@@ -131,9 +135,10 @@ def _options(request: PlanRequest) -> PlanOptions:
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     if request.kv in CPU_CACHES:
         raise GpuUnavailableError(
-            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (--kv, kv=)"
+            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
+    whole = replace(whole, sequences=_gpu_sequences(request, machine, whole))
     try:
         plan = plan_memory(request.sizes, machine, whole)
     except PlanError:
@@ -170,6 +175,7 @@ def _split_with_disk(
 
 def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
     options = replace(_options(request), device="cpu", sparse=request.sparse)
+    options = replace(options, sequences=_sequences(request, machine, options))
     fitting = largest_context(request.sizes, machine, options, request.trained_context)
     try:
         plan = plan_memory(request.sizes, machine, options)
@@ -186,6 +192,27 @@ def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
         return DevicePlan(plan, fitting, (NO_DRAFT,))
 
 
+def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
+    """The number of sequences: as requested, or the largest usual one that fits."""
+    if request.parallel:
+        return request.parallel
+    for count in AUTOMATIC_SEQUENCES:
+        try:
+            plan_memory(request.sizes, machine, replace(options, sequences=count))
+        except PlanError:
+            continue
+        return count
+    return 1
+
+
+def _gpu_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
+    """The number of sequences on a GPU: one, if they can't share the caches there."""
+    positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
+    if not all(block.has_device_pages(positions) for block in request.sizes.blocks):
+        return 1
+    return _sequences(request, machine, options)
+
+
 def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:
     """The CPU plan with disk offload, for weights that main memory can't hold at any context."""
     try:
@@ -197,10 +224,12 @@ def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptio
 
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
     """The error with a suggested solution, in one line."""
-    if 0 < fitting < request.context:
-        remedy = f"with a context of {fitting} it fits (--context, context=)"
+    if request.parallel > 1:
+        remedy = "hold fewer sequences (parallel=)"
+    elif 0 < fitting < request.context:
+        remedy = f"with a context of {fitting} it fits (context=)"
     elif request.draft_required:
-        remedy = "leave the draft model out (--draft none, draft=None)"
+        remedy = "leave the draft model out (draft=None)"
     else:
         remedy = "take a smaller model or fewer bits per weight"
     return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}")

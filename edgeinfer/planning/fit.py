@@ -1,4 +1,4 @@
-"""Whether a model fits this machine, and its approximate speed; without any measurement."""
+"""Whether a model fits this machine, and its approximate speed, from what is measured already."""
 
 import math
 from dataclasses import dataclass, replace
@@ -11,14 +11,22 @@ from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.machine.measure import stored_figures, stored_threads
-from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_gpu, with_known_cpu_speeds
+from edgeinfer_offload.machine.measure import measured_threads, stored_figures, stored_threads
+from edgeinfer_offload.machine.this_machine import (
+    are_kernels_built,
+    unmeasured_machine,
+    with_cpu_speeds,
+    with_gpu,
+    with_known_cpu_speeds,
+)
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlacementName, PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
 ASSUMED_BYTES_PER_SECOND = 20e9
 """Memory bandwidth of a typical laptop; assumed if this machine isn't measured yet."""
+USUAL_FORMATS = ("Q4_K", "Q6_K")
+"""The formats of Q4_K_M, the usual quantization of the registry."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,8 @@ class Fit:
     """How a model fits this machine. `nbytes`: bytes of main memory and GPU together; None: unknown.
 
     `tokens_per_second`: decoded ones, None of an encoder. `placement`: where it runs; None: it doesn't.
-    `prefill_tokens_per_second`: None where matmuls weren't measured.
+    `prefill_tokens_per_second`: None where matmuls weren't measured. `is_assumed`: the kernels weren't
+    measured for this model's formats.
     """
 
     fits: bool
@@ -35,6 +44,7 @@ class Fit:
     limit_reason: str = ""
     placement: PlacementName | None = None
     prefill_tokens_per_second: float | None = None
+    is_assumed: bool = False
 
 
 def known_machine() -> Machine:
@@ -64,9 +74,17 @@ def known_machine() -> Machine:
     return with_gpu(machine, gpu, free_bytes(gpu.index), cache)
 
 
+def measure_usual_formats() -> None:
+    """Measure the kernels of the usual formats in seconds, if they are compiled and not measured yet."""
+    cache = user_folder("cache")
+    if are_kernels_built(cache, USUAL_FORMATS):
+        with_cpu_speeds(unmeasured_machine(measured_threads(cache)), cache, USUAL_FORMATS)
+
+
 def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
     """This machine with the speeds that `edgeinfer plan` uses for the model, if they are stored; a described
-    one as it is.
+    one as it is. Else other formats count as the usual ones, and without these the memory bandwidth counts;
+    the origin is "unmeasured" then, unless there is a GPU.
     """
     if machine.origin == "described":
         return machine
@@ -74,7 +92,15 @@ def with_known_speeds(machine: Machine, sizes: ModelSizes) -> Machine:
     formats = sizes.formats
     threads = stored_threads(cache) or machine.processor.threads
     counted = replace(machine, processor=replace(machine.processor, threads=threads))
-    return with_known_cpu_speeds(counted, cache, formats, sizes.nbytes) or machine
+    measured = with_known_cpu_speeds(counted, cache, formats, sizes.nbytes)
+    if measured is not None:
+        return measured
+    usual = with_known_cpu_speeds(counted, cache, USUAL_FORMATS, 0)
+    if usual is not None:
+        slowest = min(usual.processor.kernels.values())
+        kernels = {**dict.fromkeys(formats, slowest), **usual.processor.kernels}
+        machine = replace(usual, processor=replace(usual.processor, kernels=kernels))
+    return machine if machine.graphics else replace(machine, origin="unmeasured")
 
 
 def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> Fit:
@@ -89,4 +115,5 @@ def fit(sizes: ModelSizes, machine: Machine, context: int = DEFAULT_CONTEXT) -> 
     decode, prefill = plan.prediction.decode_tokens_per_second, plan.prediction.prefill_tokens_per_second
     prefill = prefill if math.isfinite(computes) else 0.0
     rates = [rate if math.isfinite(rate) and rate > 0 else None for rate in (decode, prefill)]
-    return Fit(True, plan.nbytes, rates[0], placement=plan.placement, prefill_tokens_per_second=rates[1])
+    is_assumed = machine.origin == "unmeasured"
+    return Fit(True, plan.nbytes, rates[0], "", plan.placement, rates[1], is_assumed)

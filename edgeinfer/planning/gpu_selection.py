@@ -24,7 +24,7 @@ def usable_gpu(device: str) -> Gpu | None:
             return None
         raise GpuUnavailableError(
             f"device: saw {device!r}, but no NVIDIA driver shows a GPU here (see nvidia-smi); "
-            "take --device cpu"
+            "take device='cpu'"
         )
     index = int(device.partition(":")[2] or 0)
     if index >= len(gpus):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from edgeinfer.errors import NotPulledError, OutOfMemoryError, SettingError, UnsupportedModelError
+from edgeinfer.errors import Detail, NotPulledError, OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import NO_MODELS, open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -35,7 +35,7 @@ from edgeinfer_quant_formats.errors import printable
 
 @dataclass(frozen=True)
 class ModelPlan:
-    """The plan of a model, and warnings for the user."""
+    """The plan of a model, and warnings for the user; of these a `Detail` reports no problem."""
 
     model: str
     plan: MemoryPlan
@@ -164,7 +164,7 @@ def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:
     if options.draft not in ("auto", *NO_MODELS):
         raise SettingError(
             f"draft: saw {str(options.draft)!r}, but the vocabulary of {header.name} isn't known; pull the "
-            "model, or leave --draft out"
+            "model, or leave draft= out"
         )
     try:
         config = read_config(header.file)
@@ -260,7 +260,7 @@ def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Mach
             raise
         return machine, [f"planned for the CPU: {error}"]
     if gpu is None:
-        return machine, ["planned for the CPU: there is no GPU here"]
+        return machine, [Detail("no NVIDIA GPU here")]
     from edgeinfer_kernels.cuda.device_parts import free_bytes
 
     measure_gpu(gpu, cache, sorted(formats))

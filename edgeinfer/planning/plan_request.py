@@ -35,6 +35,7 @@ def request_for(
         vram=options.vram,
         ram=options.ram,
         kv=options.kv,
+        parallel=1 if is_encoder else options.parallel,
         repack=options.repack,
         sparse=sparse.options,
         sparse_required=options.asks_sparse,

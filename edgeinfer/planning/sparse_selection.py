@@ -49,7 +49,7 @@ def select_sparse_layers(source: ModelSource) -> SparseSelection:
     if requested == "off" or (requested == "auto" and not source.options.repack):
         return SparseSelection()
     if not source.options.repack:
-        raise SettingError(f"sparse: {requested!r} needs repacked weights; leave it out, or --no-repack")
+        raise SettingError(f"sparse: {requested!r} needs repacked weights; leave it out, or repack=False")
     reasons = {
         layer: why_dense(source.specification, source.weights, layer)
         for layer in range(len(source.specification.layers))

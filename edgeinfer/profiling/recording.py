@@ -65,7 +65,7 @@ def generated_texts(model: Model, tokens: int) -> list[list[int]]:
         if len(completion.ids) > 1:
             texts.append([*start, *completion.ids])
         elif seed > 16 and not texts:
-            raise SettingError(f"{model.name} generates nothing without a prompt; give a text (--text FILE)")
+            raise SettingError(f"{model.name} generates nothing without a prompt; give a text (text=)")
     excess = sum(map(len, texts)) - tokens
     return [*texts[:-1], texts[-1][: len(texts[-1]) - excess]]
 
@@ -74,7 +74,7 @@ def cpu_engine(model: Model) -> tuple[NativeEngine, CpuBackend]:
     """The engine of a model on the CPU kernels. Raises `SettingError` for any other."""
     engine = model.engine
     if not isinstance(engine, NativeEngine) or not isinstance(engine.backend, CpuBackend):
-        raise SettingError(f"{model.name}: only a model on the CPU can be profiled; add --device cpu")
+        raise SettingError(f"{model.name}: only a model on the CPU can be profiled; add device='cpu'")
     return engine, engine.backend
 
 

@@ -263,5 +263,5 @@ def _unknown(
 
 def _shortened(requested: str) -> str:
     """The typed name on one line, shortened."""
-    line = " ".join(requested.split())
+    line = " ".join(requested.split()) or repr(requested[:57])
     return line if len(line) <= 60 else line[:57] + "..."

@@ -73,6 +73,11 @@ class Server(Protocol):
         """Requests in the queue."""
         ...
 
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        ...
+
     def metrics(self) -> tuple[bytes, str]:
         """All metrics, and their media type."""
         ...

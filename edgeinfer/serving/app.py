@@ -44,7 +44,7 @@ from edgeinfer.serving.text_steps import TextSteps
 from edgeinfer.serving.transport.access import LOCAL_HOSTS, Access
 from edgeinfer.serving.transport.bodies import Workers, largest_body, read_body, unless_disconnected
 from edgeinfer.serving.transport.event_stream import EventStream
-from edgeinfer.serving.transport.failures import failure
+from edgeinfer.serving.transport.failures import failure, message_of
 from edgeinfer.serving.transport.records import CLIENT_LEFT, RECORD, Metrics, Recorder, RequestRecord
 
 Parsed = TypeVar("Parsed")
@@ -86,7 +86,7 @@ class _Server:
         self.models = models
         self.started = int(time.time())
         self._options = options
-        self._queue = RequestQueue(options.max_waiting)
+        self._queue = RequestQueue(options.max_waiting, lambda: models.parallel)
         self._workers = Workers()
         self._caches: WeakKeyDictionary[Model, CompletionCache] = WeakKeyDictionary()
         self._metrics = Metrics(lambda: self._queue.waiting, lambda: len(self.models.loaded))
@@ -142,14 +142,14 @@ class _Server:
             except RequestError as error:
                 return failure(error, request.url.path)
             except ContextOverflowError as error:
-                too_long = RequestError(str(error), 400, "messages", "context_length_exceeded")
+                too_long = RequestError(message_of(error), 400, "messages", "context_length_exceeded")
                 return failure(too_long, request.url.path)
             except OutOfMemoryError as error:
-                return failure(RequestError(str(error), 503), request.url.path)
+                return failure(RequestError(message_of(error), 503), request.url.path)
             except SERVER_ERRORS as error:
-                return failure(RequestError(str(error), 500), request.url.path)
+                return failure(RequestError(message_of(error), 500), request.url.path)
             except EdgeInferError as error:
-                return failure(RequestError(str(error)), request.url.path)
+                return failure(RequestError(message_of(error)), request.url.path)
 
         return guarded
 
@@ -164,6 +164,11 @@ class _Server:
     def waiting(self) -> int:
         """Requests in the queue."""
         return self._queue.waiting
+
+    @property
+    def running(self) -> int:
+        """Requests that are being answered."""
+        return self._queue.running
 
     def metrics(self) -> tuple[bytes, str]:
         """All metrics, and their media type."""
@@ -240,7 +245,7 @@ class _Server:
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
         completions = []
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 async with aclosing(stream):
@@ -271,7 +276,7 @@ class _Server:
         completions = []
         prompts = prompts_of(responses.parsed)
         started = await self._start(responses, prompts[0][1])
-        async with self._queue.slot():
+        async with self._queue.slot(responses.model):
             for index, prompt in prompts:
                 stream = started if index == 0 else await self._start(responses, prompt)
                 opened = False
@@ -304,7 +309,7 @@ class _Server:
         lease = await self.models.acquire(parsed.model)
         record.model = lease.model.name
         try:
-            async with self._queue.slot():
+            async with self._queue.slot(lease.model):
                 reply = await route.reply(TextSteps(lease.model, self._workers), parsed)
         finally:
             lease.release()

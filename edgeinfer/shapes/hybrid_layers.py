@@ -191,6 +191,69 @@ class Mamba2Layers(RecurrentLayers):
 
 
 @dataclass(frozen=True)
+class ParallelMamba2Layers(Mamba2Layers):
+    """Mamba-2 in parallel with attention in each layer, and a feed-forward; the state has no norm."""
+
+    def parts(self, layer: int) -> Parts:
+        return Parts(attention=True, feed_forward=True)
+
+    def vectors(self, width: int) -> Mapping[str, int]:
+        return {name: length for name, length in super().vectors(width).items() if name != "ssm_norm.weight"}
+
+    def metadata(self, layers: int) -> Mapping[str, Any]:
+        taken = super().metadata(layers)
+        return {name: value for name, value in taken.items() if name.startswith("ssm.")}
+
+
+@dataclass(frozen=True)
+class MambaLayers(RecurrentLayers):
+    """Mamba-1 as in Jamba, but for the layers `attention`; each layer also has a feed-forward."""
+
+    attention: tuple[int, ...]
+    inner_size: int
+    state_size: int
+    rank: int
+    kv_heads: int
+    taps: int = 4
+
+    def has(self, layer: int) -> bool:
+        return layer not in self.attention
+
+    def parts(self, layer: int) -> Parts:
+        return Parts(attention=not self.has(layer), feed_forward=True)
+
+    def matrices(self, width: int) -> Matrices:
+        return {
+            "ssm_in.weight": (2 * self.inner_size, width),
+            "ssm_conv1d.weight": (self.inner_size, self.taps),
+            "ssm_x.weight": (self.rank + 2 * self.state_size, self.inner_size),
+            "ssm_dt.weight": (self.inner_size, self.rank),
+            "ssm_out.weight": (width, self.inner_size),
+        }
+
+    def vectors(self, width: int) -> Mapping[str, int]:
+        return {
+            **dict.fromkeys(("ssm_conv1d.bias", "ssm_dt.bias", "ssm_d"), self.inner_size),
+            "ssm_a": self.inner_size * self.state_size,
+            "ssm_dt_norm.weight": self.rank,
+            **dict.fromkeys(("ssm_b_norm.weight", "ssm_c_norm.weight"), self.state_size),
+        }
+
+    def dimensions(self, name: str, length: int) -> tuple[int, ...]:
+        return (self.inner_size, self.state_size) if name.endswith("ssm_a") else (length,)
+
+    def metadata(self, layers: int) -> Mapping[str, Any]:
+        heads = [0 if self.has(layer) else self.kv_heads for layer in range(layers)]
+        return {
+            "attention.head_count_kv": heads,
+            "ssm.conv_kernel": self.taps,
+            "ssm.state_size": self.state_size,
+            "ssm.inner_size": self.inner_size,
+            "ssm.time_step_rank": self.rank,
+        }
+
+
+@dataclass(frozen=True)
 class LatentHeads:
     """Latent attention (MLA): the lengths of a head's parts, of the latent and of a query's latent."""
 

@@ -9,7 +9,13 @@ from typing import Any
 from edgeinfer.shapes.encoder_layers import EncoderLayers
 from edgeinfer.shapes.families import gemma4, ministral3, qwen2, qwen3, qwen35, qwen35_moe
 from edgeinfer.shapes.gemma4_layers import Gemma4Layers
-from edgeinfer.shapes.hybrid_layers import DeltaNetLayers, Mamba2Layers, ShortConvolutionLayers
+from edgeinfer.shapes.hybrid_layers import (
+    DeltaNetLayers,
+    Mamba2Layers,
+    MambaLayers,
+    ParallelMamba2Layers,
+    ShortConvolutionLayers,
+)
 from edgeinfer.shapes.shape import Shape
 
 _WINDOW = "attention.sliding_window"
@@ -69,13 +75,26 @@ def _lfm2(name: str, layers: int, feed_forward: int, attention: tuple[int, ...],
 
 
 def _granite_h(
-    name: str, width: int, neurons: int, heads: int, kv_heads: int, mamba_heads: int, **experts: Any
-) -> Shape:
-    pattern = "".join("*" if layer % 10 == 5 else "M" for layer in range(40))
-    return Shape(
-        name, 40, width, neurons, heads, kv_heads, 100352, 131072, architecture="granitehybrid", tied=True,
+    name: str, width: int, neurons: int, heads: int, kv_heads: int, mamba_heads: int, pattern: str = "",
+    **more: Any,
+) -> Shape:  # fmt: skip
+    pattern = pattern or "".join("*" if layer % 10 == 5 else "M" for layer in range(40))
+    shape = Shape(
+        name, len(pattern), width, neurons, heads, kv_heads, 100352, 131072, architecture="granitehybrid",
         recurrent=Mamba2Layers(pattern, mamba_heads, 64, 128, 1, kv_heads=kv_heads, is_followed=True),
-        keys=(("rope.scaling.finetuned", False),), shared_gate=False, **experts,
+        keys=(("rope.scaling.finetuned", False),), shared_gate=False, tied=True,
+    )  # fmt: skip
+    return replace(shape, **more)
+
+
+def _falcon_h1(
+    name: str, layers: int, width: int, feed_forward: int, heads: int, vocabulary: int, context: int,
+    mamba_heads: int, mamba_head_dim: int,
+) -> Shape:  # fmt: skip
+    return Shape(
+        name, layers, width, feed_forward, heads, 2, vocabulary, context, head_dim=128,
+        architecture="falcon-h1", rope_base=1e11,
+        recurrent=ParallelMamba2Layers("M" * layers, mamba_heads, mamba_head_dim, 256, 1),
     )  # fmt: skip
 
 
@@ -107,6 +126,7 @@ _GEMMA_EMBEDDING = Shape(
     tied=True, qk_norm=True, post_norms=True, encoder=EncoderLayers(normed_sums=False, dense=3072),
     keys=((_WINDOW, 512),),
 )  # fmt: skip
+_NEMOTRON_4B = "M-M-M-MM-M-M*-M-M*-M-M-M*-M-M-MM*-MMM-M-M-".replace("-", "E")
 _BERT: dict[str, Any] = {"tied": True, "pre_norms": False, "output_norm": ""}
 
 REGISTRY_SHAPES = (
@@ -158,6 +178,27 @@ REGISTRY_SHAPES = (
     _granite_h(
         "granite-4.0-h-tiny", 1536, 512, 12, 4, 48, experts=64, experts_per_token=6, shared_expert=1024
     ),
+    _granite_h("granite-4.0-h-1b", 1536, 4096, 12, 4, 48),
+    _granite_h(
+        "granite-4.0-h-350m", 768, 2048, 12, 4, 24, "MMMMMMMMMM*MM*MMM*MMMMMMMMM*MMMM", context=32768
+    ),
+    _falcon_h1("falcon-h1-1.5b", 24, 2048, 4608, 8, 65537, 131072, 48, 64),
+    _falcon_h1("falcon-h1-7b", 44, 3072, 12288, 12, 130048, 262144, 24, 128),
+    Shape(
+        "nemotron-3-nano-4b", 42, 3136, 12544, 40, 8, 131072, 262144, head_dim=128,
+        architecture="nemotron_h", gated=False, feed_forward_norm="",
+        recurrent=Mamba2Layers(_NEMOTRON_4B, 96, 80, 128, 8, kv_heads=8, feed_forward=12544),
+    ),
+    Shape(
+        "jamba-reasoning-3b", 28, 2560, 8192, 20, 1, 65536, 262144, head_dim=128, architecture="jamba",
+        recurrent=MambaLayers((7, 21), 5120, 16, 160, 1),
+    ),
+    Shape(
+        "muse-glimmer-30b", 52, 6656, 19968, 32, 2, 202048, 131072, head_dim=128, architecture="muse-glimmer",
+        qk_norm=True, post_norms=True, attention_gate=True,
+        keys=((_WINDOW, 2048), ("final_logit_softcapping", 20.0)),
+    ),
+    _lfm2("lfm2.5-2.6b", 30, 10752, (2, 5, 9, 13, 17, 21, 24, 27), vocabulary=128000),
     _granite_h(
         "granite-4.0-h-small", 4096, 768, 32, 8, 128, experts=72, experts_per_token=10, shared_expert=1536
     ),

@@ -1,16 +1,33 @@
 """The prompt cache of one engine: restores and saves its KV cache if that saves time."""
 
+from collections.abc import Sequence
+from typing import Protocol
+
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.snapshots.store import SnapshotStore
+from edgeinfer.snapshots.snapshot_file import Snapshot
 
 MIN_SNAPSHOT_TOKENS = 64
 """Minimum number of tokens: fewer are prefilled faster than a file is read."""
 
 
+class Store(Protocol):
+    """Snapshots of one model, on disk or in main memory."""
+
+    def longest(self, ids: Sequence[int], more_than: int = 0) -> tuple[Snapshot, int] | None:
+        """The snapshot with the longest common prefix with `ids`, and its length: more than `more_than`
+        tokens.
+        """
+        ...
+
+    def keep(self, snapshot: Snapshot, owner: str | None = None) -> bool:
+        """Store a snapshot; returns whether it is stored."""
+        ...
+
+
 class EngineSnapshots:
     """Restores and saves the KV cache of one engine."""
 
-    def __init__(self, engine: Engine, store: SnapshotStore) -> None:
+    def __init__(self, engine: Engine, store: Store) -> None:
         self._engine = engine
         self._store = store
 

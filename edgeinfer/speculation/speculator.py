@@ -2,11 +2,11 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from copy import copy
 
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.loop import SampledToken
+from edgeinfer.generation.loop import DraftCount, SampledToken
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
@@ -24,34 +24,6 @@ MEASURING_SECONDS = 0.15
 """No further measurement starts after this time."""
 
 
-@dataclass
-class DraftCount:
-    """Draft counters of one completion."""
-
-    drafted: int = 0
-    accepted: int = 0
-    forwards: int = 0
-    """Number of forwards with drafts."""
-    tokens: int = 0
-    """Number of tokens from these forwards."""
-
-    @property
-    def accepted_share(self) -> float | None:
-        """Share of draft tokens that were accepted; None: there were none."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    def add_forced(self, tokens: int, forwards: int) -> None:
-        """Add `forwards` that gave `tokens` accepted draft tokens, and one token more."""
-        self.drafted += tokens
-        self.accepted += tokens
-        self.forwards += forwards
-        self.tokens += tokens + 1
-
-    def tokens_per_forward(self, decoded: int) -> float:
-        """Mean tokens per forward of a completion of `decoded` tokens; forwards without a draft give one."""
-        return decoded / max(1, decoded - self.tokens + self.forwards)
-
-
 class Speculator:
     """A model with its drafter and draft statistics; shared by all streams of the model."""
 
@@ -62,6 +34,14 @@ class Speculator:
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
+
+    def on(self, engine: Engine) -> "Speculator":
+        """The speculator of another engine of the same weights, with the same drafter and statistics."""
+        if engine is self._engine:
+            return self
+        other = copy(self)
+        other._engine = engine
+        return other
 
     def controller_of(self, params: SamplingParams) -> DraftController:
         """The draft controller for these sampling parameters."""

@@ -36,12 +36,14 @@ class TreePass:
         start = len(engine.ids)
         first_page = -(-(start + 1 + len(draft.ids)) // PAGE)
         fits = first_page + siblings <= -(-engine.context // PAGE)
-        few = 1 + len(draft.ids) + siblings <= engine.capabilities.max_batch_tokens
+        can = engine.capabilities
+        few = can.copies_in_batch and 1 + len(draft.ids) + siblings <= can.max_batch_tokens
         return cls(engine, draft, start, first_page) if fits and few else None
 
     def read(self, last: int) -> npt.NDArray[np.float32]:
         """Logits (1 + len(draft.ids) + siblings, vocabulary) after `last`, the trunk, and the siblings."""
         ids, siblings = self.draft.ids, self.draft.sibling_tokens
+        self.engine.cache.reserve((self.first_page + len(siblings)) * PAGE)
         for sibling, (index, _) in enumerate(siblings):
             begin = self._position(index) // PAGE * PAGE
             if begin < self.start:

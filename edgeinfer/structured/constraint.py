@@ -1,7 +1,7 @@
 """Computes the allowed next tokens of a completion with a grammar."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,7 @@ from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.structured.compiler import one_line
 from edgeinfer.structured.endings import CHECK_INTERVAL, MAX_ENDING, SEARCH_INTERVAL, SPARE_TOKENS, Endings
-from edgeinfer.structured.grammars import Grammar, engine
+from edgeinfer.structured.grammars import Grammar, engine, requested_grammar
 from edgeinfer.structured.helper_thread import HelperThread, PendingResult
 
 Mask = npt.NDArray[np.bool_]
@@ -254,3 +254,28 @@ class _Tokens:
             ids.append(self.by_bytes[text[:size]])
             text = text[size:]
         return ids
+
+
+class Grammars:
+    """Constraints for requests of one model, whose vocabulary is prepared at the first one.
+
+    `tokenizer`, `vocabulary_size`, `spare_core`: as for `GrammarVocabulary`.
+    """
+
+    def __init__(self, tokenizer: TextTokenizer, vocabulary_size: int, spare_core: bool) -> None:
+        self._arguments = tokenizer, vocabulary_size, spare_core
+
+    @cached_property
+    def _vocabulary(self) -> GrammarVocabulary:
+        return GrammarVocabulary(*self._arguments)
+
+    def constraint(
+        self, schema: Mapping[str, Any] | str | bool | None, grammar: str | None
+    ) -> Constraint | None:
+        """A new constraint from a schema or a grammar; None without both.
+
+        Raises:
+            SettingError: both are given, or one can't be satisfied.
+        """
+        requested = requested_grammar(schema, grammar)
+        return None if requested is None else self._vocabulary.constraint(requested)

@@ -271,6 +271,6 @@ def pre_tokenizer(name: str) -> PreTokenizer:
         raise UnsupportedModelError(
             f"tokenizer.ggml.pre: pre-tokenizer {printable(name)!r} is not known; wanted one of "
             f"{', '.join(known_pre_tokenizers())}. To use another one, give "
-            "--assume-pre-tokenizer default (in Python: Tokenizer.from_gguf(path, unknown_pre='default'))"
+            "assume_pre_tokenizer='default'"
         )
     return family

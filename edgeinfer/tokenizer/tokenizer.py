@@ -157,7 +157,7 @@ class Tokenizer:
         if model not in KINDS:
             raise UnsupportedModelError(
                 f"tokenizer.ggml.model: {'missing' if model is None else printable(repr(model))}; wanted one "
-                f"of {', '.join(KINDS)}. --engine llama.cpp may run this file"
+                f"of {', '.join(KINDS)}; engine='llama.cpp' may run this file"
             )
         if model in _BYTE_PAIRS:
             _pre_tokenizer_of(metadata, unknown_pre)

@@ -28,24 +28,30 @@ class Capabilities:
     """What a loaded backend can do besides the forward of one sequence. The engine reads it once.
 
     - `max_step_tokens`: maximum tokens of `step_logits`; 0: unsupported.
-    - `max_batch_tokens`: maximum tokens of `forward_batch`; 0: unsupported.
+    - `max_batch_tokens`: maximum tokens of `forward_batch` for several sequences; 0: unsupported.
+    - `copies_in_batch`: `forward_batch` supports `copies`.
+    - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
     - `skips_layers`: `forward` can run some of the layers.
     - `has_attention_scores`: `attention_scores` is supported.
+    - `has_separate_states`: `with_state` is supported.
     - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
     max_step_tokens: int = 0
     max_batch_tokens: int = 0
+    copies_in_batch: bool = False
+    padded_tokens: int = 0
     max_draft_prompt: int = 0
     sampling_history: int | None = None
     text_tokens: int = 0
     skips_layers: bool = False
     has_attention_scores: bool = False
+    has_separate_states: bool = False
     can_evict: bool = False
     unevictable: str = "the cache of this engine"
     is_fork_safe: bool = False
@@ -217,6 +223,9 @@ class Backend(Protocol[X]):
     def forward_batch(self, x: X, positions: BatchPositions) -> None:
         """As `forward`, for tokens of several sequences. A token attends to its sequence up to its own
         position, including positions of earlier steps.
+
+        Consecutive tokens of one sequence, a chunk of its prompt, may be as many as `embed` takes; the result
+        is bit-identical to that of `forward`.
         """
         _refuse(self)
 
@@ -226,6 +235,16 @@ class Backend(Protocol[X]):
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         """Copy the state of `count` positions; the ranges must not overlap. For batches."""
+        _refuse(self)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy cache pages. All sources are read before a target is written. For batches."""
+        _refuse(self)
+
+    def with_state(self, state: DecoderState) -> "Backend[X]":
+        """A backend with the same weights and buffers and another state, for another sequence. It is used
+        alternately with this one, which closes both.
+        """
         _refuse(self)
 
     def forward_layers(self, x: X, start: int, layers: Sequence[int]) -> None:
@@ -267,6 +286,21 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def sample_batch(
+        self,
+        x: X,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
+    ) -> list[int]:
+        """The next tokens after the tokens of `forward_batch`, sampled on the device; -1: the host must
+        sample from the logits. For each token a `sampling_request`, and the recent ids for its penalties.
+
+        `following`: the device may evaluate the sampled tokens at these positions while the caller processes
+        them; a `forward_batch` that asks for just that continues this step.
+        """
+        _refuse(self)
+
 
 def _refuse(backend: Backend[Any]) -> NoReturn:
     raise NotImplementedError(f"the {backend.name} backend doesn't have this capability")
@@ -295,6 +329,9 @@ class MainMemoryBackend(Backend[X]):
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self.state.copy(source, target, count)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.state.copy_pages(sources, targets)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.state.evict(positions, end)

@@ -112,6 +112,11 @@ class DecoderState:
         for state in self.blocks.values():
             state.copy(source, target, count)
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As `Backend.copy_pages`."""
+        for state in self.blocks.values():
+            state.copy_pages(sources, targets)
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`."""
         check_evicted(positions, end)

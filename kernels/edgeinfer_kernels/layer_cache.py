@@ -1,6 +1,6 @@
 """The KV cache of one layer in main memory, in the layout of the kernels, and its size in bytes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any, Literal, Protocol
@@ -93,6 +93,20 @@ class CacheState:
     def copy(self, source: int, target: int, count: int) -> None:
         """As `BlockState.copy`."""
         self.cache.copy(source, target, count)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """As `BlockState.copy_pages`."""
+        a, b = list(sources), list(targets)
+        for array in self.cache.arrays():
+            pages = array.reshape(len(array), -1, *_page_shape(array))
+            pages[:, b] = pages[:, a]
+
+
+def _page_shape(array: npt.NDArray[np.generic]) -> tuple[int, ...]:
+    """The shape of a page in an array of positions (heads, positions, elements), or of tiles (heads, tiles,
+    elements, 16).
+    """
+    return (LANES, array.shape[2]) if array.ndim == 3 else array.shape[2:]
 
 
 class CacheShape(Protocol):
@@ -308,3 +322,10 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + sum(part.nbytes for part in self.parts())
+
+
+def pool_positions(context: int, sequences: int) -> int:
+    """Positions of a cache that has the bytes of this number of caches for `context` tokens."""
+    if sequences == 1:
+        return context
+    return sequences * LayerCache.positions_for(context) - SPARE_POSITIONS

@@ -5,6 +5,7 @@ one, so no state is copied. The rows that the recurrence reads of the last RING_
 rewind to a position after that of a slot processes them again, without the model's weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -91,6 +92,9 @@ class RecurrentState:
 
     def copy(self, source: int, target: int, count: int) -> None:
         raise NotImplementedError("a recurrent state belongs to one sequence")
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        raise NotImplementedError("a recurrent state has no pages")
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         raise NotImplementedError("a recurrent state has no positions to evict")

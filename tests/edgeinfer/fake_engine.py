@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer import Model
 from edgeinfer.chat_templates.chat_format import ChatFormat
-from edgeinfer.engine.protocols import BasicEngine, Progress
+from edgeinfer.engine.protocols import BasicEngine, PromptSteps
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.tokenizer import Tokenizer
@@ -39,15 +39,14 @@ class FakeEngine(BasicEngine):
         """With this many tokens in the cache, the next forward raises KeyboardInterrupt."""
         self.closed = False
 
-    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
         self.read.append(len(ids))
         for first in range(0, len(ids), STEP):
             if self.interrupt_at is not None and len(self.ids) >= self.interrupt_at:
                 self.interrupt_at = None
                 raise KeyboardInterrupt
             self.ids += ids[first : first + STEP]
-            if progress:
-                progress(min(first + STEP, len(ids)), len(ids))
+            yield min(first + STEP, len(ids))
         assert len(self.ids) <= self.context
         return self.logits_function(self.ids)
 

@@ -124,8 +124,8 @@ def test_a_prompt_over_the_largest_context_is_an_error(loaded: Model) -> None:
     with pytest.raises(ContextOverflowError) as caught:
         loaded.generate([5] * 300)
     assert str(caught.value) == (
-        "the prompt has 300 tokens, the context holds 256; shorten it, or take a larger context "
-        "(--context, context=): the model wasn't trained for more, or this machine's memory doesn't hold it"
+        "the prompt has 300 tokens, the context holds 256; shorten it: the model wasn't trained for "
+        "more, or this machine's memory doesn't hold it"
     )
 
 

@@ -85,12 +85,18 @@ def test_the_file_records_its_importance_matrix(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_that_has_the_type_already_is_reported(tmp_path: Path) -> None:
+    source = write_model(tmp_path / "m.gguf", format="Q8_0")
+    done = edgeinfer.quantize(source, tmp_path / "same.gguf", "Q8_0")
+    assert done.warnings == ("every tensor has its type in Q8_0 already: the copy has the same weights",)
+
+
 def test_warnings_report_fallbacks_missing_importance_and_requantization(tmp_path: Path) -> None:
     source = write_model(tmp_path / "m.gguf", columns=224, format="Q8_0")
     done = edgeinfer.quantize(source, None, "Q2_K_S", allow_requantize=True, dry_run=True)
     assert done.warnings == (
         "rows of 2 tensors don't fill Q2_K blocks: stored as Q4_0",
-        "Q2_K_S is made for an importance matrix (--imatrix); expect a poor model",
+        "Q2_K_S is made for an importance matrix (imatrix=); expect a poor model",
         "2 tensors quantized already: the new error comes on top of the old one",
     )
 
@@ -122,7 +128,7 @@ def test_invalid_options_are_refused(refusal: Refusal, tmp_path: Path) -> None:
 
 def test_quantized_tensors_are_quantized_again_only_if_allowed(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf", format="Q8_0"), tmp_path / "small.gguf"
-    expected = r"3 of 4 tensors are quantized already \(token_embd.weight is Q8_0\).*--allow-requantize"
+    expected = r"3 of 4 tensors are quantized already \(token_embd.weight is Q8_0\).*allow_requantize=True"
     with pytest.raises(SettingError, match=expected):
         edgeinfer.quantize(source, target)
     edgeinfer.quantize(source, target, allow_requantize=True)
@@ -142,7 +148,7 @@ def test_the_model_to_read_is_never_written_over(tmp_path: Path) -> None:
 def test_an_older_file_is_replaced_only_if_allowed(tmp_path: Path) -> None:
     source, target = write_model(tmp_path / "m.gguf"), tmp_path / "old.gguf"
     target.write_bytes(b"old")
-    with pytest.raises(SettingError, match=r"old\.gguf: is there already; replace it with --force"):
+    with pytest.raises(SettingError, match=r"old\.gguf: is there already; replace it with overwrite=True"):
         edgeinfer.quantize(source, target)
     assert target.read_bytes() == b"old"
     edgeinfer.quantize(source, target, overwrite=True)

@@ -157,7 +157,7 @@ def test_a_message_over_the_context_names_both_lengths_and_loses_nothing(
         chat.say("x" * 60)
     assert str(caught.value) == (
         "the last message, its template and the system message have 69 tokens, the context holds 64; "
-        "shorten it, or take a larger context (--context, context=)"
+        "shorten it, or take a larger context (context=)"
     )
     response = chat.say("yo")
     assert response.dropped_messages == 0
@@ -306,7 +306,7 @@ def test_an_empty_prompt_starts_with_bos() -> None:
 
 def test_a_model_without_a_template_names_the_template_option() -> None:
     model = model_on(FakeEngine(lambda ids: np.zeros(VOCABULARY, np.float32)), template=None)
-    expected = "no chat template; give one with --chat-template FILE"
+    expected = r"no chat template; give one \(chat_template=\)"
     with pytest.raises(SettingError, match=expected):
         model.chat().say("hi")
     with pytest.raises(SettingError, match=expected):

@@ -194,7 +194,8 @@ class FakeModel:
             raise ZeroDivisionError("float division\nby zero")
         self.prompts.append(prompt)
         settings = dict(settings)
-        settings.pop("progress")(1, 2)
+        if "progress" in settings:
+            settings.pop("progress")(1, 2)
         self.settings.append(settings)
         words = [word + " " for word in self.response.split(" ")]
         words[-1] = words[-1].removesuffix(" ")
@@ -208,6 +209,18 @@ class FakeModel:
         stream = self.begin(str(prompt), settings)
         list(stream)
         return [stream.result] * n
+
+    def generate_each(
+        self, prompts: Sequence[str] | Sequence[list[dict[str, Any]]], *, raw: bool = False, **settings: Any
+    ) -> Iterator[Generation | Exception]:
+        for prompt in prompts:
+            try:
+                stream = self.begin(f"raw {prompt}" if raw else str(prompt), settings)
+            except ContextOverflowError as error:
+                yield error
+                continue
+            list(stream)
+            yield stream.result
 
     def chat(self, system: str | None = None, **settings: Any) -> FakeChat:
         self.chats.append(FakeChat(self, system))

@@ -55,7 +55,8 @@ def _dispatch(arguments: list[str] | None) -> int:
     except Exception as error:
         if not is_usage_error(error):
             return report(error)
-        say(f"{_usage_text(error)} (see {_command_of(error)} --help)")
+        text = _usage_text(error)
+        say(f"{text} (see {_help_of(error, names_option=' -' in f' {text}')})")
         return WRONG_USAGE
     return code if isinstance(code, int) else 0
 
@@ -66,7 +67,14 @@ def _usage_text(error: Exception) -> str:
     return " ".join(message.split()).removeprefix("Invalid value: ").removesuffix(".")
 
 
-def _command_of(error: Exception) -> str:
-    """The command with the usage error, as it is typed."""
+def _help_of(error: Exception, names_option: bool) -> str:
+    """The command line that prints the help of the command with the usage error; with all options if the
+    error names one.
+    """
+    from edgeinfer_tui.options.command_options import HELP_ALL
+
     context = getattr(error, "ctx", None)
-    return "edgeinfer" if context is None else str(context.command_path)
+    if context is None:
+        return "edgeinfer --help"
+    has_more = names_option and any(param.name == HELP_ALL for param in context.command.params)
+    return f"{context.command_path} {'--help-all' if has_more else '--help'}"

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 
 Complete = Callable[[str], Sequence[str]]
+ALIASES = {"/bye": "/exit", "/quit": "/exit", "/?": "/help"}
+"""Commands of Ollama -> the same here, in both chats."""
 
 
 def completions(line: str, commands: Mapping[str, Complete | None]) -> list[str]:

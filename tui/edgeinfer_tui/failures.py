@@ -55,8 +55,10 @@ def report(error: BaseException) -> int:
 
 
 def say(line: str) -> None:
-    """Print one line on stderr, prefixed with the program's name."""
-    print(f"edgeinfer: {line}", file=sys.stderr)
+    """Print one line on stderr, prefixed with the program's name; options have the names of their flags."""
+    from edgeinfer.options.option_names import with_flags
+
+    print(f"edgeinfer: {with_flags(line)}", file=sys.stderr)
 
 
 def one_line(error: BaseException) -> str:
@@ -65,7 +67,7 @@ def one_line(error: BaseException) -> str:
         prefix = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
         text = f"{prefix}{error.strerror}"
     else:
-        text = str(error)
+        text = _text_of(error)
     text = " ".join(text.split())
     if len(text) > MAX_LINE:
         text = f"{text[: MAX_LINE - 3]}..."
@@ -73,6 +75,14 @@ def one_line(error: BaseException) -> str:
         return text
     hint = "set EDGEINFER_DEBUG=1 to see where" if "EDGEINFER_DEBUG" not in os.environ else "see above"
     return f"unexpected {type(error).__name__}: {text or 'no message'} (a bug in edgeinfer; {hint})"
+
+
+def _text_of(error: BaseException) -> str:
+    """The text of an exception; options have the names of their flags."""
+    from edgeinfer.errors import EdgeInferError
+    from edgeinfer.options.option_names import error_with_flags
+
+    return error_with_flags(error) if isinstance(error, EdgeInferError) else str(error)
 
 
 def is_usage_error(error: BaseException) -> bool:

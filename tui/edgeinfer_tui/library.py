@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 if TYPE_CHECKING:
     from edgeinfer.chat_templates.tool_calls import ToolCall
     from edgeinfer.embedding import TextVectors
+    from edgeinfer.options.load_options import EngineName
     from edgeinfer.ranking import Ranking
     from edgeinfer.results import Generation, Token
 
@@ -68,6 +69,10 @@ class LoadedModel(Protocol):
         self, prompt: str | list[dict[str, Any]], *, n: int, **settings: Any
     ) -> "list[Generation]": ...
 
+    def generate_each(
+        self, prompts: Sequence[str] | Sequence[list[dict[str, Any]]], **settings: Any
+    ) -> "Iterator[Generation | Exception]": ...
+
     def chat(self, system: str | None = None, **settings: Any) -> Conversation: ...
 
     def text_vectors(
@@ -98,6 +103,38 @@ def check_model(name: str | None) -> None:
     from edgeinfer_quant_formats import GGUFFile
 
     GGUFFile.open(find_model(name).path).close()
+
+
+def missing_model(name: str) -> str | None:
+    """The argument of `pull` for a model of the registry that isn't on this disk; None: it is, or it is
+    unknown.
+    """
+    from edgeinfer.errors import EdgeInferError, NotPulledError
+    from edgeinfer.registry.registry import find_model
+
+    try:
+        find_model(name)
+    except NotPulledError as missing:
+        return missing.name
+    except EdgeInferError:  # reported when it is loaded
+        return None
+    return None
+
+
+def pull_model(name: str, engine: str, progress: Callable[[int, int | None], None]) -> str:
+    """Download a model of the registry or an address and return its name; partial data is continued.
+
+    `progress` is called with the bytes received and the total, None if it is unknown.
+
+    Raises: as `edgeinfer.pull`.
+    """
+    from edgeinfer.download.pulling import Pull, pull
+    from edgeinfer.download.transfer import RetryPolicy, TransferCallbacks
+    from edgeinfer.registry.registry import default_models_folder
+
+    callbacks = TransferCallbacks(progress, progress)
+    settings = Pull(default_models_folder(), callbacks, RetryPolicy(), engine=cast("EngineName", engine))
+    return pull(name, settings).name
 
 
 def model_size(name: str | None) -> int:

@@ -26,6 +26,8 @@ class ModelCard:
     size_bytes: int = 0
     loaded_bytes: int = 0
     gpu_bytes: int = 0
+    parallel: int | None = None
+    cache_bytes: int | None = None
     parameters: str = ""
     modified: float = 0.0
     expires: float | None = None
@@ -47,6 +49,11 @@ class Models(Protocol):
     @property
     def context(self) -> int | None:
         """The longest context of a loaded model; None: none is loaded."""
+        ...
+
+    @property
+    def parallel(self) -> int:
+        """Requests that the loaded models answer together."""
         ...
 
     async def acquire(self, name: str, keep_alive: float | None = None) -> Lease:
@@ -94,10 +101,15 @@ def not_found(name: str, known: Sequence[str]) -> RequestError:
     )
 
 
-def memory_of(model: Model) -> tuple[int, int]:
-    """Bytes of a loaded model in main memory and on the GPU together, and those on the GPU."""
+def loaded_card(model: Model, name: str) -> ModelCard:
+    """The card of a model in memory, with the bytes of its plan."""
+    card = ModelCard(name, "loaded", model.context, parallel=model.parallel)
     plan = model.plan
-    return (0, 0) if plan is None else (plan.nbytes, plan.bytes_on("gpu"))
+    if plan is None:
+        return card
+    return replace(
+        card, loaded_bytes=plan.nbytes, gpu_bytes=plan.bytes_on("gpu"), cache_bytes=plan.cache_bytes
+    )
 
 
 def card_with_file(file: ModelFile, card: ModelCard) -> ModelCard:
@@ -126,6 +138,10 @@ class OneModel:
     def context(self) -> int | None:
         return self._model.context
 
+    @property
+    def parallel(self) -> int:
+        return self._model.parallel
+
     async def acquire(self, name: str, keep_alive: float | None = None) -> Lease:
         if name not in ("", self._model.name):
             raise not_found(name, [self._model.name])
@@ -136,10 +152,7 @@ class OneModel:
         return [self._model.name]
 
     async def cards(self) -> Sequence[ModelCard]:
-        total, on_gpu = memory_of(self._model)
-        card = ModelCard(
-            self._model.name, "loaded", self._model.context, loaded_bytes=total, gpu_bytes=on_gpu
-        )
+        card = loaded_card(self._model, self._model.name)
         return [card if self._file is None else card_with_file(self._file, card)]
 
     async def close(self) -> None:

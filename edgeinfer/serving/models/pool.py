@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,7 +14,7 @@ from edgeinfer.model import Model
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.models.installed import ModelSource
-from edgeinfer.serving.models.models import Lease, ModelCard, card_with_file, memory_of, not_found
+from edgeinfer.serving.models.models import Lease, ModelCard, State, card_with_file, loaded_card, not_found
 
 Result = TypeVar("Result")
 FOREVER = -1.0
@@ -58,6 +58,11 @@ class ModelPool:
     def context(self) -> int | None:
         """The longest context of a loaded model."""
         return max((one.model.context for one in self._loaded.values()), default=None)
+
+    @property
+    def parallel(self) -> int:
+        """Requests that the loaded models answer together."""
+        return sum(one.model.parallel for one in self._loaded.values())
 
     async def acquire(self, name: str, keep_alive: float | None = None) -> Lease:
         """Wait until a model is loaded; as `Models.acquire`."""
@@ -193,18 +198,9 @@ class ModelPool:
         loaded = self._loaded.get(name)
         if loaded is None:
             return card_with_file(file, ModelCard(name, "loading" if name in self._loads else "not loaded"))
-        total, on_gpu = memory_of(loaded.model)
-        return card_with_file(
-            file,
-            ModelCard(
-                name,
-                "unloading" if loaded.is_leaving else "loaded",
-                loaded.model.context,
-                loaded_bytes=total,
-                gpu_bytes=on_gpu,
-                expires=loaded.expires,
-            ),
-        )
+        state: State = "unloading" if loaded.is_leaving else "loaded"
+        card = loaded_card(loaded.model, name)
+        return card_with_file(file, replace(card, state=state, expires=loaded.expires))
 
     async def close(self) -> None:
         """Unload all models, after the token that each computes."""

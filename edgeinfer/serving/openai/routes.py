@@ -31,6 +31,8 @@ def _model(card: ModelCard, started: int) -> dict[str, Any]:
         "owned_by": "edgeinfer",
         "context": card.context,
         "state": card.state,
+        "parallel": card.parallel,
+        "cache_bytes": card.cache_bytes,
         "type": "model",
         "display_name": card.name,
         "created_at": datetime.fromtimestamp(created, UTC).isoformat(),
@@ -49,7 +51,9 @@ async def _one_model(request: Request, server: Server) -> Response:
 
 async def _health(request: Request, server: Server) -> Response:
     loaded = list(server.models.loaded)
-    return JSONResponse({"status": "ok", "waiting": server.waiting, "loaded": loaded})
+    return JSONResponse(
+        {"status": "ok", "waiting": server.waiting, "running": server.running, "loaded": loaded}
+    )
 
 
 async def _metrics(request: Request, server: Server) -> Response:

@@ -7,6 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.serving.completion.response_format import ResponseFormat
+from edgeinfer.serving.transport.failures import message_of
 
 
 class EventStream(StreamingResponse):
@@ -45,5 +46,5 @@ class EventStream(StreamingResponse):
             async for event in events:
                 yield event
         except EdgeInferError as error:
-            for event in responses.failed(str(error)):
+            for event in responses.failed(message_of(error)):
                 yield event

@@ -4,6 +4,9 @@ from typing import Any
 
 from starlette.responses import JSONResponse
 
+from edgeinfer.errors import EdgeInferError
+from edgeinfer.options import LoadOptions
+from edgeinfer.options.option_names import with_flags
 from edgeinfer.serving.fields import RequestError
 
 _ANTHROPIC_KINDS = {
@@ -13,6 +16,11 @@ _ANTHROPIC_KINDS = {
     413: "request_too_large",
     429: "rate_limit_error",
 }
+
+
+def message_of(error: EdgeInferError) -> str:
+    """The text of an error; options of the server's start are named by their flags."""
+    return with_flags(str(error), (LoadOptions,))
 
 
 def failure(failed: RequestError, path: str) -> JSONResponse:

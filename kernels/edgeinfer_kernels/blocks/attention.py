@@ -300,6 +300,9 @@ class AttentionSizes(BlockSizes):
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         return 0 if self.reads_other_layers else self.read_state_device_bytes(context, cache_type)
 
+    def has_device_pages(self, context: int) -> bool:
+        return not self.spec.has_ring(context)
+
     def read_state_bytes(self, context: int, cache_type: CacheType) -> int:
         return LayerCache.nbytes_for(self.spec, self.spec.cached_positions(context), cache_type)
 
@@ -360,7 +363,7 @@ class AttentionSizes(BlockSizes):
             step.tokens * widths[-1],
             max(rows * dimensions for rows, dimensions in tiles),
             2 * max(rows for rows, _ in tiles),
-            max(block.spec.kv_heads for block in blocks),
+            step.tokens * max(block.spec.kv_heads for block in blocks),
         ]
         is_float = has_floats(block.output for block in blocks)
         attn_out = sum(activation_bytes(step.tokens, width, is_float) for width in widths)

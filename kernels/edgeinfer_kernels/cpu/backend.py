@@ -1,6 +1,7 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
 from collections.abc import Sequence
+from copy import copy
 from ctypes import addressof, memmove
 from dataclasses import dataclass, field
 from itertools import chain
@@ -133,10 +134,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return Capabilities(
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
+            copies_in_batch=True,
             max_draft_prompt=self._max_draft_prompt(),
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,
+            has_separate_states=True,
             can_evict=True,
             is_fork_safe=True,
         ).limited_to(self.spec)
@@ -201,10 +204,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self.decoder.write_per_layer(ids)
         return x
 
-    def _run(self, function: str, block: int, x: Activations, start: int = 0, rope: int = 0) -> None:
-        fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope)
-        self.pool.run(self._functions[function], block, self._step_address)
-
     def forward(self, x: Activations, start: int) -> None:
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
@@ -268,20 +267,36 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.pool.run(*self._schedules.of_layers(layers))
 
     def forward_batch(self, x: Activations, positions: BatchPositions) -> None:
-        if len(x) > STEP_TOKENS:
-            raise ValueError(f"saw a batch of {len(x)} tokens, wanted {STEP_TOKENS} at most")
         table, start = PositionTable(positions), int(positions.positions.min())
         span = int(positions.positions.max()) + 1 - start
+        if len(x) > STEP_TOKENS:
+            if span != len(x):
+                raise ValueError(
+                    f"saw a batch of {len(x)} tokens, wanted {STEP_TOKENS} at most, or a chunk of one prompt"
+                )
+            for index in self.decoder.calls:
+                self.run_block(index, x, start, table.address)
+            return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
         self.pool.run(*self._layers_run)
 
-    def run_block(self, index: BlockIndex, x: Activations, start: int) -> None:
-        """x += the result of one block, for tokens at positions start…"""
+    def with_state(self, state: DecoderState) -> "CpuBackend":
+        other = copy(self)
+        other.state, other._owns_pool = state, False
+        other.decoder = self.decoder.with_state(state)
+        other._build(bool(self._head))
+        return other
+
+    def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
+        """x += the result of one block, for tokens at positions start…, whose cache pages are in the
+        `PositionTable` at `token_args`, if any.
+        """
         if self.state.slots is not None:
             fill_slots(self._step_args, self.state.begin(start, len(x)))
         rope = self._tables[index.layer].address_of(start, len(x))
+        fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope, token_args)
         for call in self.decoder.calls[index]:
-            self._run(call.kernel, call.block, x, start, rope)
+            self.pool.run(self._functions[call.kernel], call.block, self._step_address)
 
     def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
         """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.
@@ -307,7 +322,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
         whole = self._output_rows(len(x))
-        self._run("head_block", self._head, x)
+        fill_step(self._step_args, quick_address(x), x.strides[0], len(x), 0, 0)
+        self.pool.run(self._functions["head_block"], self._head, self._step_address)
         return self._finished(whole)
 
     def _output_rows(self, rows: int) -> npt.NDArray[np.float32]:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,6 +136,12 @@ class CpuDecoder:
             if block.before_layer:
                 self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
         self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
+
+    def with_state(self, state: DecoderState) -> "CpuDecoder":
+        """A decoder with the same weights and workspace and another state; `build` it before use."""
+        other = copy(self)
+        other.state = state
+        return other
 
     def _first_parallel(self, index: BlockIndex) -> BlockIndex:
         """The first of the blocks here that share the input of a block."""

@@ -8,8 +8,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import Backend, BackendError, Capabilities, SamplingSettings, StateArrays
+from edgeinfer_kernels.backend import (
+    Backend,
+    BackendError,
+    BatchPositions,
+    Capabilities,
+    SamplingSettings,
+    StateArrays,
+)
+from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
+from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
@@ -92,8 +101,6 @@ class CudaBackend(Backend[DeviceRows]):
     ) -> None:
         self._options = options or DeviceOptions()
         self.spec, self._weights, stages = specification, weights, self._options.stages
-        can = Capabilities(sampling_history=RECENT, can_evict=True, text_tokens=self._options.chunk)
-        self.capabilities = can.limited_to(specification)
         cpu = cpu_stages(specification, GPU, stages) if stages else None
         self.device = device
         self.batch = self._options.chunk
@@ -116,6 +123,13 @@ class CudaBackend(Backend[DeviceRows]):
         self._prompt_exchange: PrefillExchange | None = None
         self._server: ServingHost | None = None
         self._build(cpu, tuning or usual_tuning(capability), capability)
+        self.capabilities = Capabilities(
+            max_batch_tokens=MAX_TOKENS if self._caches.have_pages and not stages else 0,
+            padded_tokens=MAX_TOKENS,
+            sampling_history=RECENT,
+            can_evict=True,
+            text_tokens=self._options.chunk,
+        ).limited_to(specification)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
         """Build the decode step, what it is captured in, and the buffers on the host."""
@@ -134,6 +148,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
+        self._batches = BatchSteps(self.steps, self._parts.sampling, self._logits)
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_loaded: OnLoaded | None) -> None:
@@ -157,11 +172,13 @@ class CudaBackend(Backend[DeviceRows]):
         self._check_open()
         self._pending = tuple(ids)
         self._sampling.discard_ahead()
+        self._logits.forget()
         return self._rows(len(ids))
 
     def forward(self, x: DeviceRows, start: int) -> None:
         """As `Backend.forward`, for the ids passed to `embed`."""
         with device_errors():
+            self._batches.discard_ahead()
             self._read(self._pending, x, start)
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
@@ -173,6 +190,52 @@ class CudaBackend(Backend[DeviceRows]):
         self._parts.prefill.per_layer.send(ids)
         self._parts.prefill.read(len(ids), start)
         synchronize(self.device)
+
+    def forward_batch(self, x: DeviceRows, positions: BatchPositions) -> None:
+        """As `Backend.forward_batch`, for the ids passed to `embed`. Tokens of one sequence, other than a
+        chunk of its prompt, are processed one after the other.
+        """
+        with device_errors():
+            if is_chunk(positions):
+                self._batches.discard_ahead()
+                self._read_chunk(x, int(positions.positions[0]), positions.pages[:1])
+                return
+            if not x.in_step:
+                raise ValueError(f"saw a batch of {len(x)} tokens, wanted {MAX_TOKENS} at most, or a chunk")
+            self._batches.forward(self._pending, positions)
+
+    def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
+        """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""
+        ids = self._pending
+        self.steps.set_pages(pages)
+        if x.in_step:
+            self.steps.set_state(ids, start)
+            self.steps.run(len(ids), layout=PAGES)
+            return
+        self._send(ids)
+        self._parts.prefill.per_layer.send(ids)
+        self._parts.prefill.read(len(ids), start, self._parts.workspace.pages[0])
+        synchronize(self.device)
+
+    def sample_batch(
+        self,
+        x: DeviceRows,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
+    ) -> list[int]:
+        """As `Backend.sample_batch`; of a batch that took several steps the host samples."""
+        with device_errors():
+            return self._batches.sample(requests, recent, following)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        with device_errors():
+            self._caches.copy(source, target, count)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        with device_errors():
+            self._discard_ahead()
+            self._caches.copy_pages(sources, targets)
 
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
         """As `Backend.forward_texts`, for the ids passed to `embed`."""
@@ -247,6 +310,11 @@ class CudaBackend(Backend[DeviceRows]):
             self._check_open()
             return self._sampling.sample_entered(token_id, start, request, recent)
 
+    def _discard_ahead(self) -> None:
+        """Discard steps that were started ahead: the cache is about to change."""
+        self._sampling.discard_ahead()
+        self._batches.discard_ahead()
+
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the model has been closed; load it again")
@@ -267,6 +335,7 @@ class CudaBackend(Backend[DeviceRows]):
         """
         with device_errors():
             self._check_open()
+            self._batches.discard_ahead()
             return self._sampling.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
@@ -316,7 +385,7 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
         if self._caches.slots is None:
             return length
-        self._sampling.discard_ahead()
+        self._discard_ahead()
         return self._caches.slots.rewind(length)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
@@ -324,7 +393,7 @@ class CudaBackend(Backend[DeviceRows]):
         check_evicted(positions, end)
         with device_errors():
             self._check_open()
-            self._sampling.discard_ahead()
+            self._discard_ahead()
             self._caches.evict(positions, end)
             synchronize(self.device)
 
@@ -350,11 +419,14 @@ class CudaBackend(Backend[DeviceRows]):
         self.step.tuning = tuning
 
     def warm_up(
-        self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
+        self,
+        widths: tuple[int, ...] = COMMON_STEP_SIZES,
+        on_compiled: OnCompiled | None = None,
+        layouts: Sequence[Layout] = (TEXT,),
     ) -> None:
-        """Compile and capture steps of these token counts, so that no completion waits for compilation; other
-        counts are padded. The kernels of an encoder are compiled for any count. `on_compiled` is called
-        with the number of compiled kernels and the total if this takes long.
+        """Compile and capture steps of these token counts and layouts, so that no completion waits for
+        compilation; other counts are padded. The kernels of an encoder are compiled for any count.
+        `on_compiled` is called with the number of compiled kernels and the total if this takes long.
 
         Raises:
             KernelsUnavailableError: Triton has no compiler here.
@@ -363,7 +435,7 @@ class CudaBackend(Backend[DeviceRows]):
             if self.spec.is_encoder:
                 self.forward_texts(self.embed([0]), [1])
             else:
-                self.steps.warm_up(widths, on_compiled)
+                self.steps.warm_up(widths, on_compiled, layouts)
 
     def close(self) -> None:
         """Free the device memory."""
@@ -374,6 +446,6 @@ class CudaBackend(Backend[DeviceRows]):
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
-        for name in ("_sampling", "_caches", "_logits", "steps", "step", "_parts"):
+        for name in ("_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
             self.__dict__.pop(name, None)
         self._arena.close()

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import CacheType
-from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, RECENT, REQUEST_SIZE, SLICE
+from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, MAX_TOKENS, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Stage
 
@@ -33,22 +33,22 @@ class DeviceOptions:
 
 
 class SamplingSpace:
-    """Buffers for sampling a token on the device."""
+    """Buffers for sampling the tokens of a step on the device."""
 
     def __init__(self, vocabulary: int, arena: Arena) -> None:
-        slices = -(-vocabulary // SLICE)
+        rows, slices = MAX_TOKENS, -(-vocabulary // SLICE)
         self.buffers = SamplingBuffers(
-            arena.take((1, slices, KEPT), torch.int64),
-            arena.take((1, slices), torch.float32),
-            arena.take((1, slices), torch.float32),
-            arena.take((1, slices), torch.int32),
+            arena.take((rows, slices, KEPT), torch.int64),
+            arena.take((rows, slices), torch.float32),
+            arena.take((rows, slices), torch.float32),
+            arena.take((rows, slices), torch.int32),
             KEPT,
             SLICE,
         )
-        self.requests = arena.take((1, REQUEST_SIZE), torch.float64)
-        self.recent = arena.take((1, RECENT), torch.int32)
-        self.sampled = arena.take((1,), torch.int32)
-        self.results = arena.take((1, 2), torch.int32)
+        self.requests = arena.take((rows, REQUEST_SIZE), torch.float64)
+        self.recent = arena.take((rows, RECENT), torch.int32)
+        self.sampled = arena.take((rows,), torch.int32)
+        self.results = arena.take((rows, 2), torch.int32)
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,10 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.state = state
         can = Capabilities(
             max_batch_tokens=64,
+            copies_in_batch=True,
             text_tokens=CPU_TEXT_TOKENS,
             skips_layers=True,
+            has_separate_states=True,
             can_evict=True,
             is_fork_safe=True,
         )
@@ -81,6 +83,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):
             self._layer(layer, x, 0, positions)
+
+    def with_state(self, state: DecoderState) -> "ReferenceBackend":
+        return ReferenceBackend(self.spec, self.weights, state, self.dtype, self.routing)
 
     def forward_texts(self, x: Array, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))

@@ -10,9 +10,10 @@ from dataclasses import replace
 from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
 from edgeinfer_kernels.cpu.runtime.kernel_args import EXCHANGE_WORDS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.layer_cache import LANES, padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
+    cache_positions,
     has_floats,
     padded_rows,
     planes_of,
@@ -154,14 +155,17 @@ def expert_load_bytes(sizes: ModelSizes) -> int:
 
 
 def _drawing_bytes(vocabulary: int) -> int:
-    """Bytes for sampling a token on the device; see `backend.py`."""
-    slices = -(-vocabulary // SLICE)
+    """Bytes for sampling the tokens of a step on the device; see `device_parts.py`."""
+    rows, slices = MAX_TOKENS, -(-vocabulary // SLICE)
     words = (slices, slices, slices, RECENT, 1, 2)
-    return taken(slices * KEPT, 8) + taken(REQUEST_SIZE, 8) + sum(taken(count, 4) for count in words)
+    numbers = taken(rows * slices * KEPT, 8) + taken(rows * REQUEST_SIZE, 8)
+    return numbers + sum(taken(rows * count, 4) for count in words)
 
 
-def workspace_bytes(sizes: ModelSizes, chunk: int = CHUNK) -> int:
-    """Bytes of the buffers of decode steps, prefill in chunks, and sampling. Raises
-    `UnsupportedOnDeviceError`.
+def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK) -> int:
+    """Bytes of the buffers of decode steps, prefill in chunks, and sampling, and of the pages of a batch's
+    sequences in a cache for `context` tokens. Raises `UnsupportedOnDeviceError`.
     """
-    return _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)
+    pages = taken(MAX_TOKENS * (cache_positions(context) // LANES), 4)
+    buffers = _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)
+    return buffers + pages

@@ -17,32 +17,42 @@ Counter = Callable[[], float]
 
 @dataclass(frozen=True)
 class EnergyMeter:
-    """Counters of several devices."""
+    """Counters of several devices; without any, nothing can be read."""
 
-    counters: Sequence[Counter]
+    counters: Sequence[Counter] = ()
 
     def joules(self) -> float | None:
-        """Joules of all devices since an arbitrary point in time; None if one can't be read any more."""
+        """Joules of all devices since an arbitrary point in time; None if one can't be read any more, or if
+        there are no counters.
+        """
         try:
-            return sum(counter() for counter in self.counters)
+            return sum(counter() for counter in self.counters) if self.counters else None
         except (OSError, ValueError):
             return None
 
+    def since_now(self) -> Callable[[], float | None]:
+        """A function that returns the joules used since this call; None if they can't be read."""
+        before = self.joules()
 
-def energy_meter(gpu: int | None = None, powercap: Path = POWERCAP) -> EnergyMeter | None:
-    """A meter of the processors, and of the GPU of this index; None if none of their counters can be read.
+        def used() -> float | None:
+            after = self.joules()
+            return None if before is None or after is None else after - before
+
+        return used
+
+
+NO_METER = EnergyMeter()
+
+
+def energy_meter(gpu: int | None = None, powercap: Path = POWERCAP) -> EnergyMeter:
+    """A meter of the processors, and of the GPU of this index, as far as their counters can be read.
 
     RAPL's counters belong to root on most systems.
     """
     counters: list[Counter] = [_RaplCounter(folder) for folder in _readable_domains(powercap)]
     if gpu is not None and (counter := _gpu_counter(gpu)) is not None:
         counters.append(counter)
-    return EnergyMeter(counters) if counters else None
-
-
-def joules_between(first: float | None, last: float | None) -> float | None:
-    """The difference of two readings; None if one is missing."""
-    return None if first is None or last is None else last - first
+    return EnergyMeter(tuple(counters))
 
 
 def _readable_domains(powercap: Path) -> list[Path]:

@@ -7,7 +7,13 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 from edgeinfer_kernels.cpu.compiler.features import choose, detect
-from edgeinfer_kernels.cpu.compiler.kernel_cache import BuildProgress, Kernels, load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_cache import (
+    BLOCKS,
+    BuildProgress,
+    KernelCache,
+    Kernels,
+    load_kernels,
+)
 from edgeinfer_kernels.cpu.compiler.kernel_units import row_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.runtime.bandwidth import MIN_READ
@@ -85,6 +91,12 @@ def with_known_cpu_speeds(
     if f"{threads} threads" not in known or _unknown_formats(known, requested, threads, model_bytes):
         return None
     return with_cpu_speeds(machine, cache_folder, requested, model_bytes)
+
+
+def are_kernels_built(cache_folder: Path, formats: Iterable[str]) -> bool:
+    """Whether the kernels of these formats are compiled: measuring then takes a second per format."""
+    cache = KernelCache(cache_folder, choose())
+    return all(cache.find(unit) is not None for unit in (BLOCKS, *row_units(formats)))
 
 
 def _unknown_formats(

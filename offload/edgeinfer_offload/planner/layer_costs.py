@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES
+from edgeinfer_kernels.layer_cache import CPU_CACHES, pool_positions
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
@@ -50,7 +50,7 @@ class Pricing:
     def __init__(self, machine: Machine, options: PlanOptions, use_gpu: bool) -> None:
         self.machine = machine
         self.kv = options.kv
-        self.context = options.context
+        self.context, self.sequences = options.context, options.sequences
         self.depth = options.planned_depth
         self.repack = options.repack
         self.expert_cache = options.expert_cache
@@ -84,8 +84,8 @@ class Pricing:
         return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
 
     def state_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
-        """The state of one layer, such as its keys and values."""
-        nbytes = sum(block.state_bytes(self.context, self.kv) for block in layer.blocks)
+        """The state of one layer, such as its keys and values; the time is that of one sequence."""
+        nbytes = self.sequences * sum(block.state_bytes(self.context, self.kv) for block in layer.blocks)
         reading = self.state_bytes_read(layer, on_gpu=False, depth=depth) / self.machine.processor.cache_rate
         return Cost(nbytes, reading, reading)
 
@@ -93,9 +93,9 @@ class Pricing:
         """As `state_on_cpu`, on the GPU; None: it can't hold the state."""
         if self.graphics is None or self.kv in CPU_CACHES:
             return None
-        nbytes, reading = 0, 0.0
+        nbytes, reading, positions = 0, 0.0, pool_positions(self.context, self.sequences)
         for block in layer.blocks:
-            nbytes += block.state_device_bytes(self.context, self.kv)
+            nbytes += block.state_device_bytes(positions, self.kv)
             whole, as_f16 = (block.read_state_device_bytes(self.context, kv) for kv in (self.kv, "f16"))
             reading += self._read_share(block, depth) * self.graphics.cache_seconds(whole, as_f16)
         return Cost(nbytes, reading, reading)

@@ -1,6 +1,7 @@
 """The finished plan, with its text and JSON output, and the error if there is no plan."""
 
 import dataclasses
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,7 @@ class MemoryPlan(PlanData):
             "embedding": self.embedding,
             "draft": self.draft,
             "context": self.options.context,
+            "parallel": self.options.sequences,
             "kv": self.options.kv,
             "bytes": {device: self.bytes_on(device) for device in (*self.budgets, "disk")},
             "budgets": {"vram": self.vram_bytes, "ram": self.ram_bytes},
@@ -71,8 +73,13 @@ def _finite(value: Any) -> Any:
 
 def refuse(device: str, needed: float, allowed: float, items: Sequence[PlannedItem]) -> PlanError:
     """The error for items that don't fit a device."""
-    largest = max(items, key=lambda item: item.bytes)
+    parts = Counter[str]()
+    for item in items:
+        name = item.item if item.layer is None else item.item.removeprefix(f"layer {item.layer} ")
+        parts[name] += item.bytes
+    ((largest, nbytes),) = parts.most_common(1)
+    shown = largest.replace("keys and values", "KV cache")
     return PlanError(
         f"the model needs {binary_size(needed)} on the {device}, {binary_size(allowed)} may be used; "
-        f"the largest part is {largest.item} with {binary_size(largest.bytes)}"
+        f"the largest part is the {shown} with {binary_size(nbytes)}"
     )

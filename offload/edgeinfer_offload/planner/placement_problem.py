@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, padded
+from edgeinfer_kernels.layer_cache import CPU_CACHES, padded, pool_positions
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
@@ -61,7 +61,7 @@ class PlacementProblem:
         try:
             self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
-            cuda_buffers.workspace_bytes(self.sizes, self.options.chunk)
+            cuda_buffers.workspace_bytes(self.sizes, self.options.context, self.options.chunk)
             for layer in self.sizes.layers:
                 for block in layer.undivided:
                     block.undivided_device_bytes()
@@ -89,8 +89,9 @@ class PlacementProblem:
         if draft is None:
             return None
         alone = replace(
-            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any", batch=CPU_BATCH
-        )
+            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any",
+            batch=CPU_BATCH, sequences=1,
+        )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 
         def on(device_index: int, workspace: int) -> Cost:
@@ -106,20 +107,23 @@ class PlacementProblem:
     @cached_property
     def gpu_workspace(self) -> int:
         """Bytes of the buffers at the largest batch, and of the RoPE tables."""
-        rope = self.sizes.rope_device_bytes(self.options.context)
-        return rope + cuda_buffers.workspace_bytes(self.sizes, self.options.chunk)
+        positions = pool_positions(self.options.context, self.options.sequences)
+        rope = self.sizes.rope_device_bytes(positions)
+        return rope + cuda_buffers.workspace_bytes(self.sizes, positions, self.options.chunk)
 
     def context_bytes(self, device_index: int, context: int) -> int:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
         blocks, kv = self.sizes.blocks, self.pricing.kv
         if device_index == GPU:
-            states = sum(block.state_device_bytes(context, kv) for block in blocks)
-            return states + self.sizes.rope_device_bytes(context)
-        return sum(block.state_bytes(context, kv) for block in blocks)
+            positions = pool_positions(context, self.options.sequences)
+            states = sum(block.state_device_bytes(positions, kv) for block in blocks)
+            return states + self.sizes.rope_device_bytes(positions)
+        return self.options.sequences * sum(block.state_bytes(context, kv) for block in blocks)
 
     def context_bytes_of(self, layer: LayerSizes) -> int:
         """Bytes of the state of one layer on the CPU."""
-        return sum(block.state_bytes(self.options.context, self.pricing.kv) for block in layer.blocks)
+        context, kv = self.options.context, self.pricing.kv
+        return self.options.sequences * sum(block.state_bytes(context, kv) for block in layer.blocks)
 
     @cached_property
     def cpu_workspace(self) -> int:

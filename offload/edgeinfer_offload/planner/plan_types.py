@@ -75,6 +75,7 @@ class PlanOptions:
     - `device`: "any", or everything on the "cpu" or on the "gpu".
     - `vram`, `ram`: maximum bytes; None: all free memory.
     - `repack`: False keeps the CPU's weights memory-mapped.
+    - `sequences`: sequences whose states are held at once, each of `context` tokens.
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model.
@@ -86,6 +87,7 @@ class PlanOptions:
     """
 
     context: int
+    sequences: int = 1
     kv: CacheType = "f16"
     device: Literal["any", "cpu", "gpu"] = "any"
     vram: int | None = None
@@ -131,6 +133,11 @@ class PlannedItem:
     """Operations of a token; a multiply-accumulate counts as two."""
     reading_ms: float = 0.0
     """The part of `ms_per_token` spent on reading."""
+
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a state that tokens read, not weights."""
+        return self.read_bytes > 0 and not self.weights_read
 
     @property
     def intensity(self) -> float | None:
@@ -234,6 +241,11 @@ class PlanData:
     def devices(self) -> tuple[Device, ...]:
         """The devices that compute any part of a token, in the order of their first stages."""
         return tuple(dict.fromkeys(stage.device for stage in self.stages))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of keys, values and other states of all sequences."""
+        return sum(item.bytes for item in self.items if item.is_cache)
 
     @property
     def vram_bytes(self) -> int:

@@ -56,7 +56,7 @@ class PlanCurve:
                 "context": context,
                 "placement": plan.placement if plan else None,
                 "memory_bytes": plan.nbytes if plan else None,
-                "cache_bytes": _cache_bytes(plan) if plan else None,
+                "cache_bytes": plan.cache_bytes if plan else None,
                 "decode_tokens_per_second": plan.prediction.decode_tokens_per_second if plan else None,
                 "prefill_tokens_per_second": plan.prediction.prefill_tokens_per_second if plan else None,
             }
@@ -117,18 +117,10 @@ def _fits(plan: PlanData, batch: int) -> bool:
     """Whether the caches of `batch` sequences fit; those of layers on the CPU in main memory."""
     more = {
         device: (batch - 1)
-        * sum(item.bytes for item in plan.items if _is_cache(item) and item.device == device)
+        * sum(item.bytes for item in plan.items if item.is_cache and item.device == device)
         for device in plan.budgets
     }
     return all(plan.bytes_on(device) + more[device] <= plan.budgets[device] for device in plan.budgets)
-
-
-def _is_cache(item: PlannedItem) -> bool:
-    return item.read_bytes > 0 and not item.weights_read
-
-
-def _cache_bytes(plan: PlanData) -> int:
-    return sum(item.bytes for item in plan.items if _is_cache(item))
 
 
 def curve_text(curve: PlanCurve) -> str:
@@ -155,7 +147,7 @@ def _context_row(context: int, plan: PlanData | None) -> list[str]:
     speed = tokens_per_second(plan)
     fits = PLACEMENTS[plan.placement]
     memory = size_of(*memory_of(plan))
-    return [str(context), binary_size(_cache_bytes(plan)), memory, fits, _shown(speed), _shown(prompt)]
+    return [str(context), binary_size(plan.cache_bytes), memory, fits, _shown(speed), _shown(prompt)]
 
 
 def _shown(rate: float | None) -> str:

@@ -119,6 +119,9 @@ def _memory(plan: PlanData) -> list[str]:
             lines[-1] += f"; the page cache has {room}, so each token reads the rest from the disk again"
     if plan.repacking:
         lines.append(_repacked(plan))
+    if (count := plan.options.sequences) > 1:
+        each = binary_size(plan.cache_bytes // count)
+        lines.append(f"parallel: {count} requests at once, {each} of cache for each")
     return lines
 
 

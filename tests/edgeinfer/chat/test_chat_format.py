@@ -137,7 +137,7 @@ def test_a_template_is_compiled_when_it_is_used() -> None:
 def test_a_file_without_a_template_names_the_option_to_set() -> None:
     chat_format = ChatFormat.from_metadata({}, FewTokens())
     assert chat_format.template_source is None
-    with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template is missing.*--chat-template FILE"):
+    with pytest.raises(ChatTemplateError, match=r"tokenizer\.chat_template is missing.*\(chat_template=\)"):
         chat_format.render(HELLO)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.results import Token
-from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted_model, seeded_logits
+from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted, scripted_model, seeded_logits
 
 pytestmark = pytest.mark.anyio
 
@@ -57,10 +57,17 @@ async def test_two_async_completions_of_a_model_alternate() -> None:
 
 
 async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> None:
-    model = model_on(FakeEngine(seeded_logits, 4096))
+    may_continue = threading.Event()
+
+    def waiting_for_the_second_token(ids: list[int]) -> np.ndarray:
+        if len(ids) > len(PROMPT):
+            assert may_continue.wait(10)
+        return scripted("Hello", len(PROMPT))(ids)
+
+    model = model_on(FakeEngine(waiting_for_the_second_token, 4096))
 
     async def give_up() -> str:
-        stream = model.stream_async(PROMPT)
+        stream = model.stream_async(PROMPT, temperature=0.0)
 
         async def ask() -> Token:
             return await anext(stream)
@@ -71,6 +78,7 @@ async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> Non
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+        may_continue.set()
         return stream.result.finish_reason
 
     assert (await give_up()) == "cancelled"
@@ -80,3 +88,18 @@ async def test_a_cancelled_task_ends_its_completion_and_frees_the_model() -> Non
 async def test_stream_exceptions_propagate() -> None:
     with pytest.raises(ContextOverflowError):
         (await model_on(FakeEngine(seeded_logits, 8)).generate_async([5] * 9))
+
+
+def test_a_stream_of_a_closed_loop_harms_no_other() -> None:
+    model = model_on(FakeEngine(seeded_logits, 4096))
+    left = model.stream_async(PROMPT, max_tokens=100, temperature=0.0)
+
+    async def first_token() -> int:
+        return (await anext(left)).id
+
+    async def another() -> list[int]:
+        return (await model.generate_async([1, 9], max_tokens=20, temperature=0.0)).ids
+
+    alone = asyncio.run(another())
+    assert asyncio.run(first_token()) == model.generate(PROMPT, max_tokens=100, temperature=0.0).ids[0]
+    assert asyncio.run(another()) == alone

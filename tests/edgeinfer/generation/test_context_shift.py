@@ -191,8 +191,8 @@ def test_drafts_do_not_change_a_shifted_completion(zoo_file: ZooFile, draft: str
     [
         ({"context_overflow": "fold"}, "context_overflow: saw 'fold', wanted one of 'stop', 'shift', 'h2o'"),
         (
-            {"context_overflow": "shift", "n": 2},
-            "context_overflow: saw 'shift', wanted 'stop' for several completions",
+            {"context_overflow": "shift", "beams": 2},
+            "context_overflow: beam search supports 'stop' only",
         ),
     ],
 )

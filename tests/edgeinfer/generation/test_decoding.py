@@ -70,7 +70,7 @@ def test_a_prompt_longer_than_the_context_names_both_lengths_and_the_maximum() -
         model.generate(prompt)
     assert str(caught.value) == (
         "the prompt has 17 tokens, the context holds 16; shorten it, or take a larger context "
-        "(--context, context=): up to 64 the model was trained for and fits this machine"
+        "(context=): up to 64 the model was trained for and fits this machine"
     )
     assert model.generate(prompt[:16]).finish_reason == "context"
 
@@ -167,7 +167,7 @@ def test_a_parameter_out_of_range_is_named(settings: dict[str, Any], text: str) 
         ([-1], "prompt: saw token id -1, wanted 0 to 287"),
         (b"bytes", "prompt: saw bytes b'bytes', wanted a text or whole numbers"),
         ([1.5], "prompt: saw list [1.5], wanted a text or whole numbers"),
-        (["1"], "prompt: saw list ['1'], wanted a text or whole numbers"),
+        ([1, "1"], "prompt: saw list [1, '1'], wanted a text or whole numbers"),
         (None, "prompt: saw NoneType None, wanted a text or whole numbers"),
         ([], "the prompt is empty, and this model has no token to begin with; give it a text"),
     ],

@@ -176,7 +176,7 @@ def test_an_unknown_architecture_names_the_llama_cpp_engine_which_loads_it(
     tmp_path: Path, zoo_file: ZooFile
 ) -> None:
     path = write_deci(tmp_path / "deci.gguf", zoo_file("llama"))
-    with pytest.raises(UnsupportedModelError, match=r"architecture deci isn't .* add --engine llama\.cpp"):
+    with pytest.raises(UnsupportedModelError, match=r"architecture deci isn't .* add engine='llama\.cpp'"):
         edgeinfer.load(path)
     with edgeinfer.load(path, engine="llama.cpp", threads=1) as model:
         assert model.context == 256

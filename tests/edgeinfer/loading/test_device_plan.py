@@ -56,7 +56,7 @@ def test_a_draft_model_without_memory_is_omitted_or_refused() -> None:
     optional = plan_devices(request(draft=SMALL, ram=plain + 1000), cpu_only())
     assert optional.memory.draft is None
     assert optional.warnings == ("not enough memory for the draft model; using prompt lookup instead",)
-    with pytest.raises(OutOfMemoryError, match="--context"):
+    with pytest.raises(OutOfMemoryError, match="context="):
         plan_devices(request(draft=SMALL, draft_required=True, ram=plain + 1000), cpu_only())
 
 

@@ -220,7 +220,7 @@ def test_an_instruction_set_can_be_selected_and_an_unknown_one_is_refused(zoo_fi
 
 def test_an_unknown_tokenizer_names_the_alternative_engine(tmp_path: Path) -> None:
     path = written(tmp_path / "model.gguf", tokenizer__ggml__model="hybriddna")
-    with pytest.raises(UnsupportedModelError, match=r"'hybriddna'; wanted one of .* --engine llama\.cpp"):
+    with pytest.raises(UnsupportedModelError, match=r"'hybriddna'; wanted one of .* engine='llama\.cpp'"):
         edgeinfer.load(path)
 
 

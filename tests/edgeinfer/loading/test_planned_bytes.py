@@ -157,9 +157,9 @@ def test_a_budget_is_exact_to_the_byte_and_the_context_that_fits_is_named(zoo_fi
     mebibytes = f"{bytes_for_100 / 2**20:.1f} MiB"
     assert text.startswith("llama: the model needs ")
     assert f"{mebibytes} may be used" in text
-    assert "the largest part is workspace with" in text
+    assert "the largest part is the workspace with" in text
     # Positions are allocated in tiles of 16.
-    assert text.endswith("with a context of 112 it fits (--context, context=)")
+    assert text.endswith("with a context of 112 it fits (context=)")
     edgeinfer.load(path, context=112, ram=bytes_for_100, threads=1).close()
 
 

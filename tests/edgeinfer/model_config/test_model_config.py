@@ -41,7 +41,7 @@ def test_an_unknown_architecture_is_named_with_the_alternative(architecture: str
     assert len(text) < 400
     assert architecture[:5].split("\n")[0] in text
     assert f"one of the {len(ARCHITECTURES)} that edgeinfer runs" in text
-    assert "--engine llama.cpp" in text
+    assert "engine='llama.cpp'" in text
 
 
 def test_a_file_without_an_architecture_is_refused() -> None:

@@ -87,7 +87,7 @@ def test_unused_tensors_are_refused_with_the_alternative_engine(tmp_path: Path) 
     text = refusal(tmp_path, Altered("llama", altered=extra))
     assert text.startswith("architecture llama doesn't use blk.0.attn_sub_norm.weight, ")
     assert "and 2 more" in text
-    assert "--engine llama.cpp" in text
+    assert "engine='llama.cpp'" in text
 
 
 def test_a_fused_projection_equals_its_three_parts(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_a_gate_of_another_type_is_refused(tmp_path: Path) -> None:
     text = refusal(tmp_path, GateOfOtherType("muse-glimmer", gate_tensors=True, formats=("F32", "F16")))
     assert text == (
         "blk.0.attn_gate.weight: type F32, wanted F16 as blk.0.attn_q.weight; "
-        "llama.cpp reads both: add --engine llama.cpp"
+        "llama.cpp reads both: add engine='llama.cpp'"
     )
 
 

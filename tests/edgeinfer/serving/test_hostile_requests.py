@@ -67,6 +67,11 @@ async def test_only_local_programs_and_pages_are_accepted(headers: Any, status: 
         assert reply.json()["error"]["message"]
 
 
+async def test_a_body_of_curl_without_a_type_gets_the_header_to_add() -> None:
+    reply = await sent({**JSON, "Content-Type": "application/x-www-form-urlencoded"})
+    assert reply.json()["error"]["message"].endswith('with curl: -H "Content-Type: application/json"')
+
+
 @pytest.mark.parametrize(
     ("body", "output"),
     [

@@ -47,12 +47,12 @@ async def test_every_variable_of_a_hybrid_models_template_reaches_it() -> None:
     seen: list[str] = []
     decode = model.tokenizer.decode
     body = {"max_tokens": 4, "chat_template_kwargs": variables, "reasoning_effort": "high"}
-    original = model.engine.append
+    original = model.engine.prompt_steps
 
     def watched(ids: list[int], *rest: object) -> object:
         seen.append(decode(ids))
         return original(ids, *rest)  # type: ignore[arg-type]
 
-    model.engine.append = watched  # type: ignore[method-assign, assignment]
+    model.engine.prompt_steps = watched  # type: ignore[method-assign, assignment]
     assert (await chat(body, model)).status_code == 200
     assert "False high True|" in "".join(seen)

@@ -12,7 +12,7 @@ from edgeinfer.registry.entries import RegistryEntry, read_registry
 from edgeinfer.registry.registry_listing import parameter_count
 from edgeinfer.shapes.encoder_layers import EncoderLayers
 from edgeinfer.shapes.headers import shape_header
-from edgeinfer.shapes.hybrid_layers import Mamba2Layers
+from edgeinfer.shapes.hybrid_layers import Mamba2Layers, MambaLayers, ParallelMamba2Layers
 from edgeinfer.shapes.known_shapes import SHAPES, find_shape
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -40,6 +40,16 @@ WRITTEN = {
     "granitehybrid": replace(
         SMALL, architecture="granitehybrid", experts=4, experts_per_token=2, shared_expert=256,
         shared_gate=False, recurrent=Mamba2Layers("M*", 4, 64, 64, 1, kv_heads=2, is_followed=True),
+    ),
+    "falcon-h1": replace(
+        SMALL, architecture="falcon-h1", recurrent=ParallelMamba2Layers("MM", 4, 64, 64, 1),
+    ),
+    "jamba": replace(
+        SMALL, architecture="jamba", recurrent=MambaLayers((1,), 512, 16, 16, 2),
+    ),
+    "nemotron_h": replace(
+        SMALL, architecture="nemotron_h", layers=3, gated=False, feed_forward_norm="",
+        recurrent=Mamba2Layers("M*E", 4, 64, 64, 1, kv_heads=2, feed_forward=512),
     ),
     "nomic-bert": replace(
         SMALL, architecture="nomic-bert", fused=True, kv_heads=4, tied=True, pre_norms=False, output_norm="",

@@ -24,6 +24,7 @@ from edgeinfer_quant_formats.quantizer.mixes import MIXES
         ("llama-3-8b", 8_030_261_248),
         ("olmoe-7b-a1b", 6_919_161_856),
         ("qwen3-30b-a3b", 30_532_122_624),
+        ("nemotron-3-nano-4b", 3_973_556_832),
     ],
 )
 def test_a_shape_has_the_published_parameter_count(name: str, parameters: int) -> None:

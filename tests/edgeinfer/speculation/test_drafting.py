@@ -164,7 +164,7 @@ def test_auto_reports_the_cost_of_the_draft() -> None:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
         assert [line for line in model.details if line.startswith("drafting with")] == [
-            f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (--draft none, draft=None leave it out)"
+            f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (draft=None leaves it out)"
         ]
 
 

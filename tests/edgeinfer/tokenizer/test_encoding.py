@@ -126,7 +126,7 @@ def test_unused_tokens_decode_to_nothing(sentence_pieces: Any) -> None:
 
 def test_an_unknown_tokenizer_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(
-        UnsupportedModelError, match=r"'hybriddna'; wanted one of llama, gpt2, gemma4.*--engine llama"
+        UnsupportedModelError, match=r"'hybriddna'; wanted one of llama, gpt2, gemma4.*engine='llama"
     ):
         Tokenizer.from_metadata({"tokenizer.ggml.model": "hybriddna"})
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.ggml\.model: missing"):

@@ -8,7 +8,9 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import EdgeInferError
 from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.layer_cache import CacheType, LayerCache
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
@@ -150,3 +152,74 @@ def test_positions_are_copied_from_any_page(source: int, target: int, count: int
     for before, after in zip((keys, values), cache.read(12 * PAGE, 32), strict=True):
         before[:, target : target + count] = before[:, source : source + count].copy()
         np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.default_cases
+@pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["llama", "qwen2moe", "deepseek2", "bloom"])
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("lengths", [(64, 64, 37), (17, 5, 64), (40, 16, 2)])
+def test_chunks_of_a_prompt_in_pages_equal_those_of_contiguous_positions(
+    tmp_path: Path, model: str, kind: CacheType, threads: int, lengths: tuple[int, ...]
+) -> None:
+    path = ZOO[model].write(tmp_path / "model.gguf")
+    engine = engine_for(path, cpu(threads=threads), kind, context=CONTEXT)
+    pages = np.random.default_rng(4).permutation(CONTEXT // PAGE)[: -(-sum(lengths) // PAGE)]
+    start = 0
+    expected, actual = [], []
+    for length in lengths:
+        engine.append(PROMPT[start : start + length - 1])
+        expected.append(engine.append(PROMPT[start + length - 1 : start + length]))
+        start += length
+    engine.rewind(0)
+    start = 0
+    for length in lengths:
+        engine.append_chunk(PROMPT[start : start + length - 1], start, pages)
+        last = engine.append_chunk(PROMPT[start + length - 1 : start + length], start + length - 1, pages)
+        actual.append(engine.last_logits(last))
+        start += length
+    np.testing.assert_array_equal(actual, expected)
+
+
+def test_a_long_batch_of_several_sequences_is_refused(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu(), context=CONTEXT)
+    with pytest.raises(ValueError, match="saw a batch of 17 tokens, wanted 16 at most, or a chunk of one"):
+        engine.append_batch([5] * 17, BatchPositions(np.zeros(17, np.int64), np.zeros((17, 1), np.int64)))
+
+
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("model", ["llama", "deepseek2"])
+def test_pages_are_copied_as_if_at_once(tmp_path: Path, model: str, kind: CacheType) -> None:
+    """Two pages change places, and a third is copied."""
+    path = ZOO[model].write(tmp_path / "model.gguf")
+    engine, other = (engine_for(path, cpu(), kind, context=CONTEXT) for _ in range(2))
+    for each in (engine, other):
+        each.append(PROMPT[: 4 * PAGE])
+    engine.backend.copy_pages([0, 2, 3], [2, 0, 9])
+    pages = np.array([2, 1, 0, 9])
+    x = engine.append_chunk([7], 4 * PAGE - 1, pages)
+    other.rewind(4 * PAGE - 1)
+    np.testing.assert_array_equal(engine.last_logits(x), other.append([7]))
+
+
+@pytest.mark.parametrize("model", ["llama", "lfm2", "gemma3", "qwen35"])
+@pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
+def test_states_of_the_same_weights_are_separate(tmp_path: Path, model: str, build: Build) -> None:
+    engine = engine_for(ZOO[model].write(tmp_path / "model.gguf"), build, "f32")
+    other = engine.with_state(DecoderState.allocate(engine.specification, CONTEXT, "f32"))
+    prompts, results = (PROMPT[:30], PROMPT[100:140]), []
+    for each, ids in zip((engine, other), prompts, strict=True):
+        results.append(np.stack([each.append(ids), *(each.append([token]) for token in PROMPT[200:210])]))
+        each.rewind(0)
+    logits: list[list[Logits]] = [[], []]
+    for index, (each, ids) in enumerate(zip((engine, other), prompts, strict=True)):
+        logits[index].append(each.append(ids))
+    for token in PROMPT[200:210]:
+        for index, each in enumerate((engine, other)):
+            logits[index].append(each.append([token]))
+    for actual, expected in zip(logits, results, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    engine.others = (other,)
+    engine.close()
+    with pytest.raises(EdgeInferError, match="closed"):
+        other.append([5])

@@ -92,7 +92,7 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
     assert sizes.head_device_bytes() == counted(parts, "head")
     embedding = cuda_matrices.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
-    assert cuda_buffers.workspace_bytes(sizes) == counted(parts, "workspace")
+    assert cuda_buffers.workspace_bytes(sizes, CONTEXT) == counted(parts, "workspace")
 
 
 STREAMING = {

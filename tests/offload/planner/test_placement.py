@@ -124,6 +124,13 @@ def test_token_embeddings_go_last() -> None:
     assert plan.head == "gpu"
 
 
+def test_an_error_adds_up_the_parts_of_all_layers() -> None:
+    with pytest.raises(PlanError, match=r"the largest part is the feed-forward with \d\.\d\d GiB"):
+        planned(dense_model(), 0, ram=2 * GIB)
+    with pytest.raises(PlanError, match=r"the largest part is the KV cache with \d+\.?\d* GiB"):
+        plan_memory(dense_model(), laptop(ram=2 * GIB), replace(PLAN_OPTIONS, vram=0, context=1 << 20))
+
+
 def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
     with pytest.raises(
         PlanError, match=r"needs \d\.\d\d GiB on the cpu, 2\.00 GiB may be used; the largest part is"

@@ -16,7 +16,7 @@ from edgeinfer.history.records import StoredChat, StoredMessage
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui import library
 from edgeinfer_tui.app.app import ChatApp
-from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.messages.message_view import MessageView
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from tests.tui.fake_library import FakeModel

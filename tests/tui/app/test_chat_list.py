@@ -114,6 +114,8 @@ async def test_the_open_chat_is_renamed(opened: Opened, saved: Path) -> None:
         await chat.settle()
         assert titles(chat)[0] == "night: Of owls"
         assert str(chat.screen.query_one("#title").render()).startswith("night")
+        await chat.press("d", "r")
+        assert chat.screen.input.text == "dr"
         assert chat.stored()[0].name == "night"
 
 
@@ -138,7 +140,7 @@ async def test_a_chat_is_exported_to_a_new_file_only(
         else:
             assert text.startswith("#")
         target.write_text("kept", encoding="utf-8")
-        await chat.press("x")
+        await chat.press("f8", "x")
         chat.app.screen.query_one(Input).value = str(target)
         await chat.press("enter")
         await chat.until(lambda: "exists already, wanted the name of a new file" in dialog_text(chat))

@@ -162,6 +162,25 @@ async def test_an_unknown_command_is_cleared_and_the_nearest_named(opened: Opene
         assert chat.screen.input.text == ""
 
 
+@pytest.mark.parametrize("key", ["f1", "f2", "f3", "f4"])
+async def test_a_notice_covers_no_dialog(opened: Opened, key: str) -> None:
+    async with opened(size=(80, 24), notices_shown=True) as chat:
+        await chat.press("f5")
+        await chat.until(lambda: any(toast.region for toast in chat.screen.query("Toast")))
+        await chat.press(key)
+        await chat.settle()
+        assert [toast for toast in chat.app.screen.query("Toast") if toast.region] == []
+        await chat.press("escape")
+        await chat.until(lambda: chat.app.screen is chat.screen)
+
+
+@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
+async def test_a_word_leaves_the_chat(opened: Opened, word: str) -> None:
+    async with opened() as chat:
+        await chat.say(word, wait=False)
+        await chat.until(lambda: chat.app.at_rest)
+
+
 @pytest.mark.parametrize("size", [(90, 30), (60, 16)])
 async def test_a_notice_keeps_the_input_line_free_and_closes_with_esc(
     opened: Opened, size: tuple[int, int]

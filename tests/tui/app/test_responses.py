@@ -5,7 +5,8 @@ import functools
 import pytest
 from textual.widgets.markdown import MarkdownBlock
 
-from edgeinfer_tui.app.message_view import MAX_LINES, CodeBlock, CopyLabel, ResponseText
+from edgeinfer_tui.app.messages.markdown_text import CodeBlock, CopyLabel, MarkdownText
+from edgeinfer_tui.app.messages.message_view import MAX_LINES
 from edgeinfer_tui.app.model_status import status_text
 from edgeinfer_tui.app.model_thread import Progress
 from tests.tui.app.conftest import Chat, Opened, PacedModel
@@ -54,7 +55,7 @@ Last
 The end."""
 
 
-def blocks_of(response: ResponseText) -> list[tuple[str, str]]:
+def blocks_of(response: MarkdownText) -> list[tuple[str, str]]:
     return [
         (type(block).__name__, block.code if isinstance(block, CodeBlock) else str(block.render()))
         for block in response.query(MarkdownBlock)
@@ -107,7 +108,7 @@ async def test_json_is_shown_unchanged(opened: Opened, response: str, code: str 
         model.allow(len(response))
         await chat.until(lambda: chat.views()[1].message.text == response)
         await chat.settle()
-        text = chat.views()[1].query_one(ResponseText)
+        text = chat.views()[1].query_one(MarkdownText)
         assert [block.code.rstrip("\n") for block in text.query(CodeBlock)] == ([code] if code else [])
         assert "is all." not in response or ("MarkdownParagraph", "is all.") in blocks_of(text)
         await chat.press("tab", "c")
@@ -143,10 +144,12 @@ async def test_clicks_regenerate_and_edit(opened: Opened) -> None:
 async def test_a_long_message_is_truncated_until_unfolded(opened: Opened) -> None:
     async with opened() as chat:
         await chat.say("\n".join(f"line {number}" for number in range(100)))
-        message = chat.views()[0].query_one(".message")
-        assert f"... {100 - MAX_LINES} more lines" in str(message.render())
+        message, more = chat.views()[0].query_one(MarkdownText), chat.views()[0].query_one(".more")
+        assert f"... {100 - MAX_LINES} more lines" in str(more.render())
+        assert message.source.endswith(f"line {MAX_LINES - 1}")
         await chat.press("tab", "up", "t")
-        assert "line 99" in str(message.render())
+        await chat.until(lambda: message.source.endswith("line 99"))
+        assert not more.display
 
 
 async def test_a_truncated_response_is_marked(opened: Opened) -> None:
@@ -174,7 +177,7 @@ async def test_ctrl_c_twice_quits(opened: Opened) -> None:
 async def test_streamed_markdown_gives_the_same_blocks(opened: Opened, step: int) -> None:
     async with opened(FakeModel(DOCUMENT), FakeModel(DOCUMENT)) as chat:
         await chat.say("Hi")
-        response = chat.views()[1].query_one(ResponseText)
+        response = chat.views()[1].query_one(MarkdownText)
         whole = blocks_of(response)
         assert len(whole) == 20
         await response.show("")

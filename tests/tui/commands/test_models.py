@@ -121,7 +121,7 @@ def test_list_all_for_this_machine_fits_a_terminal(
 def test_an_unknown_machine_gives_a_one_line_error(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("list", "--all", "--device", "rtx 9060")
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("edgeinfer: device: 'rtx 9060': no such card in the table; known are ")
+    assert outcome.err.startswith("edgeinfer: --device: 'rtx 9060': no such card in the table; known are ")
 
 
 def test_without_a_command_the_help_is_shown(edgeinfer: CommandLine) -> None:

@@ -63,7 +63,7 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
 def test_several_devices_of_this_machine_are_refused(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP, "--device", "cpu")
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("edgeinfer: device: saw 'cpu' among several, wanted descriptions of ")
+    assert outcome.err.startswith("edgeinfer: --device: saw 'cpu' among several, wanted descriptions of ")
 
 
 def test_a_model_that_is_not_here_is_planned_by_its_shape(
@@ -140,7 +140,7 @@ def test_the_draft_that_loading_uses_is_planned(edgeinfer: CommandLine) -> None:
 def test_a_draft_that_loading_omits_is_not_planned(edgeinfer: CommandLine) -> None:
     sizes = {}
     for ram in ("1GiB", "37MiB"):
-        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--ram", ram, "--json")
+        outcome = edgeinfer("plan", "tiny", "--device", "cpu", "-t", "2", "--ram", ram, "--json", "--verbose")
         message = json.loads(outcome.out)
         sizes[ram] = {item["item"]: item["bytes"] for item in message["items"]}
         assert ("using prompt lookup instead" in outcome.err) == (ram != "1GiB")
@@ -150,7 +150,7 @@ def test_a_draft_that_loading_omits_is_not_planned(edgeinfer: CommandLine) -> No
         assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
     outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
     assert "draft model" not in outcome.err
-    assert outcome.err.endswith("; with a context of 1024 it fits (--context, context=)\n")
+    assert outcome.err.endswith("; with a context of 1024 it fits (--context)\n")
 
 
 def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
@@ -162,7 +162,7 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
         "wanted the same vocabulary"
     )
     for device in ("cpu:", LAPTOP):
-        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path))
+        outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", str(path), "-v")
         assert outcome.code == 0
         assert message in outcome.err
         assert "draft model" not in outcome.out
@@ -170,10 +170,14 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
         assert message in model.warnings
 
 
-def test_a_machine_without_a_gpu_is_reported(edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_gpu_is_reported_with_verbose(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(model_plan, "usable_gpu", lambda index: None)
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
-    assert (outcome.code, outcome.err) == (0, "edgeinfer: planned for the CPU: there is no GPU here\n")
+    assert (outcome.code, outcome.err) == (0, "")
+    outcome = edgeinfer("plan", "tiny", "--threads", "2", "--verbose")
+    assert (outcome.code, outcome.err) == (0, "edgeinfer: no NVIDIA GPU here\n")
 
 
 def test_a_machine_can_be_measured_again(
@@ -229,16 +233,16 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--device", "rtx 9060"], "device: 'rtx 9060': no such card in the table; known are RTX "),
+        (["--device", "rtx 9060"], "--device: 'rtx 9060': no such card in the table; known are RTX "),
         (
             ["--device", "x: 8GiB, 12 bananas"],
-            "device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
+            "--device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
         ),
-        (["--threads", "10000"], "threads: saw 10000, wanted "),
-        (["--draft", ""], "draft: saw '', wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
+        (["--threads", "10000"], "--threads: saw 10000, wanted "),
+        (["--draft", ""], "--draft: saw '', wanted 'auto', 'lookup', 'self', a model, a Drafter"),
         (["--draft", "nosuch"], "draft: nosuch: no such model; known: "),
-        (["--device", ""], "device: '': wanted a known card, or terms as"),
-        (["--vram", "much"], "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
+        (["--device", ""], "--device: '': wanted a known card, or terms as"),
+        (["--vram", "much"], "--vram: saw 'much', wanted bytes or a size like \"8GiB\""),
     ],
 )
 def test_an_invalid_plan_gives_a_one_line_error(

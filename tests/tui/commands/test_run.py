@@ -37,6 +37,20 @@ def test_only_the_completion_is_on_stdout(edgeinfer: CommandLine, fake: FakeMode
     assert fake.closed
 
 
+@pytest.mark.parametrize("blank", ["   ", "\n\t"])
+def test_a_blank_prompt_gives_one_line(edgeinfer: CommandLine, fake: FakeModel, blank: str) -> None:
+    outcome = edgeinfer("run", "tiny", blank)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("edgeinfer: the prompt is blank; give a text, or none for a chat")
+    assert fake.prompts == []
+
+
+def test_many_completions_are_announced(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    assert edgeinfer("run", "tiny", "Hi", "-n", "8").err == ""
+    outcome = edgeinfer("run", "tiny", "Hi", "-n", "40")
+    assert outcome.err == "edgeinfer: 40 completions (-n); --max-tokens limits the tokens of each\n"
+
+
 def test_the_default_model_is_the_built_in_one(
     edgeinfer: CommandLine, fake: FakeModel, monkeypatch: Any
 ) -> None:

@@ -57,12 +57,27 @@ def test_help_lists_the_common_options_and_help_all_all_of_them(
     monkeypatch.setenv("COLUMNS", "200")
     outcomes = [edgeinfer(command, flag) for flag in ("--help", "--help-all", "--help")]
     assert [outcome.code for outcome in outcomes] == [0, 0, 0]
-    short, whole, again = (set(re.findall(r"^. (--[a-z-]+)", one.out, re.MULTILINE)) for one in outcomes)
+    short, whole, again = (
+        set(re.findall(r"^(?:.|  ?-[a-z],?) +(--[a-z-]+)", one.out, re.MULTILINE)) for one in outcomes
+    )
     flags = {name: one.flags[0].partition("/")[0] for name, one in command_options(command).items()}
     common = {flags[name] for name, one in command_options(command).items() if one.info.common}
     assert whole == {*flags.values(), "--help", "--help-all"}
     assert short == again == {*common, "--help", "--help-all"}
     assert len(common) <= 12
+
+
+def test_all_options_fit_a_narrow_terminal_with_their_whole_names(
+    edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = edgeinfer("run", "--help-all").out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert len(lines) < 160
+    assert "  --assume-pre-tokenizer NAME" in lines
+    assert "  --context-overflow stop|shift|h2o" in lines
+    assert "  -c, --context N           Context size (num_ctx): maximum tokens of prompt and" in lines
+    assert "…" not in "".join(lines)
 
 
 def test_help_names_the_terms_that_users_of_other_programs_search_for(edgeinfer: CommandLine) -> None:

@@ -13,6 +13,7 @@ import typer
 from edgeinfer.registry.near_names import nearest
 from edgeinfer_tui.command_class import REFUSED
 from edgeinfer_tui.command_list import app
+from edgeinfer_tui.options.command_options import MAX_LISTED, command_options
 from edgeinfer_tui.options.option_errors import ALIASES
 from tests.tui.commands.test_run import pipe_in
 from tests.tui.conftest import CommandLine
@@ -139,13 +140,18 @@ def test_t_is_threads_and_c_is_context(edgeinfer: CommandLine, fake: FakeModel) 
 def test_t_99_is_an_invalid_thread_count(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("run", "tiny", "Hi", "-t", "99")
     assert (outcome.code, outcome.out) == (1, "")
-    assert outcome.err.startswith("edgeinfer: threads: saw 99, wanted ")
+    assert outcome.err.startswith("edgeinfer: --threads: saw 99, wanted ")
 
 
 def test_minus_one_is_no_limit_and_a_random_seed(edgeinfer: CommandLine, fake: FakeModel) -> None:
     assert edgeinfer("run", "tiny", "Hi", "--max-tokens", "-1", "--seed", "-1").code == 0
     assert fake.settings == [{}]
     assert edgeinfer("run", "tiny", "Hi", "--max-tokens", "-2").code == 2
+
+
+def help_flag(command: str) -> str:
+    """The flag that lists all options of a command."""
+    return "--help-all" if len(command_options(command)) > MAX_LISTED else "--help"
 
 
 @pytest.mark.default_cases(8)
@@ -161,7 +167,7 @@ def test_manual_placement_gives_a_one_line_error(
     flag = given[0].partition("=")[0]
     assert outcome.err == (
         f"edgeinfer: {flag}: edgeinfer plans what goes to the GPU, see edgeinfer plan; limit its memory "
-        f"with --vram SIZE (see edgeinfer {command} --help)\n"
+        f"with --vram SIZE (see edgeinfer {command} {help_flag(command)})\n"
     )
 
 
@@ -254,7 +260,8 @@ def test_an_unknown_option_suggests_the_nearest(
     outcome = edgeinfer(command, wrong, "1")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err == (
-        f"edgeinfer: No such option: {wrong}; did you mean {meant}? (see edgeinfer {command} --help)\n"
+        f"edgeinfer: No such option: {wrong}; did you mean {meant}? "
+        f"(see edgeinfer {command} {help_flag(command)})\n"
     )
 
 

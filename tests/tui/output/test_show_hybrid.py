@@ -60,7 +60,7 @@ def test_a_context_shift_is_refused_in_one_line(
     outcome = edgeinfer("run", str(path), "hello", "--device", "cpu", "--context-overflow", policy)
     assert (outcome.code, outcome.out) == (1, "")
     last = outcome.err.splitlines()[-1]
-    assert last.startswith(f"edgeinfer: context_overflow: saw '{policy}', but tokens can't be evicted from")
+    assert last.startswith(f"edgeinfer: --context-overflow: saw '{policy}', but tokens can't be evicted from")
 
 
 def test_python_refuses_a_context_shift(tmp_path: Path) -> None:

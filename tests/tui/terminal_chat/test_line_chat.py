@@ -60,8 +60,9 @@ def test_messages_get_responses_until_ctrl_d(run_chat: RunChat) -> None:
     assert session.err.startswith("fake, context 1024 tokens. /help lists the commands, Ctrl-D leaves.\n")
 
 
-def test_exit_quits(run_chat: RunChat) -> None:
-    assert run_chat("/exit", "Hi").model.prompts == []
+@pytest.mark.parametrize("word", ["/exit", "/bye", "/quit"])
+def test_exit_quits(run_chat: RunChat, word: str) -> None:
+    assert run_chat(word, "Hi").model.prompts == []
 
 
 def test_help_lists_every_command(run_chat: RunChat) -> None:
@@ -138,6 +139,7 @@ def test_stats_show_speed_and_context(run_chat: RunChat) -> None:
 def test_ctrl_c_stops_and_keeps_the_response(run_chat: RunChat) -> None:
     session = run_chat("Hi", "/exit", interrupt_after=2)
     assert session.out == "There was \n"
+    assert "(stopped; the text so far is kept)\n" in session.err
     assert session.chat.messages[-1] == {"role": "assistant", "content": "There was "}
 
 

@@ -29,6 +29,7 @@ COMMANDS = (
     ChatCommand("/settings", "f2", "settings", "system prompt and sampling settings"),
     ChatCommand("/search", "f3,ctrl+f", "search", "past chats: search, open", "[TEXT]"),
     ChatCommand("/model", "f4,ctrl+o", "models", "continue with another model", "[NAME]"),
+    ChatCommand("/pull", "", "pull", "download a model; without a name: stop that", "[NAME]"),
     ChatCommand("/regen", "f5,ctrl+r", "regenerate", "generate another response to the last message"),
     ChatCommand("/memory", "f6,ctrl+g", "memory", "where the model's bytes are"),
     ChatCommand("/theme", "f7,ctrl+t", "theme", "light or dark"),
@@ -41,7 +42,7 @@ COMMANDS = (
     ),
     ChatCommand("/copy", "ctrl+y", "copy_last", "copy the last response"),
     ChatCommand("/stats", "", "stats", "speed of the last response"),
-    ChatCommand("/exit", "ctrl+q", "leave", "leave; Ctrl-D in an empty line does too"),
+    ChatCommand("/exit", "ctrl+q", "leave", "leave; /bye and Ctrl-D in an empty line do too"),
 )
 OTHER_KEYS = (
     ("Enter", "send"),

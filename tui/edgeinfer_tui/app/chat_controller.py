@@ -6,15 +6,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from typer import BadParameter
+
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatMessage, newest_end
+from edgeinfer.options.option_names import with_flags
 from edgeinfer_tui import library
 from edgeinfer_tui.app.message_input import with_files
+from edgeinfer_tui.app.messages.transcript import NO_MODEL
+from edgeinfer_tui.app.model_pull import ModelPulls
 from edgeinfer_tui.app.model_status import MemoryPanel
 from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
 from edgeinfer_tui.app.tools.call_screen import CallScreen
 from edgeinfer_tui.app.tools.chat_tools import MAX_ROUNDS, ChatTools, has_too_many_rounds
-from edgeinfer_tui.app.transcript import NO_MODEL
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line
@@ -68,6 +72,7 @@ class ChatController:
         """Warnings from loading, shown until the first message."""
         self._waiting: str | None = None
         """A message sent while the model is loading."""
+        self.pulls = ModelPulls(screen, options.loading.get("engine", "edgeinfer"))
 
     async def on_thread(self, work: Callable[[], Result]) -> Result:
         """Run a function on the model thread and await its result without blocking the screen."""
@@ -131,9 +136,10 @@ class ChatController:
         model = self.thread.model
         if model is None:  # the program is exiting
             return
-        self.warnings, self._first_warnings = (*self._first_warnings, *model.warnings), ()
+        self.warnings, self._first_warnings = (*self._first_warnings, *map(with_flags, model.warnings)), ()
         plan, size = await self.on_thread(lambda: (model.plan, library.model_size(self.model_name)))
-        self.screen.query_one(MemoryPanel).show(plan, (*model.warnings, *model.details))
+        lines = tuple(map(with_flags, (*model.warnings, *model.details)))
+        self.screen.query_one(MemoryPanel).show(plan, lines)
         self.screen.query_one(Welcome).show(model.name, size, model.context, plan)
         await self.screen.transcript.show(self.session.tree, self.session.line)
         self.screen.refresh_lines()
@@ -261,6 +267,8 @@ class ChatController:
             return "editing a message: Enter sends it, Esc cancels"
         if self.last_error is not None:
             return f"not on the disk yet: {self.last_error}"
+        if self.pulls.progress is not None:
+            return self.pulls.progress.line()
         return "; ".join(self.warnings)
 
     def _tell(self, running: RunningResponse) -> None:
@@ -329,6 +337,21 @@ class ChatController:
             json_schema(settings["schema"])
         self.settings = settings
 
+    def schema_command(self, argument: str) -> None:
+        """Constrain responses to the schema in a file, or report whether they are; "off": no constraint."""
+        if not argument:
+            state = "constrained; /schema off ends that" if self.is_constrained else "not constrained"
+            hint = "/schema FILE: constrain them to a JSON schema"
+            self.screen.notify(f"responses are {state}; {hint}", markup=False)
+            return
+        try:
+            self.set_schema(None if argument == "off" else Path(argument).expanduser())
+        except (EdgeInferError, OSError, BadParameter) as error:
+            reason = error.message if isinstance(error, BadParameter) else one_line(error)
+            self.screen.notify(reason, severity="error", markup=False)
+            return
+        self.screen.notify("from the next response on", timeout=2)
+
     async def show_alternative(self, message: ChatMessage, step: int) -> None:
         """Switch to the branch of another alternative of a message and continue the chat there."""
         if self.running is not None or self.tools.is_calling:
@@ -353,6 +376,7 @@ class ChatController:
             self.running.stop()
         self.tools.stop()
         self.thread.leave()
+        self.pulls.stop()
 
         recorder, tip = self.session.recorder, self.session.tip
 

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, ClassVar
 from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Horizontal, Vertical
+from textual.containers import Vertical
 from textual.content import Content
 from textual.screen import ModalScreen
-from textual.widgets import Button, Input, OptionList, Static
+from textual.widgets import Input, OptionList, Static
 
 from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer_tui.app.confirm_screen import ConfirmScreen
 from edgeinfer_tui.app.picker_screen import ONE_LINE, KeyedList, PickerItem, saved_chats
 from edgeinfer_tui.chat_session import ChatSession
 from edgeinfer_tui.failures import one_line
@@ -190,7 +191,10 @@ class ChatList(Vertical):
                 self.run_worker(self._delete(stored), group="model")
 
         if stored is not None:
-            self.app.push_screen(ConfirmScreen(f"Delete {stored.messages} messages? {stored.title}"), take)
+            self.app.push_screen(
+                ConfirmScreen(f"Delete {stored.messages} messages? {stored.title}", "Delete", "Keep (Esc)"),
+                take,
+            )
 
     async def _delete(self, stored: "StoredChat") -> None:
         store = self._chat.store
@@ -207,6 +211,8 @@ class ChatList(Vertical):
 
     def _ask(self, dialog: "LineScreen") -> None:
         def take(_: object) -> None:
+            # Letters of the list are keys, so what is typed next belongs to the message.
+            self._chat.screen.input.focus()
             self._chat.screen.refresh_lines()
             self.refresh_chats()
 
@@ -251,30 +257,3 @@ class LineScreen(ModalScreen[bool]):
             self.query_one("#wrong", Static).update(Content(one_line(error)))
         else:
             self.dismiss(True)
-
-
-class ConfirmScreen(ModalScreen[bool]):
-    """Returns whether Delete was pressed; Keep is focused first."""
-
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("escape", "dismiss(False)", "back"),
-        Binding("left,up", "app.focus_previous", "previous"),
-        Binding("right,down", "app.focus_next", "next"),
-    ]
-
-    def __init__(self, question: str) -> None:
-        super().__init__()
-        self._question = question.translate(ONE_LINE)
-
-    def compose(self) -> ComposeResult:
-        with Vertical(classes="dialog"):
-            yield Static(self._question, markup=False)
-            with Horizontal(classes="buttons"):
-                yield Button("Keep (Esc)", compact=True, id="keep")
-                yield Button("Delete", variant="error", compact=True, id="delete")
-
-    def on_mount(self) -> None:
-        self.query_one("#keep").focus()
-
-    def on_button_pressed(self, event: Button.Pressed) -> None:
-        self.dismiss(event.button.id == "delete")

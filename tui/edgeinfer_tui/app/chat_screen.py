@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol, cast
 
 from textual import events
@@ -14,24 +13,22 @@ from textual.containers import Horizontal, Vertical
 from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
-from typer import BadParameter
 
-from edgeinfer.errors import EdgeInferError
 from edgeinfer.history.tree import ChatMessage, user_message_of
 from edgeinfer_tui.app.chat_commands import COMMANDS, HelpScreen, bindings
 from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_list import ChatList
 from edgeinfer_tui.app.message_input import MessageInput
-from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.messages.message_view import MessageView
+from edgeinfer_tui.app.messages.transcript import Transcript
 from edgeinfer_tui.app.model_status import MemoryPanel, StatusBar
 from edgeinfer_tui.app.picker_screen import KeyedList, PickerScreen, models_here, saved_chats
 from edgeinfer_tui.app.settings_screen import SavedSettings, SettingsScreen
-from edgeinfer_tui.app.transcript import Transcript
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore
-from edgeinfer_tui.command_words import common_beginning, completions, unknown_command_message
-from edgeinfer_tui.failures import one_line
+from edgeinfer_tui.command_words import ALIASES, common_beginning, completions, unknown_command_message
 from edgeinfer_tui.options.arguments import models_here as model_names
+from edgeinfer_tui.options.arguments import models_to_pull
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from edgeinfer_tui.output.status_line import status_line
 from edgeinfer_tui.output.terminal_output import CONTROL_REPLACEMENTS
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from edgeinfer.history.records import StoredChat
 
 DOUBLE_PRESS_SECONDS = 2.0
-COMPLETED = {"/model": model_names}
+COMPLETED = {"/model": model_names, "/pull": models_to_pull}
 """Slash command -> function that completes its argument."""
 SMALL_HEIGHT, NARROW_WIDTH = 16, 80
 PAINTED_SECONDS = 1.0
@@ -120,7 +117,7 @@ class ChatScreen(Screen[None]):
     async def on_message_input_submitted(self, event: MessageInput.Submitted) -> None:
         word, _, argument = event.text.strip().partition(" ")
         if word.startswith("/") and "\n" not in event.text and "/" not in word[1:]:
-            command = next((command for command in COMMANDS if command.word == word), None)
+            command = next((one for one in COMMANDS if one.word == ALIASES.get(word, word)), None)
             self.input.clear()
             if command is None:
                 words = [command.word for command in COMMANDS]
@@ -201,23 +198,13 @@ class ChatScreen(Screen[None]):
 
     def action_schema(self) -> None:
         """Constrain completions to the JSON schema in a file, or remove the constraint."""
-        argument, before = self._argument, self.chat.is_constrained
-        if not argument:
-            state = "constrained; /schema off ends that" if before else "not constrained"
-            self.notify(f"responses are {state}; /schema FILE: constrain them to a JSON schema", markup=False)
-            return
-        try:
-            self.chat.set_schema(None if argument == "off" else Path(argument).expanduser())
-        except (EdgeInferError, OSError, BadParameter) as error:
-            self.notify(_reason(error), severity="error", markup=False)
-            return
-        self.notify("from the next response on", timeout=2)
+        self.chat.schema_command(self._argument)
         self.refresh_lines()
 
     def action_models(self) -> None:
         def take(name: str | None) -> None:
             if name is not None:
-                self.run_worker(self.chat.load(name), group="model", exclusive=True)
+                self.chat.pulls.switch(name)
 
         if self.chat.thread.loading is not None:
             self.notify("the model is still being loaded")
@@ -227,6 +214,12 @@ class ChatScreen(Screen[None]):
             model = self.chat.thread.model
             in_use = "" if model is None else model.name
             self.app.push_screen(PickerScreen("Continue with which model?", models_here(in_use)), take)
+
+    def action_pull(self) -> None:
+        if self._argument:
+            self.chat.pulls.pull(self._argument)
+        elif not self.chat.pulls.stop():
+            self.notify("/pull NAME downloads a model; `edgeinfer list --all` lists them", markup=False)
 
     def action_search(self) -> None:
         def take(selection: "tuple[StoredChat, int | None] | None") -> None:
@@ -392,7 +385,3 @@ class ChatScreen(Screen[None]):
         self.call_after_refresh(drawn.set)
         with suppress(TimeoutError):
             await asyncio.wait_for(drawn.wait(), PAINTED_SECONDS)
-
-
-def _reason(error: Exception) -> str:
-    return error.message if isinstance(error, BadParameter) else one_line(error)

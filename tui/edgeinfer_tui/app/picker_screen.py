@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.screen import ModalScreen
 from textual.widgets import Input, OptionList, Static
 
-from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.messages.message_view import MessageView
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import shown_ago

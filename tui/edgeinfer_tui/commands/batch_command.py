@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from edgeinfer.serving.models.pool import ModelPool
 
 LABEL = "requests"
+IN_PROGRESS = 32
+"""Requests that are started: as many as the model answers together, others wait for them."""
 
 
 @command("batch")
@@ -41,9 +43,6 @@ def batch(
             autocompletion=arguments.models_here,
         ),
     ] = None,
-    parallel: Annotated[
-        int, Option("--parallel", min=1, max=64, help="Requests that are in progress at once.")
-    ] = 8,
     **given: Any,
 ) -> None:
     """Complete a file of requests in OpenAI's batch format.
@@ -67,13 +66,14 @@ def batch(
     if output_file.exists() and output_file.samefile(input_file):
         raise BadParameter(f"{output_file}: is the input; name another file for the output")
     lines = read_lines(input_file)
-    installed = InstalledModels([model] if model else [], options.loading, say)
+    loading = {"parallel": 0, **options.loading}
+    installed = InstalledModels([model] if model else [], loading, say)
     pool = ModelPool(installed, keep_alive=-1, default=installed.given[0] if model else "")
     interrupts.raise_exception()
     with BatchOutput(output_file) as output, LabelledProgress(time_left=True) as progress:
         resumed = len(output.done)
         try:
-            counts = asyncio.run(_run(pool, lines, output, parallel, progress))
+            counts = asyncio.run(_run(pool, lines, output, progress))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped: {len(output.done)} of {len(lines)} lines are done; the same command continues")
@@ -86,12 +86,11 @@ async def _run(
     pool: "ModelPool",
     lines: "list[BatchLine]",
     output: "BatchOutput",
-    parallel: int,
     progress: LabelledProgress,
 ) -> "BatchCounts":
     """Run the batch on the server's application, without a network."""
     from edgeinfer.serving.app import ServerOptions, serving_app
     from edgeinfer.serving.batch.batch_run import run_batch
 
-    app = serving_app(pool, ServerOptions(max_waiting=parallel))
-    return await run_batch(app, lines, output, parallel, progress.step(LABEL))
+    app = serving_app(pool, ServerOptions(max_waiting=IN_PROGRESS))
+    return await run_batch(app, lines, output, IN_PROGRESS, progress.step(LABEL))

@@ -68,7 +68,8 @@ def history(
         elif chat is None:
             _list(store, as_json)
         elif name is not None:
-            store.rename(store.chat(chat), name)
+            renamed = store.rename(store.chat(chat), name)
+            say(f"{chat}: its name is {renamed.label} now")
         elif delete:
             _delete(store, chat, yes)
         else:
@@ -92,6 +93,9 @@ def _list(store: "ChatStore", as_json: bool) -> None:
         ]
         print(json.dumps(rows, indent=2))
         return
+    if not chats:
+        say("no chats yet; `edgeinfer chat` begins one")
+        return
     now = time.time()
     print_columns(
         ["CHAT", "CHANGED", "MESSAGES", "MODEL", "BEGINS"],
@@ -101,8 +105,6 @@ def _list(store: "ChatStore", as_json: bool) -> None:
         ],
         right={2},
     )
-    if not chats:
-        say("no chats yet; `edgeinfer chat` begins one")
 
 
 def _delete(store: "ChatStore", label: str, yes: bool) -> None:
@@ -124,10 +126,10 @@ def _search(store: "ChatStore", text: str) -> None:
         ]
         for hit in store.search(text)
     ]
-    print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
     if not rows:
         say(f"{text!r}: found in no chat")
         raise Exit(FAILED)
+    print_columns(["CHAT", "SAID", "BY", "TEXT"], rows)
 
 
 def _print(store: "ChatStore", label: str, form: Format) -> None:

@@ -51,12 +51,14 @@ def list_(
     or more, then slower ones, encoders, unknown ones, and those that don't
     fit; of each, the newest first. Sizes and speeds are those of Q4_K_M.
     """
-    from edgeinfer.planning.fit import known_machine
+    from edgeinfer.planning.fit import known_machine, measure_usual_formats
     from edgeinfer.planning.model_plan import described_machine
     from edgeinfer.registry.model_listing import listed
     from edgeinfer.registry.registry import default_models_folder, list_models, read_registry
     from edgeinfer.registry.registry_listing import listed_registry
 
+    if everything and not device:
+        measure_usual_formats()
     machine = described_machine(device) if device else known_machine()
     models = list_models()
     if everything:
@@ -108,7 +110,7 @@ def _print_registry(entries: "list[ListedEntry]", as_json: bool) -> None:
     width = shutil.get_terminal_size().columns if on_terminal(sys.stdout) else None
     print_columns(ALL_HEAD, [_entry_row(one) for one in entries], right={1, 3}, width=width)
     print(
-        "\nBest first. ~: computed, -: unknown. More: edgeinfer show NAME, plan NAME\n"
+        "\nBest first. ~: approximate, -: unknown. More: edgeinfer show NAME, plan NAME\n"
         "Fetch one with: edgeinfer pull NAME, or NAME:QUANT as in qwen3-8b:Q6_K"
     )
 
@@ -118,7 +120,8 @@ def _entry_row(one: "ListedEntry") -> list[str]:
 
     size = "-" if one.size_bytes is None else ("~" if one.is_computed else "") + shown_bytes(one.size_bytes)
     fits = "-" if one.fit is None else PLACEMENTS.get(one.fit.placement or "", "no")
-    speed = "-" if one.speed is None else shown_rate(one.speed, digits=2)
+    assumed = "~" if one.fit is not None and one.fit.is_assumed else ""
+    speed = "-" if one.speed is None else assumed + shown_rate(one.speed, digits=2)
     return [one.entry.name, size, fits, speed, "yes" if one.here else "", one.entry.notes]
 
 
@@ -147,6 +150,7 @@ def _entry_fields(one: "ListedEntry") -> dict[str, object]:
         "placement": None if fit is None else fit.placement,
         "memory_bytes": None if fit is None else fit.nbytes,
         "tokens_per_second": one.speed,
+        "speed_is_assumed": None if fit is None else fit.is_assumed,
     }
 
 

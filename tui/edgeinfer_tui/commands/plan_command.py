@@ -50,6 +50,7 @@ def plan(
 
       edgeinfer plan qwen3-30b.gguf --device "rtx 4060 laptop, 32GiB ram, 80GB/s ram" --curve
     """
+    from edgeinfer.errors import Detail
     from edgeinfer.user_folders import user_folder
     from edgeinfer_offload.machine.measure import stored_figures
 
@@ -67,7 +68,8 @@ def plan(
     with LabelledProgress(time_left=True) as progress:
         result = plan_on(**settings, build_progress=progress.step(BUILDING))
     for warning in result.warnings:
-        say(warning)
+        if verbose or not isinstance(warning, Detail):
+            say(warning)
     if as_json:
         _print_json({**result.to_dict(), **({"curve": result.curve().to_dict()} if curve else {})})
     elif curve:

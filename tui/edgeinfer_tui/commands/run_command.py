@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from edgeinfer_tui import interrupts, library
+from edgeinfer_tui.batch_lines import completed_together, prompt_groups
 from edgeinfer_tui.commands.pull_command import pull_model
 from edgeinfer_tui.confirmation import agreed, on_terminal
 from edgeinfer_tui.failures import report, say
@@ -20,16 +21,22 @@ from edgeinfer_tui.options.settings import filled
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.completion_output import print_completion, print_text
 from edgeinfer_tui.output.progress_line import BUILDING, ProgressLine, shown_time
-from edgeinfer_tui.output.script_output import collected, print_failure, print_record, prompts_by_line
+from edgeinfer_tui.output.script_output import collected, print_failure, print_record
 from edgeinfer_tui.output.status_line import context_lines, short_status_line, status_line
 from edgeinfer_tui.output.terminal_output import control
 from edgeinfer_tui.output.word_wrap import WordWrap
 from edgeinfer_tui.prompt_source import joined_prompt, piped_text
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgeinfer.results import Generation
     from edgeinfer_tui.chat_session import ChatSession, SessionStore
 
+LINES_TOGETHER = 64
+"""Maximum lines of a batch that are completed together."""
+MANY_COMPLETIONS = 8
+"""More are announced: `-n` of llama.cpp is the number of tokens."""
 BOLD, PLAIN = "\x1b[1m", "\x1b[0m"
 
 
@@ -83,6 +90,8 @@ def _run(options: ParsedOptions, named: bool) -> None:
         raise typer.BadParameter("--batch reads prompts from standard input, and nothing is piped there")
     piped = None if options.batch else piped_text(sys.stdin, options.prompt is not None)
     text = joined_prompt(options.prompt, piped)
+    if text is not None and not text.strip():
+        raise typer.BadParameter("the prompt is blank; give a text, or none for a chat on a terminal")
     if text is None and not options.batch and not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         if on_terminal(sys.stdin):
             raise typer.BadParameter("no prompt: give one, or let stdout be the terminal for a chat")
@@ -142,25 +151,43 @@ def _is_local(name: str) -> bool:
 
 
 def _complete_batch(loaded: LoadedModel, options: ParsedOptions) -> None:
-    """Complete each line of standard input; a failure is reported, and the next line follows."""
-    from edgeinfer.errors import EdgeInferError
+    """Complete each line of standard input; a failure is reported, and the others follow. Lines that have
+    arrived are completed together.
+    """
     from edgeinfer.generation.completion_cache import CompletionCache
 
     code, cache = 0, CompletionCache(0 if options.counts else options.response_cache, loaded.sampling)
-    for line in prompts_by_line(sys.stdin.buffer):
-        text = joined_prompt(options.prompt, line) or line
-        key = cache.key(text, options.generation)
-        try:
-            if (stored := cache.get(key)) is not None:
-                _print_whole(stored, loaded, options, text)
-            elif (answer := _answer(loaded, options, text, None)) is not None:
-                cache.put(key, answer)
-        except EdgeInferError as error:
+    for group in prompt_groups(sys.stdin.buffer, 1 if options.counts else LINES_TOGETHER):
+        texts = [joined_prompt(options.prompt, line) or line for line in group]
+        if options.counts:
+            code = _complete_line(loaded, options, texts[0]) or code
+            continue
+        prompts = [_prompt_of(loaded, options, text) for text in texts]
+        keys = [cache.key(text, options.generation) for text in texts]
+        settings = {**options.generation, **({} if _in_chat_template(loaded, options) else {"raw": True})}
+        answers = completed_together(loaded, prompts, settings, keys, cache)
+        for text, answer in zip(texts, answers, strict=True):
+            if not isinstance(answer, Exception):
+                _print_whole(answer, loaded, options, text)
+                continue
             if options.json:
-                print_failure(error, loaded.name, text)
-            code = report(error)
+                print_failure(answer, loaded.name, text)
+            code = report(answer)
     if code:
         raise typer.Exit(code)
+
+
+def _complete_line(loaded: LoadedModel, options: ParsedOptions, text: str) -> int:
+    """Print several completions of a line; the exit code."""
+    from edgeinfer.errors import EdgeInferError
+
+    try:
+        _several(loaded, options, text)
+    except EdgeInferError as error:
+        if options.json:
+            print_failure(error, loaded.name, text)
+        return report(error)
+    return 0
 
 
 def _print_whole(answer: "Generation", loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
@@ -221,13 +248,10 @@ def _answer(
     """Stream one completion and return it, None if several were printed; Ctrl-C ends the program with the
     exit code of an interrupted program.
     """
-    from edgeinfer_offload.machine.energy import energy_meter, joules_between
-
     if options.counts:
         _several(loaded, options, text)
         return None
-    meter = energy_meter(loaded.gpu) if options.speed else None
-    before = meter.joules() if meter else None
+    used_joules = _joules_from_now(loaded.gpu) if options.speed else lambda: None
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
     stream: Stream
@@ -246,10 +270,16 @@ def _answer(
         print_record(answer, loaded.name, text)
     else:
         answer = print_completion(stream, progress, column=column)
-        _report(answer, loaded, options, joules_between(before, meter.joules() if meter else None))
+        _report(answer, loaded, options, used_joules())
     if answer.finish_reason == "cancelled":
         raise typer.Exit(INTERRUPTED)
     return answer
+
+
+def _joules_from_now(gpu: int | None) -> "Callable[[], float | None]":
+    from edgeinfer_offload.machine.energy import energy_meter
+
+    return energy_meter(gpu).since_now()
 
 
 def _show_prompt(text: str) -> int:
@@ -268,11 +298,10 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
     """Print several completions once all are complete; their labels go to stderr."""
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
-    prompt: str | list[dict[str, Any]] = text
-    if _in_chat_template(loaded, options):
-        system = [{"role": "system", "content": options.system}] if options.system else []
-        prompt = [*system, {"role": "user", "content": text}]
+    prompt = _prompt_of(loaded, options, text)
     counts = {"n": 1, **options.counts}
+    if counts["n"] > MANY_COMPLETIONS:
+        say(f"{counts['n']} completions (-n); --max-tokens limits the tokens of each")
     try:
         completions = loaded.generate(prompt, **counts, **settings)
     except KeyboardInterrupt:
@@ -283,6 +312,14 @@ def _several(loaded: LoadedModel, options: ParsedOptions, text: str) -> None:
         if not options.json and len(completions) > 1 and on_terminal(sys.stderr):
             say(f"completion {index + 1} of {len(completions)}")
         _print_whole(answer, loaded, options, text)
+
+
+def _prompt_of(loaded: LoadedModel, options: ParsedOptions, text: str) -> str | list[dict[str, Any]]:
+    """The prompt of a completion that isn't streamed: a text to continue, or a chat."""
+    if not _in_chat_template(loaded, options):
+        return text
+    system = [{"role": "system", "content": options.system}] if options.system else []
+    return [*system, {"role": "user", "content": text}]
 
 
 def _in_chat_template(loaded: LoadedModel, options: ParsedOptions) -> bool:

@@ -112,7 +112,8 @@ def serve(
     /v1/rerank, /v1/messages, /api/chat, /api/generate and others. With one
     MODEL it is loaded at once. Without one, or with several, any installed
     model is loaded on request, and unloaded if it is idle or memory is needed.
-    A completion is cancelled if its client disconnects.
+    On the CPU several requests are answered together (--parallel), others
+    wait. A completion is cancelled if its client disconnects.
 
     [bold]Example[/]
 
@@ -123,6 +124,7 @@ def serve(
     """
     one = models[0] if models and len(models) == 1 else None
     options = parsed_options(filled({"model": one, **given}), "serve")
+    options = replace(options, loading={"parallel": 0, **options.loading})
     check_server_packages("serve", "uvicorn")
     from edgeinfer_tui.system.listening import listening  # imports socket
 

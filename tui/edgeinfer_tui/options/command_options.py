@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import shutil
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from edgeinfer.options.load_options import MODEL, PROMPT
 from edgeinfer.options.option_field import OptionInfo, default_of, options_of, types_of, without_none
 from edgeinfer.options.sampling_params import GENERATION, SAMPLERS
 from edgeinfer_tui.failures import reporting
+from edgeinfer_tui.options.option_list import option_list
 from edgeinfer_tui.options.terminal_options import DISPLAY, REPORTS, TerminalOptions
 
 Command = Callable[..., None]
@@ -185,14 +187,7 @@ def _print_all_help(invocation: typer.Context, requested: bool) -> None:
     """Print the help with all options and end the program."""
     if not requested:
         return
-    hidden = [param for param in invocation.command.params if getattr(param, "hidden", False)]
-    for param in hidden:
-        param.hidden = False  # type: ignore[attr-defined]
-    try:
-        print(invocation.get_help())
-    finally:
-        for param in hidden:
-            param.hidden = True  # type: ignore[attr-defined]
+    print(option_list(invocation.command, invocation, shutil.get_terminal_size().columns))
     raise typer.Exit
 
 

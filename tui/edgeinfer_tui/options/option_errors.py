@@ -73,7 +73,7 @@ def _rewrite_unknown(error: Any, params: Iterable[Any]) -> None:
 
 def _rewrite_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
     """Rewrite the error for an option that takes a number or one of several words."""
-    annotation = _annotation(command, error.param.name)
+    annotation = annotation_of(command, error.param.name)
     expected = None if annotation is None else _expected(*annotation)
     if expected is None:
         return
@@ -83,7 +83,7 @@ def _rewrite_value(error: Any, command: Any, ctx: Any, args: list[str]) -> None:
     error.message = f"{flag}: saw {seen!r}, wanted {expected}"
 
 
-def _annotation(command: Any, name: str) -> tuple[Any, Any] | None:
+def annotation_of(command: Any, name: str) -> tuple[Any, Any] | None:
     """The type of a parameter's values, and its typer option."""
     with suppress(TypeError, ValueError, NameError):
         parameters = inspect.signature(command.callback, eval_str=True).parameters

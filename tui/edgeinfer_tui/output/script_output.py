@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.library import Stream
 from edgeinfer_tui.output.progress_line import ProgressLine
 from edgeinfer_tui.text_files import MAX_TEXT_BYTES, decoded, read_bounded
@@ -65,7 +66,7 @@ def print_record(completion: "Generation", model: str, prompt: str) -> None:
 
 def print_failure(error: Exception, model: str, prompt: str) -> None:
     """Print a record with the error instead of a completion."""
-    failure = {"model": model, "prompt": prompt, "error": str(error)}
+    failure = {"model": model, "prompt": prompt, "error": one_line(error)}
     print(json.dumps(failure, ensure_ascii=False), flush=True)
 
 

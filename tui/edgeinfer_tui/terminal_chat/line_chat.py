@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.chat_session import ChatSession
-from edgeinfer_tui.command_words import completions, unknown_command_message
+from edgeinfer_tui.command_words import ALIASES, completions, unknown_command_message
 from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.completion_output import print_completion
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D leaves."
 COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
+STOPPED = "(stopped; the text so far is kept)"
 HELP = {
     "/help": "this list",
     "/system [TEXT]": "show or set the system prompt",
@@ -25,7 +26,7 @@ HELP = {
     "/edit [TEXT]": "edit the last message",
     "/clear": "clear the conversation",
     "/stats": "speed of the last response, context used",
-    "/exit": "leave (or Ctrl-D)",
+    "/exit, /bye": "leave (or Ctrl-D)",
     f"{FENCE} ... {FENCE}": "a message of several lines; a \\ at the end of a line carries on too",
     "Tab": "complete a command",
     "Ctrl-U": "clear the line",
@@ -82,7 +83,7 @@ class LineChat:
         if not word.startswith("/") or "\n" in message:
             self._respond(lambda settings: self._session.stream(self._chat, message, settings))
             return True
-        command = self._commands.get(word)
+        command = self._commands.get(ALIASES.get(word, word))
         if command is None:
             _note(unknown_command_message(word, list(self._commands)))
             return True
@@ -102,7 +103,10 @@ class LineChat:
             return
         except KeyboardInterrupt:
             print()
+            _note("(stopped before the response)")
             return
+        if self._last.finish_reason == "cancelled":
+            _note(STOPPED)
         _note(self._session.new_error())
         for line in context_lines(self._last, self._model.context):
             _note(line)

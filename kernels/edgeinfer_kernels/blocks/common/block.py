@@ -119,6 +119,10 @@ class BlockState(Protocol):
         """Copy `count` positions; the ranges must not overlap."""
         ...
 
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy pages of 16 positions; all sources are read before a target is written."""
+        ...
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending) and compact the others up to `end`."""
         ...
@@ -259,6 +263,10 @@ class BlockSizes:
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the state on a GPU."""
         return 0
+
+    def has_device_pages(self, context: int) -> bool:
+        """Whether sequences can share its state on a GPU, which holds `context` tokens in pages."""
+        return not self.state_label
 
     def read_state_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes in main memory of the state that the block reads, maybe that of another layer."""

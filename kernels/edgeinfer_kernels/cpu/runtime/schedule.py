@@ -70,7 +70,9 @@ class PositionTable:
     """The arguments of some tokens, at `address`."""
 
     def __init__(self, batch: BatchPositions) -> None:
-        self._pages = np.ascontiguousarray(batch.pages, np.int64)
+        is_readable = batch.pages.dtype == np.int64 and batch.pages.strides[1] == batch.pages.itemsize
+        # Rows of one sequence may be the same memory, with a stride of 0.
+        self._pages = batch.pages if is_readable else np.ascontiguousarray(batch.pages, np.int64)
         self._copies = [np.array([*copies, -1], np.int64) for copies in batch.copies]
         self._tokens = (TokenArgs * len(batch.positions))()
         pages, stride = address(self._pages), self._pages.strides[0]

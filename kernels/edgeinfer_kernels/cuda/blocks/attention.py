@@ -13,6 +13,7 @@ from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
+from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
@@ -56,6 +57,8 @@ MAX_QUERY_ELEMENTS = 1 << 14
 MAX_WARPS = 16
 """Maximum warps of an attention program; with more, its threads would have too few registers."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
+HAS_PAGES = True
+"""Steps and prompts can read and write a cache with pages."""
 PART = "attention"
 """The name of the weights in lists of device memory."""
 HostStates = HostCaches
@@ -162,7 +165,7 @@ class Space:
         ]
         self.parts = arena.take((max(rows * dimensions for rows, dimensions in tiles),), torch.float32)
         self.peaks = arena.take((max(rows for rows, _ in tiles), 2), torch.float32)
-        self.arrived = arena.take((max(spec.kv_heads for spec in specs),), torch.int32)
+        self.arrived = arena.take((tokens, max(spec.kv_heads for spec in specs)), torch.int32)
 
     def attn_out(self, spec: AttentionSpec) -> Activations:
         """The results of a block's heads. Rows of another length have another buffer, because the padding of
@@ -187,16 +190,25 @@ def _attend(
     """Write the result of the heads as activations, and keys and values to the cache."""
     launches, space = step.launches, step.space("attention")
     out = space.attn_out(spec)
-    split = split_config(launches.tuning, spec, launches.model.positions, tokens)
+    pages, is_batch = step.pages, step.layout == BATCH
+    split = split_config(launches.tuning, spec, launches.model.positions, tokens, is_batch=is_batch)
     is_gated = spec.gated or spec.head_gated
     direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
-        (spec.kv_heads, split.splits),
+        (spec.kv_heads, split.splits, tokens if is_batch else 1),
         space.qkv,
         space.qkv.shape[1],
-        CacheArgs(cache.keys, cache.key_scales, cache.values, cache.value_scales, cache.positions),
+        CacheArgs(
+            cache.keys,
+            cache.key_scales,
+            cache.values,
+            cache.value_scales,
+            cache.positions,
+            pages,
+            0 if pages is None else pages.stride(0),
+        ),
         launches.workspace.state,
         RopeArgs(
             w.table,
@@ -213,7 +225,11 @@ def _attend(
         space.flat,
         launches.or_nothing(w.sinks),
         ATTENTION=attention_config(
-            spec, cache, has_sinks=w.sinks is not None, has_query_weights=w.query_weights is not None
+            spec,
+            cache,
+            has_sinks=w.sinks is not None,
+            has_query_weights=w.query_weights is not None,
+            is_paged=pages is not None,
         ),
         SPLIT=split,
         OUT=out.config,
@@ -249,15 +265,28 @@ def gate_at(spec: AttentionSpec) -> int:
     return columns if spec.head_gated else 0
 
 
-def split_config(tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int) -> SplitConfig:
-    """The KV splits of a step."""
-    rows = attention_rows(spec.heads, spec.kv_heads, tokens)
+def split_config(
+    tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int, *, is_batch: bool = False
+) -> SplitConfig:
+    """The KV splits of a step; of a batch fewer, because its sequences share the buffers of a step of
+    MAX_TOKENS tokens, and their programs run at the same time.
+    """
     tile = max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim)))
-    return SplitConfig(tokens, rows, tuning.splits_for(positions), tile)
+    splits, own = tuning.splits_for(positions), 1 if is_batch else tokens
+    rows = attention_rows(spec.heads, spec.kv_heads, own)
+    if is_batch:
+        shared = attention_rows(spec.heads, spec.kv_heads, MAX_TOKENS)
+        splits = max(1, splits * shared // (MAX_TOKENS * rows))
+    return SplitConfig(own, rows, splits, tile, is_batch)
 
 
 def attention_config(
-    spec: AttentionSpec, cache: DeviceCache, *, has_sinks: bool, has_query_weights: bool = False
+    spec: AttentionSpec,
+    cache: DeviceCache,
+    *,
+    has_sinks: bool,
+    has_query_weights: bool = False,
+    is_paged: bool = False,
 ) -> AttentionConfig:
     """The heads for kernels of a step."""
     k_at = spec.heads * spec.q_head
@@ -271,7 +300,7 @@ def attention_config(
         has_query_weights=has_query_weights, is_ring=cache.is_ring,
         has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         temperature_offset=spec.temperature.offset, is_chunked=spec.chunked,
-        has_alibi=spec.alibi != 0, clamp=spec.clamp,
+        has_alibi=spec.alibi != 0, clamp=spec.clamp, is_paged=is_paged,
     )  # fmt: skip
 
 
@@ -292,7 +321,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     qkv = prompt.products.stacked(h.rows, w.qkv)
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
-    args = cache.args
+    args = cache.args._replace(pages=chunk.pages)
     heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
     rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
     attn_out = space.attn_out[: tokens * spec.result_columns].view(tokens, spec.result_columns)

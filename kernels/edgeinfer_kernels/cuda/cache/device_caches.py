@@ -8,6 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.decoder_state import restored_slots, snapshot_slots
@@ -51,6 +52,29 @@ class DeviceCaches:
             raise ValueError("these keys and values are of another cache")
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
+
+    @property
+    def have_pages(self) -> bool:
+        """Whether several sequences can have pages in these caches."""
+        return all(
+            getattr(device_module(block.residual.block.kind), "HAS_PAGES", False) and not block.state.is_ring
+            for block in self._with_state
+        )
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy `count` positions; the ranges must not overlap."""
+        for tensor in self._all():
+            tensor[:, target : target + count] = tensor[:, source : source + count]
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy pages of PAGE positions; all sources are read before a target is written."""
+        for tensor in self._all():
+            pages = tensor.view(len(tensor), -1, PAGE, *tensor.shape[2:])
+            pages[:, list(targets)] = pages[:, list(sources)]
+
+    def _all(self) -> list[Tensor]:
+        """The tensors of all positions."""
+        return [tensor for block in self._with_state for tensor in block.state.views(block.state.positions)]
 
     @property
     def nbytes(self) -> int:

@@ -3,9 +3,12 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
@@ -36,7 +39,7 @@ class CapturedSteps:
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
         self._per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
-        self._graphs: dict[tuple[int, str], torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[tuple[int, str, Layout], torch.cuda.CUDAGraph] = {}
         self._start = 0
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
         self.host: Host | None = None
@@ -47,6 +50,13 @@ class CapturedSteps:
         """Whether the device can wait for the host within a graph."""
         self._next_slots = torch.zeros((RING, 4), dtype=torch.int32, pin_memory=self._cuda)
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
+        pages = step.workspace.pages
+        self._pages = [torch.zeros_like(pages, device="cpu", pin_memory=self._cuda) for _ in range(2)]
+        self._batches = [torch.zeros_like(self._state, pin_memory=self._cuda) for _ in range(2)]
+        """Two of each, by turns: the device may still read those of the batch before."""
+        self._turn = 0
+        self._spare_page = pages.shape[1] - 1
+        """The page for the keys and values of padding."""
         self.sampled: Tensor = torch.zeros(RING, dtype=torch.int32, pin_memory=self._cuda)
 
     def width(self, tokens: int) -> int:
@@ -69,6 +79,29 @@ class CapturedSteps:
         self.step.workspace.state.copy_(self._state, non_blocking=True)
         self._per_layer.send(self._state[:count].tolist())
 
+    def set_pages(self, pages: npt.NDArray[np.int64], count: int = 1) -> None:
+        """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what
+        follows are the spare page.
+        """
+        self._turn = 1 - self._turn
+        (rows, columns), held = pages.shape, self._pages[self._turn]
+        count, table = max(rows, count), held.numpy()
+        table[:count, : columns + 1] = self._spare_page
+        table[:rows, :columns] = pages
+        self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
+
+    def set_batch(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        """Set the step's tokens, each of another sequence. Padding tokens are alone in the spare page."""
+        count = self.width(len(ids))
+        self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
+        held = self._batches[self._turn]
+        state = held.numpy()
+        state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
+        state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
+        state[16 : 16 + count] = 1
+        self.step.workspace.state.copy_(held, non_blocking=True)
+        self._per_layer.send(state[:count].tolist())
+
     def set_next_slots(self, start: int) -> None:
         """Set the slots of recurrent states for a step of one token, which is set by the step before it."""
         if self._slots is not None:
@@ -76,17 +109,17 @@ class CapturedSteps:
             words[:] = torch.tensor([*self._slots.begin(start, 1), 1], dtype=torch.int32)
             self.step.workspace.state[SLOTS_AT : SLOTS_AT + 4].copy_(words, non_blocking=True)
 
-    def run(self, tokens: int, mode: str = NONE) -> None:
+    def run(self, tokens: int, mode: str = NONE, layout: Layout = TEXT) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.exchange:
             self._run_split(tokens, mode, self.step.exchange)
         elif not self._cuda:
-            self._launch(self.width(tokens), mode)
+            self._launch(self.width(tokens), mode, layout)
         else:
-            self._graph(self.width(tokens), mode).replay()
+            self._graph(self.width(tokens), mode, layout).replay()
 
-    def _graph(self, tokens: int, mode: str) -> torch.cuda.CUDAGraph:
-        return self._graphs.get((tokens, mode)) or self._capture(tokens, mode)
+    def _graph(self, tokens: int, mode: str, layout: Layout = TEXT) -> torch.cuda.CUDAGraph:
+        return self._graphs.get((tokens, mode, layout)) or self._capture(tokens, mode, layout)
 
     def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
         """The previous step must be complete, on both sides."""
@@ -108,20 +141,25 @@ class CapturedSteps:
         exchange_buffer.check()
 
     def warm_up(
-        self, widths: tuple[int, ...] = COMMON_STEP_SIZES, on_compiled: OnCompiled | None = None
+        self,
+        widths: tuple[int, ...] = COMMON_STEP_SIZES,
+        on_compiled: OnCompiled | None = None,
+        layouts: Sequence[Layout] = (TEXT,),
     ) -> None:
         """Compile and capture steps of these token counts, the last of which is MAX_TOKENS. All later steps
-        use these counts.
+        use these counts. `layouts`: of the steps.
         """
         self._widths = widths
         if not self._cuda:
             return
-        compile_steps(self.step, widths, on_compiled)
-        variants = [(1, BEST), (1, SAMPLE), *((width, NONE) for width in widths)]
-        for width, mode in variants:
-            if (width, mode) not in self._graphs:
+        compile_steps(self.step, widths, on_compiled, layouts)
+        variants = [(1, BEST, TEXT), (1, SAMPLE, TEXT)]
+        variants += [(width, NONE, layout) for layout in layouts for width in widths]
+        for width, mode, layout in variants:
+            if (width, mode, layout) not in self._graphs:
                 self.set_state([0] * width, 0)
-                self._capture(width, mode)
+                self.set_pages(np.full((width, 1), self._spare_page))
+                self._capture(width, mode, layout)
 
     def forget(self) -> None:
         """Capture steps again from now on, because the tile configs have changed."""
@@ -142,8 +180,10 @@ class CapturedSteps:
         finally:
             exchange.between = None
 
-    def _launch(self, tokens: int, mode: str) -> None:
+    def _launch(self, tokens: int, mode: str, layout: Layout = TEXT) -> None:
+        self.step.layout = layout
         self.step.launch(tokens)
+        self.step.layout = TEXT
         space, sampling = self.step.workspace, self._sampling_space
         if mode == BEST:
             self.step.launches.launch(
@@ -169,7 +209,7 @@ class CapturedSteps:
             )
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
 
-    def _capture(self, tokens: int, mode: str) -> torch.cuda.CUDAGraph:
+    def _capture(self, tokens: int, mode: str, layout: Layout) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.
 
         The inputs in x, or in the exchange buffer, are restored before the graph is replayed.
@@ -179,14 +219,14 @@ class CapturedSteps:
         if exchange:
             exchange.exchange_buffer.open()
         state, x = space.state.clone(), space.x.clone()
-        self._launch(tokens, mode)
+        self._launch(tokens, mode, layout)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            self._launch(tokens, mode)
+            self._launch(tokens, mode, layout)
         space.state.copy_(state)
         space.x.copy_(x)
         if exchange and rows is not None:
             exchange.exchange_buffer.rows[:tokens].copy_(rows)
-        self._graphs[tokens, mode] = graph
+        self._graphs[tokens, mode, layout] = graph
         return graph

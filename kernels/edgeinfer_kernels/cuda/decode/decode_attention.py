@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, hadamard_f16, load_cache_tile, ring_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, cache_rows, hadamard_f16, load_cache_tile
 from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, scaled_queries
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -86,7 +86,7 @@ def new_positions(state, token, is_query, position, TOKENS: tl.constexpr, ATTENT
 
 @triton.jit
 def _attend_cached(
-    queries, cache, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
+    queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
     ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Add the cached positions first… up to (not including) `last` to the online softmax."""
@@ -99,7 +99,7 @@ def _attend_cached(
     for start in range(first, last, POSITIONS):
         at = start + offset
         inside = at < last
-        rows = ring_rows(at, start, cache.capacity, ATTENTION.is_ring)
+        rows = cache_rows(at, start, inside, cache, pages, ATTENTION)
         key_tile = load_cache_tile(
             cache.k, cache.k_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
@@ -117,6 +117,27 @@ def _attend_cached(
             ATTENTION,
         )  # fmt: skip
     return highest, total, attn_out
+
+
+@triton.jit
+def _step_queries(
+    qkv, stride, state, rope, head, row, is_query, position, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
+):
+    """The queries of a KV head in the rows `row`, (QUERIES, DIMENSIONS) float16, with norm and RoPE."""
+    GROUP: tl.constexpr = ATTENTION.group
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    QK_NORM: tl.constexpr = ATTENTION.qk_norm
+    token, member = row // GROUP, row % GROUP
+    width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
+    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
+    q_at = (head * GROUP + member) * ATTENTION.q_head
+    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
+    base = qkv + token * stride + q_at
+    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
+    if ATTENTION.cache == Q4_0:
+        queries = hadamard_f16(queries, HEAD_DIM)
+    return queries.to(tl.float16)
 
 
 @triton.jit
@@ -138,7 +159,8 @@ def decode_attention_kernel(
     DIRECT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Attention of the step's new tokens; program (KV head, KV split).
+    """Attention of the step's new tokens; program (KV head, KV split), in a batch (KV head, KV split, token),
+    where each token belongs to another sequence and all positions before its own are cached.
 
     `qkv` (tokens, stride) float32: q, then k and v. `state` int32: 8 ids, 8 positions, 8 masks (bit j of a
     token's mask: it attends to token j of the step), cached length. Appends the new keys and values to the
@@ -148,58 +170,56 @@ def decode_attention_kernel(
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
-    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
-    QK_NORM: tl.constexpr = ATTENTION.qk_norm
     WINDOW: tl.constexpr = ATTENTION.window
-    CACHE: tl.constexpr = ATTENTION.cache
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
     head, split = tl.program_id(0), tl.program_id(1)
-    cached = tl.load(state + 24)
+    pages = cache.pages
+    if SPLIT.is_batch:
+        sequence = tl.program_id(2)
+        state += sequence
+        qkv += sequence.to(tl.int64) * stride
+        pages += sequence * cache.page_stride
+        cached = tl.load(state + 8)
+    else:
+        sequence = 0
+        cached = tl.load(state + 24)
     row = tl.arange(0, QUERIES)
-    token, member = row // GROUP, row % GROUP
+    token = row // GROUP
     is_query = row < GROUP * TOKENS
     first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
-    width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
-    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
-    q_at = (head * GROUP + member) * ATTENTION.q_head
-    norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
-    base = qkv + token * stride + q_at
-    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     position = tl.load(state + 8 + token, mask=is_query, other=0)
-    queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
-    if CACHE == Q4_0:
-        queries = hadamard_f16(queries, HEAD_DIM)
-    queries = queries.to(tl.float16)
-    slopes = head_slopes(rope.slopes, head * GROUP + member, ATTENTION.has_alibi)
+    queries = _step_queries(qkv, stride, state, rope, head, row, is_query, position, ATTENTION, TOKENS)
+    slopes = head_slopes(rope.slopes, head * GROUP + row % GROUP, ATTENTION.has_alibi)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
-        new = append_new(qkv, stride, cache, head, cached, state + 8, rope, ATTENTION, TOKENS)
+        new = append_new(qkv, stride, cache, pages, head, cached, state + 8, rope, ATTENTION, TOKENS)
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(
             queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap,
             ATTENTION,
         )  # fmt: skip
     highest, total, attn_out = _attend_cached(
-        queries, cache, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
-        ATTENTION, SPLIT,
+        queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale,
+        cap, ATTENTION, SPLIT,
     )  # fmt: skip
     dimension = tl.arange(0, DIMENSIONS)
-    part = (head * SPLITS + split) * QUERIES + row
+    results_at = sequence * ATTENTION.kv_heads + head
+    part = (results_at * SPLITS + split) * QUERIES + row
     stored = is_query & (split < used)
     tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=stored[:, None])
     tl.store(results.peaks + part * 2, highest, mask=stored)
     tl.store(results.peaks + part * 2 + 1, total, mask=stored)
     tl.debug_barrier()
-    before = tl.atomic_add(results.arrived + head, 1, sem="acq_rel")
+    before = tl.atomic_add(results.arrived + results_at, 1, sem="acq_rel")
     if before == SPLITS - 1:
-        tl.store(results.arrived + head, 0)
-        _combine(results, out, flat, sinks, head, used, ATTENTION, SPLIT, OUT, DIRECT)
+        tl.store(results.arrived + results_at, 0)
+        _combine(results, out, flat, sinks, sequence, head, used, ATTENTION, SPLIT, OUT, DIRECT)
 
 
 @triton.jit
@@ -220,6 +240,7 @@ def _combine(
     out,
     flat,
     sinks,
+    sequence,
     head,
     used,
     ATTENTION: tl.constexpr,
@@ -227,7 +248,9 @@ def _combine(
     OUT: tl.constexpr,
     DIRECT: tl.constexpr,
 ):
-    """Add up the first `used` KV splits of one KV head, for all tokens; write activations or floats."""
+    """Add up the first `used` KV splits of one KV head, for all tokens of a sequence; write activations or
+    floats.
+    """
     GROUP: tl.constexpr = ATTENTION.group
     VALUE_DIM: tl.constexpr = ATTENTION.value_dim
     DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
@@ -239,12 +262,13 @@ def _combine(
     # Splits whose partial results are loaded together; more would not fit into registers.
     AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
     row = tl.arange(0, ROWS)
-    token, query_head = row // GROUP, head * GROUP + row % GROUP
+    token, query_head = sequence + row // GROUP, head * GROUP + row % GROUP
+    results_at = sequence * ATTENTION.kv_heads + head
     dimension = tl.arange(0, DIMENSIONS)
     taken = row < GROUP * TOKENS
     peak = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
     for split in tl.static_range(SPLITS):
-        at = (head * SPLITS + split) * QUERIES + row
+        at = (results_at * SPLITS + split) * QUERIES + row
         peak = tl.maximum(
             peak, tl.load(results.peaks + at * 2, mask=taken & (split < used), other=MASKED_SCORE)
         )
@@ -255,13 +279,13 @@ def _combine(
     attn_out = tl.zeros((ROWS, DIMENSIONS), tl.float32)
     if SPLITS == AT_ONCE:
         for split in tl.static_range(SPLITS):
-            part = (head * SPLITS + split) * QUERIES + row
+            part = (results_at * SPLITS + split) * QUERIES + row
             inside = taken & (split < used)
             total, attn_out = _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSIONS)
     else:
         for start in tl.range(0, used, AT_ONCE, num_stages=1):
             for index in tl.static_range(AT_ONCE):
-                part = (head * SPLITS + start + index) * QUERIES + row
+                part = (results_at * SPLITS + start + index) * QUERIES + row
                 inside = taken & (start + index < used)
                 total, attn_out = _add_part(
                     results, part, inside, dimension, peak, total, attn_out, DIMENSIONS

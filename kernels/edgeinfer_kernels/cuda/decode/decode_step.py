@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
+from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
@@ -33,6 +34,7 @@ class DecodeStep:
     def __init__(self, launches: StepLaunches, exchange: DecodeExchange | None = None) -> None:
         self.launches = launches
         self.exchange = exchange
+        self.layout: Layout = TEXT
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
         reads_anew = (not block.residual.shares_input for block in blocks)
@@ -56,6 +58,11 @@ class DecodeStep:
     @property
     def workspace(self) -> Workspace:
         return self.launches.workspace
+
+    @property
+    def pages(self) -> Tensor | None:
+        """The pages of the sequences of a step with this layout."""
+        return None if self.layout == TEXT else self.workspace.pages
 
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""

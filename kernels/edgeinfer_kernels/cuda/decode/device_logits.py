@@ -1,10 +1,12 @@
 """Hidden states that stay on the device, and copies of their logits to the host."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.device_parts import DeviceParts, synchronize
@@ -40,10 +42,29 @@ class DeviceLogits:
         self._cuda = device.type == "cuda"
         self._size = step.model.spec.vocabulary_size
         self._host = torch.zeros(MAX_TOKENS, self._size, pin_memory=self._cuda)
+        self._collected: Tensor | None = None
 
     def of(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """(rows, vocabulary) float32, newly allocated."""
+        if self._collected is not None:
+            collected: npt.NDArray[np.float32] = self._collected[x.first : x.first + x.count].numpy()
+            return collected
         return self._of_step(x) if x.in_step else self._of_prompt(x)
+
+    @property
+    def are_collected(self) -> bool:
+        """Whether the logits of a batch are those of several steps, and no longer on the device."""
+        return self._collected is not None
+
+    def forget(self) -> None:
+        """Another step begins."""
+        self._collected = None
+
+    def collect(self, rows: Sequence[int], total: int) -> None:
+        """Keep the logits of a step as these `rows` of the `total` rows of a batch of several steps."""
+        if self._collected is None:
+            self._collected = torch.empty(total, self._size)
+        self._collected[list(rows)] = self._parts.workspace.logits[: len(rows)].cpu()
 
     def _of_step(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         """The copy goes to pinned memory that torch reuses when the array is freed. A further copy on the

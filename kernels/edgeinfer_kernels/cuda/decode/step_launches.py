@@ -35,10 +35,6 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 
 
-FEW_BLOCKS = 8
-"""Blocks of F32 rows that a program reads at a time for several tokens."""
-
-
 class StepLaunches:
     """Launches kernels on the current stream; `dependent`: with programmatic dependent launch."""
 
@@ -69,10 +65,8 @@ class StepLaunches:
     def _gemv(self, kernel: RowKernel, blocks: int, tokens: int, *tiles: Tile) -> dict[str, Any]:
         """The tile config of a GEMV kernel for matrices of these formats, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
-        step = shape.step_for(blocks)
-        if any(tile.code == Code.SINGLE for tile in tiles):
-            # A block is 32 words for each token: too many registers take minutes to compile.
-            step = max(min(step, FEW_BLOCKS), step // tokens)
+        is_float = any(tile.code == Code.SINGLE for tile in tiles)
+        step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
         config = GemvConfig(step, min(shape.vector, step), tokens)
         return {"GEMV": config, "warps": shape.warps_for(blocks)}
 

@@ -6,8 +6,8 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     F16,
     Q4_0,
+    cache_rows,
     load_cache_tile,
-    ring_rows,
     store_cache_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.step_words import clamped
@@ -77,7 +77,7 @@ def row_inverses(
 
 @triton.jit
 def append_new(
-    qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
+    qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
 ):
     """The step's new keys (NEW, dimensions) and values (NEW, value_dimensions) of a head, as read back from
     the cache, in float16.
@@ -86,19 +86,19 @@ def append_new(
     expensive, so padding rows are skipped.
     """
     if ATTENTION.queries_only:
-        return _new_from_cache(cache, head, cached, ATTENTION, TOKENS)
+        return _new_from_cache(cache, pages, head, cached, ATTENTION, TOKENS)
     else:
-        return _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION, TOKENS)
+        return _append(qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION, TOKENS)
 
 
 @triton.jit
-def _new_from_cache(cache, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
+def _new_from_cache(cache, pages, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
     """The step's new keys and values of a head in the cache."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     CACHE: tl.constexpr = ATTENTION.cache
-    at = ring_rows(cached + tl.arange(0, NEW), cached, cache.capacity, ATTENTION.is_ring)
     written = tl.arange(0, NEW) < TOKENS
+    at = cache_rows(cached + tl.arange(0, NEW), cached, written, cache, pages, ATTENTION)
     key_tile = load_cache_tile(
         cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
     )
@@ -110,7 +110,9 @@ def _new_from_cache(cache, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.con
 
 
 @triton.jit
-def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
+def _append(
+    qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
+):
     """Append the step's new keys and values of a head; return them as `append_new`."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
@@ -118,7 +120,6 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     VALUE_DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     CACHE: tl.constexpr = ATTENTION.cache
-    IS_RING: tl.constexpr = ATTENTION.is_ring
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
     written = new < TOKENS
@@ -144,12 +145,13 @@ def _append(qkv, stride, cache, head, cached, positions, rope, ATTENTION: tl.con
     if ATTENTION.has_value_norm:
         square = tl.sum(new_values * new_values, axis=1) / VALUE_DIM
         new_values *= tl.rsqrt(square + rope.epsilon)[:, None]
-    to = head.to(tl.int64) * cache.capacity + ring_rows(cached + new, cached, cache.capacity, IS_RING)
+    rows = cache_rows(cached + new, cached, written, cache, pages, ATTENTION)
+    to = head.to(tl.int64) * cache.capacity + rows
     store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
     store_cache_rows(cache.v, cache.v_scales, to, written, new_values, VALUE_DIM, VALUE_DIMENSIONS, CACHE)
     if CACHE != F16:
         tl.debug_barrier()
-        key_tile, value_tile = _new_from_cache(cache, head, cached, ATTENTION, TOKENS)
+        key_tile, value_tile = _new_from_cache(cache, pages, head, cached, ATTENTION, TOKENS)
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
     return key_tile, value_tile

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -65,6 +66,8 @@ class Workspace:
         tokens, width, blocks = MAX_TOKENS, model.spec.hidden_size, model.blocks
         inputs = [matrix for block in blocks for matrix in block.weights.inputs]
         self.state = arena.take((STATE_WORDS,), torch.int32)
+        self.pages = arena.take((tokens, model.positions // PAGE), torch.int32)
+        """The cache pages of each sequence of a batch."""
         self.x = arena.take((tokens, width), torch.float32)
         self.y = arena.take((tokens, padded_rows(width)), torch.float32)
         normed_floats = has_floats(model.head, *inputs)

@@ -10,9 +10,9 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     CACHES,
     Q4_0,
+    cache_rows,
     hadamard_f16,
     load_cache_tile,
-    ring_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
 from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, step_start
@@ -39,7 +39,7 @@ def _attend_tiles(
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
-        rows = ring_rows(seen, begin, cache.capacity, PROMPT.is_ring)
+        rows = cache_rows(seen, begin, within, cache, cache.pages, PROMPT)
         k = load_cache_tile(
             cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
         )
@@ -223,6 +223,7 @@ def flash_attention(
         tile.rows, tile.positions, int(kind),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
         is_ring=is_ring, is_chunked=spec.chunked, has_alibi=slopes is not None,
+        is_paged=cache.pages is not None,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
         queries, cache, out, sinks, slopes, words, tokens, spec.scale, spec.window, spec.soft_cap,

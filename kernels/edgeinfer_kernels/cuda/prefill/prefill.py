@@ -39,6 +39,7 @@ class Chunk:
     `own`: the normed hidden states of a block that shares x with another one, but not the norm.
     `words`: what kernels read of it on the device, as `chunk_words`. A captured chunk is replayed with other
     words, so no kernel may get its first position, or what follows from it, from the host.
+    `pages`: those of its sequence; None: the cache has one text.
     """
 
     x: Tensor
@@ -48,6 +49,7 @@ class Chunk:
     words: Tensor
     blocks: Sequence[PromptBlock]
     exchange: PrefillExchange | None
+    pages: Tensor | None = None
 
     def parallel_stage(self, number: int) -> PromptStage | None:
         """The CPU stage that runs in parallel with a block."""
@@ -113,9 +115,9 @@ class Prefill:
         self.space("encoder_attention").send(lengths)
         return self.read(sum(lengths), 0)
 
-    def read(self, tokens: int, start: int) -> Tensor:
-        """Evaluate the first `tokens` of `ids` at positions start…; return x (tokens, hidden_size) after the
-        last block.
+    def read(self, tokens: int, start: int, pages: Tensor | None = None) -> Tensor:
+        """Evaluate the first `tokens` of `ids` at positions start…, in these `pages` of the cache if given;
+        return x (tokens, hidden_size) after the last block.
 
         In a split model the first hidden states come from the host. It then runs its CPU stages, or its
         weights are streamed to the GPU if there are enough tokens.
@@ -126,7 +128,7 @@ class Prefill:
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks
         own = ScaledRows(self._own[: x.numel()].view(-1, x.shape[1]), self._own_scales[:tokens])
-        chunk = Chunk(x, h, own, start, self._words, blocks, exchange)
+        chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages)
         if sent:
             sent.sender.begin()
         if exchange is not None:
@@ -135,7 +137,7 @@ class Prefill:
             self.exchange.fetch(x)
         self._fill_words(tokens, start, sent)
         if self._captured and self.exchange is None and not self._waits_for_host(chunk):
-            self._captured.run(tokens, partial(self._launch, chunk))
+            self._captured.run((tokens, pages is not None), partial(self._launch, chunk))
         else:
             self._launch(chunk)
         return x

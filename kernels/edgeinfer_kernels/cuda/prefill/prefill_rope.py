@@ -10,7 +10,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, Q4_0, hadamard_f16, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, PAGE, Q4_0, hadamard_f16, store_cache_rows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
 from edgeinfer_kernels.cuda.triton_ops.step_words import clamped, scaled_queries, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -96,7 +96,11 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
     v_bias = bias + v_at if ROPE.has_bias else bias
     v = _value_heads(row + v_at, scale, v_bias, epsilon, KV_HEADS, KV_HEADS_2, ROPE)
     kv_head = tl.arange(0, KV_HEADS_2)
-    row_at = position % cache.capacity if ROPE.is_ring else position
+    row_at = position
+    if ROPE.is_ring:
+        row_at = position % cache.capacity
+    if ROPE.is_paged:
+        row_at = tl.load(cache.pages + position // PAGE) * PAGE + position % PAGE
     rows = kv_head.to(tl.int64) * cache.capacity + row_at
     rows_mask = kv_head < KV_HEADS
     store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
@@ -192,7 +196,7 @@ def rope_append(
         temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         has_positions=positions is not None, temperature_offset=spec.temperature.offset,
-        gate_rows=spec.heads if spec.head_gated else 0, clamp=spec.clamp,
+        gate_rows=spec.heads if spec.head_gated else 0, clamp=spec.clamp, is_paged=cache.pages is not None,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, positions, spec.norm.epsilon,

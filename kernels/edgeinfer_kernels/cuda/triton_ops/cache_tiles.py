@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
+from edgeinfer_kernels.layer_cache import LANES
 
 F16 = tl.constexpr(0)
 Q8_0 = tl.constexpr(1)
@@ -19,6 +20,8 @@ CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0}
 """The value of the kernel constant CACHE, by the dtype of the cache elements."""
 NO_CODES = tl.constexpr(-0x77777778)
 """A word of eight zeros."""
+PAGE = tl.constexpr(LANES)
+"""Positions of a page of the cache."""
 F16_1024 = tl.constexpr(0x64006400)
 """With codes in the lowest bits of both 16-bit parts, this is 1024 + code as float16; a conversion takes four
 times as long.
@@ -94,6 +97,18 @@ def ring_rows(positions, first, capacity, IS_RING: tl.constexpr):
         rows = positions - first // capacity * capacity
         rows = tl.where(rows < capacity, rows, rows - capacity)
     return rows
+
+
+@triton.jit
+def cache_rows(positions, first, inside, cache, pages, CONFIG: tl.constexpr):
+    """The cache rows of positions (n,) from `first` on, where `inside`: in the pages of their sequence if the
+    cache has pages, else as `ring_rows`.
+    """
+    if CONFIG.is_paged:
+        page = tl.load(pages + positions // PAGE, mask=inside, other=0)
+        return page * PAGE + positions % PAGE
+    else:
+        return ring_rows(positions, first, cache.capacity, CONFIG.is_ring)
 
 
 @triton.jit

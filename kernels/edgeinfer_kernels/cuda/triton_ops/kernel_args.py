@@ -28,7 +28,8 @@ class NormArgs(NamedTuple):
 class CacheArgs(NamedTuple):
     """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head: of a ring, the
     length of the ring. Scales: None for float16 in a prompt. (A field of a Triton tuple can't be called
-    `values`.)
+    `values`.) pages: int32, the cache page that holds each PAGE positions of a sequence; of a batch, a row of
+    page_stride for each sequence.
     """
 
     k: Any
@@ -36,6 +37,8 @@ class CacheArgs(NamedTuple):
     v: Any
     v_scales: Any
     capacity: Any
+    pages: Any = None
+    page_stride: Any = 0
 
 
 class RopeArgs(NamedTuple):
@@ -168,7 +171,8 @@ class AttentionConfig(NamedTuple):
     """The heads of a decode step's attention. …dimensions: head_dim and value_dim, padded; q_head: the
     distance of queries in a row of the projection; k_at, v_at: where keys and values begin there; window 0:
     none; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
-    queries_only: the keys and values are those of another layer; is_chunked: windows are chunks.
+    queries_only: the keys and values are those of another layer; is_chunked: windows are chunks; is_paged:
+    the cache has pages.
     """
 
     kv_heads: int
@@ -195,17 +199,19 @@ class AttentionConfig(NamedTuple):
     clamp: float = 0.0
     temperature_offset: int = 0
     is_chunked: bool = False
+    is_paged: bool = False
 
 
 class SplitConfig(NamedTuple):
-    """How a decode step's attention is divided: new tokens, query rows of a KV head, KV splits, positions of
-    a tile.
+    """How a decode step's attention is divided: new tokens of a sequence, query rows of a KV head, KV splits,
+    positions of a tile; is_batch: each token of the step is the one of its sequence.
     """
 
     tokens: int
     queries: int
     splits: int
     positions: int
+    is_batch: bool = False
 
 
 class LatentConfig(NamedTuple):
@@ -229,7 +235,7 @@ class LatentConfig(NamedTuple):
 
 class PromptConfig(NamedTuple):
     """The attention of a prompt; …dimensions: head_dim and value_dim, padded; rows, positions: those of a
-    tile; is_ring: the cache is a ring; is_chunked: windows are chunks.
+    tile; is_ring: the cache is a ring; is_chunked: windows are chunks; is_paged: the cache has pages.
     """
 
     heads: int
@@ -247,13 +253,14 @@ class PromptConfig(NamedTuple):
     is_ring: bool
     has_alibi: bool = False
     is_chunked: bool = False
+    is_paged: bool = False
 
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…, …dimensions: powers of two; norm: that of q and k, of
     whole rows if is_row_norm; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring:
     the cache is a ring; queries_only: there are no keys and values; has_positions: RoPE has other positions
-    than the cache; gate_rows: elements of a row after the values.
+    than the cache; gate_rows: elements of a row after the values; is_paged: the cache has pages.
     """
 
     heads: int
@@ -279,6 +286,7 @@ class RopeConfig(NamedTuple):
     has_positions: bool = False
     temperature_offset: int = 0
     gate_rows: int = 0
+    is_paged: bool = False
 
 
 class DeltaNetConfig(NamedTuple):

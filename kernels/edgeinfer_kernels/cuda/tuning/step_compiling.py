@@ -4,11 +4,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
+from itertools import product
 from threading import Event
 from typing import Any
 
 import triton
 
+from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 
@@ -61,8 +63,13 @@ class _Compilers(ThreadPoolExecutor):
         return compilation()
 
 
-def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompiled | None = None) -> None:
-    """Compile the kernels of steps with these token counts, on all CPUs.
+def compile_steps(
+    step: DecodeStep,
+    widths: Iterable[int],
+    on_compiled: OnCompiled | None = None,
+    layouts: Iterable[Layout] = (TEXT,),
+) -> None:
+    """Compile the kernels of steps with these token counts and layouts, on all CPUs.
 
     Compile errors are ignored here; the launch reports them.
     """
@@ -72,7 +79,8 @@ def compile_steps(step: DecodeStep, widths: Iterable[int], on_compiled: OnCompil
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
     with compilers, compiling, compilers.stopped_by_errors():
-        for width in widths:
+        for width, layout in product(widths, layouts):
+            recording_step.layout = layout
             recording_step.launch(width)
         kernels = compiling.raw_futures
         for done, _ in enumerate(as_completed(kernels), 1):

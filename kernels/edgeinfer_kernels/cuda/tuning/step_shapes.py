@@ -8,6 +8,8 @@ MAX_SPLITS, FEW_SPLITS = 64, 16
 MIN_SPLIT_POSITIONS = 256
 """Minimum positions that justify a further KV split while the cache is short."""
 
+FEW_BLOCKS = 8
+"""Blocks of float32 rows that a program may read at a time for any number of tokens."""
 LATENT_TILE = 16
 """Query rows of a program of latent attention."""
 MAX_LATENT_PARTS = 2048
@@ -16,6 +18,11 @@ MAX_LATENT_PARTS = 2048
 
 def next_power_of_two(value: int) -> int:
     return 1 << (value - 1).bit_length()
+
+
+def previous_power_of_two(value: int) -> int:
+    """The largest power of two that isn't above the value, or 0."""
+    return 1 << value.bit_length() >> 1
 
 
 def latent_rows(heads: int, tokens: int) -> int:
@@ -41,6 +48,13 @@ class Shape:
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
+
+    def float_step_for(self, blocks: int, tokens: int) -> int:
+        """As `step_for`, for weights in float32: a block is 32 words for each token, and too many registers
+        take minutes to compile.
+        """
+        step = self.step_for(blocks)
+        return max(min(step, FEW_BLOCKS), previous_power_of_two(step // tokens))
 
     def warps_for(self, blocks: int) -> int:
         return self.warps or max(1, self.step_for(blocks) // 16)

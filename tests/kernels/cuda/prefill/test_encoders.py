@@ -72,7 +72,7 @@ def test_predicted_sizes_equal_allocated_sizes(name: str, tmp_path: Path) -> Non
     assert undivided + sizes.rope_device_bytes(CONTEXT) == held
     named = {part.name: part.nbytes for part in parts}
     assert sizes.head_device_bytes() == named["head"]
-    assert cuda_buffers.workspace_bytes(sizes, CHUNK) == named["workspace"]
+    assert cuda_buffers.workspace_bytes(sizes, CONTEXT, CHUNK) == named["workspace"]
 
 
 @pytest.mark.parametrize("name", REFUSED)

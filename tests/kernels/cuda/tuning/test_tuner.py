@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from edgeinfer.shapes.known_shapes import find_shape
-from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,
     FILE,
@@ -18,10 +19,11 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
 from harness.empty_decoders import empty_decoder
 
 ALL = sum(len(trials.changes) for trials in CANDIDATES)
-KERNELS = ("gated", "down", "head", "qkv", "output")
+KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 
 
 class FakeStep:
@@ -67,6 +69,14 @@ def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     # Of one token, timed before the steps of several tokens were tuned.
     assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 1.6)
     assert ALL - len(CANDIDATES) <= result.trials <= ALL
+
+
+def test_every_number_of_blocks_is_a_power_of_two() -> None:
+    for tuning, tokens, blocks in product((Tuning(), BEST), ALL_STEP_SIZES, (1, 3, 20, 32, 80, 1000)):
+        for kernel in KERNELS:
+            shape = tuning.shape(kernel, tokens)
+            for step in (shape.step_for(blocks), shape.float_step_for(blocks, tokens)):
+                assert step & (step - 1) == 0 < step
 
 
 def test_less_than_a_third_of_a_percent_is_noise() -> None:

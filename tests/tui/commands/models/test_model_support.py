@@ -41,5 +41,5 @@ def test_every_command_uses_the_same_words(edgeinfer: CommandLine, folder: Path)
     for name in ("words", "types"):
         assert words in edgeinfer("show", name).out + edgeinfer("show", name).err
         assert words in edgeinfer("plan", name).err
-        with pytest.raises(UnsupportedModelError, match=r"needs --engine|add --engine"):
+        with pytest.raises(UnsupportedModelError, match=r"needs --engine|add engine='"):
             library.load(name)

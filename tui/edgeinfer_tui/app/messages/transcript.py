@@ -6,7 +6,7 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 
 from edgeinfer.history.tree import ChatMessage, ChatTree
-from edgeinfer_tui.app.message_view import MessageView
+from edgeinfer_tui.app.messages.message_view import MessageView
 
 NO_MODEL = "Model"
 """Speaker's name while no model is loaded."""

@@ -1,0 +1,1 @@
+"""Continuous batching: live requests advanced together, and the cache that they share."""

@@ -1,0 +1,287 @@
+"""The pages of an engine's cache: of live sequences, of idle prefixes, and of the engine's contiguous text.
+
+A page has PAGE positions. The engine's text, whose page i is page i of the cache, is what the fast path of a
+single sequence reads and writes; all other sequences have their pages anywhere.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.generation.batching.prefix_tree import Node, PrefixTree
+from edgeinfer.generation.shared_prefix import CacheFullError
+from edgeinfer_kernels.backend import PAGE
+
+PAGES_PER_RUN = 4
+"""Pages that a sequence takes together: the kernels read this many contiguous pages without a copy."""
+PAGES_AHEAD = 32
+"""Pages that are reserved for the engine's text after those that it needs now, if they are free."""
+
+
+@dataclass(eq=False)
+class PagedText:
+    """The pages of a live sequence: whole pages in the tree, then pages without other users.
+
+    `length`: positions that hold its tokens. `evicted`: as of `KVCache`; the keys and values after an evicted
+    token aren't those of other texts with the same tokens, so their pages are never in the tree.
+    """
+
+    nodes: list[Node] = field(default_factory=list)
+    tail: list[int] = field(default_factory=list)
+    length: int = 0
+    evicted: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def shareable(self) -> int:
+        """Number of first pages that may be in the tree."""
+        return self.evicted[0][0] // PAGE if self.evicted else self.length // PAGE
+
+    @property
+    def pages(self) -> list[int]:
+        """The cache pages in order."""
+        return [*(node.page for node in self.nodes), *self.tail]
+
+
+def pages_for(positions: int) -> int:
+    """Pages for this number of positions."""
+    return -(-positions // PAGE)
+
+
+def _never() -> bool:
+    return False
+
+
+class PagedCache:
+    """Owns all pages of an engine's cache; a page without an owner is free, or one of the engine's text.
+
+    `preempt` is called if no page can be evicted; it releases a live sequence's pages and returns whether it
+    has done so.
+    """
+
+    def __init__(self, engine: NativeEngine, preempt: Callable[[], bool] = _never) -> None:
+        self._engine, self._cache, self._preempt = engine, engine.cache, preempt
+        self._tree = PrefixTree()
+        self._owners: dict[int, Node | PagedText] = {}
+        self._path: list[Node] = []
+        """The nodes of the first pages of the engine's text; node i is page i."""
+        self.total = pages_for(engine.positions)
+        self._cache.shared = self._cache.reserved = 0
+        self._cache.make_room = self._make_room
+
+    @property
+    def idle(self) -> int:
+        """Number of pages in the tree, with those of live sequences."""
+        return self._tree.pages
+
+    @property
+    def free(self) -> int:
+        """Number of free pages."""
+        return len(self._free_from(self._end))
+
+    @property
+    def _end(self) -> int:
+        """The end of the pages of the engine's text."""
+        return min(self.total, self._cache.reserved // PAGE)
+
+    def _free_from(self, first: int) -> list[int]:
+        return [page for page in range(first, self.total) if page not in self._owners]
+
+    def open(self, ids: Sequence[int]) -> PagedText:
+        """A sequence with the longest stored prefix of `ids`, without their last token."""
+        nodes = self._tree.match(ids, len(ids) - 1)
+        self._tree.pin(nodes)
+        return PagedText(nodes, [], len(nodes) * PAGE)
+
+    def extend(self, text: PagedText, ids: Sequence[int]) -> None:
+        """Use pages that other sequences have added to the tree since `open`, if they continue this one."""
+        if not text.tail:
+            nodes = self._tree.match(ids, len(ids) - 1)[len(text.nodes) :]
+            self._tree.pin(nodes)
+            text.nodes += nodes
+            text.length = len(text.nodes) * PAGE
+
+    def fork(self, text: PagedText) -> PagedText:
+        """A sequence with the same tokens. Raises `CacheFullError`."""
+        partial = text.length % PAGE
+        tail = self._take(1) if partial else []
+        if partial:
+            source = text.pages[text.length // PAGE]
+            self._engine.backend.copy_positions(source * PAGE, tail[0] * PAGE, partial)
+        self._tree.pin(text.nodes)
+        fork = PagedText(list(text.nodes), tail, text.length, list(text.evicted))
+        self._own(fork, tail)
+        return fork
+
+    def reserve(self, text: PagedText, count: int) -> None:
+        """Reserve pages for `count` more tokens. Raises `CacheFullError` before any change."""
+        held = len(text.nodes) + len(text.tail)
+        needed = pages_for(text.length + count) - held
+        if needed <= 0:
+            return
+        whole = needed + -(held + needed) % PAGES_PER_RUN
+        is_roomy = len(self._free_from(self._end)) >= whole
+        pages = self._take(whole if is_roomy else needed)
+        text.tail += pages
+        self._own(text, pages)
+
+    def register(self, text: PagedText, ids: Sequence[int]) -> None:
+        """Add the whole pages of a sequence with these tokens to the tree."""
+        first, whole = len(text.nodes), min(text.length // PAGE, text.shareable)
+        for index in range(first, whole):
+            page, parent = text.tail[index - first], text.nodes[-1] if text.nodes else None
+            node = self._tree.insert(parent, ids[index * PAGE : (index + 1) * PAGE], page)
+            if node.page == page:
+                self._owners[page] = node
+            else:  # another sequence has stored the same tokens
+                del self._owners[page]
+            self._tree.pin([node])
+            text.nodes.append(node)
+        del text.tail[: max(0, whole - first)]
+
+    def release(self, text: PagedText, ids: Sequence[int]) -> None:
+        """End a sequence with these tokens: its whole pages stay as an idle prefix, the others are free."""
+        self.register(text, ids)
+        self._tree.unpin(text.nodes)
+        for page in text.tail:
+            del self._owners[page]
+        text.nodes, text.tail, text.length = [], [], 0
+
+    def remember(self) -> None:
+        """Add the whole pages of the engine's text to the tree."""
+        self._drop_unshared()
+        cache, path = self._cache, self._path
+        end = len(cache.ids) if cache.first_evicted is None else cache.first_evicted
+        for page in range(len(path), end // PAGE):
+            tokens = cache.ids[page * PAGE : (page + 1) * PAGE]
+            node = self._tree.insert(path[-1] if path else None, tokens, page)
+            if node.page != page:  # the same tokens are stored in another page already
+                if node.users:
+                    break
+                del self._owners[node.page]
+                node.page = page
+            self._owners[page] = node
+            self._tree.pin([node])
+            path.append(node)
+        cache.shared = len(path) * PAGE
+
+    def matched(self, ids: Sequence[int]) -> int:
+        """The length of the longest stored prefix of `ids`."""
+        return len(self._tree.match(ids, len(ids) - 1)) * PAGE
+
+    def store(self) -> None:
+        """Make the engine's text an idle prefix; the engine then has no text."""
+        self.remember()
+        self._tree.unpin(self._path)
+        self._path = []
+        self._cache.rewind(0)
+        self._cache.shared = self._cache.reserved = 0
+
+    def detach(self, ids: Sequence[int]) -> PagedText:
+        """The engine's text with these tokens as a sequence; the engine then has no text."""
+        cache = self._cache
+        self.remember()
+        text = PagedText(self._path, [], len(cache.ids), list(cache.evicted))
+        text.tail = list(range(len(self._path), pages_for(text.length)))
+        self._own(text, text.tail)
+        self._path = []
+        cache.rewind(0)
+        cache.shared = cache.reserved = 0
+        self.register(text, ids)
+        return text
+
+    def attach(self, text: PagedText, ids: Sequence[int]) -> None:
+        """Make a sequence with these tokens the engine's text, which is empty. Its pages move to the start
+        of the cache.
+        """
+        self.register(text, ids)
+        used = pages_for(text.length)
+        for page in text.tail[used - len(text.nodes) :]:
+            del self._owners[page]
+        del text.tail[used - len(text.nodes) :]
+        self._bring(text.pages)
+        for page in text.tail:
+            del self._owners[page]
+        self._path = text.nodes
+        self._cache.append(ids[: text.length])
+        self._cache.evicted = list(text.evicted)
+        self._cache.shared, self._cache.reserved = len(text.nodes) * PAGE, used * PAGE
+
+    def _bring(self, pages: Sequence[int]) -> None:
+        """Move these pages to the beginning of the cache, in order; pages there take their places."""
+        content, place = dict[int, int](), dict[int, int]()
+        for index, page in enumerate(pages):
+            at, other = place.get(page, page), content.get(index, index)
+            if at != index:
+                content[index], place[page] = page, index
+                content[at], place[other] = other, at
+        moved = {source: at for at, source in content.items() if at != source}
+        self._move({source: at for source, at in moved.items() if source in self._owners})
+
+    def _move(self, targets: dict[int, int]) -> None:
+        """Move owned pages; those at the targets move too, or are free."""
+        if not targets:
+            return
+        self._engine.backend.copy_pages(list(targets), list(targets.values()))
+        owners = {source: self._owners.pop(source) for source in targets}
+        for text in {owner for owner in owners.values() if isinstance(owner, PagedText)}:
+            text.tail = [targets.get(page, page) for page in text.tail]
+        for source, owner in owners.items():
+            self._owners[targets[source]] = owner
+            if isinstance(owner, Node):
+                owner.page = targets[source]
+
+    def _own(self, text: PagedText, pages: Sequence[int]) -> None:
+        self._owners.update(dict.fromkeys(pages, text))
+
+    def _take(self, count: int) -> list[int]:
+        """Free pages, the lowest ones; idle prefixes are evicted if there are too few.
+
+        Raises:
+            CacheFullError: even then there are too few.
+        """
+        free = self._free_from(self._end)
+        while len(free) < count:
+            page = self._evict()
+            if page is None:
+                raise CacheFullError
+            free.append(page)
+        return sorted(free)[:count]
+
+    def _evict(self) -> int | None:
+        """Free the least recently used page of an idle prefix; its number. None: there is none."""
+        page = self._tree.evict()
+        if page is not None:
+            del self._owners[page]
+        return page
+
+    def _drop_unshared(self) -> None:
+        """The engine's text no longer shares the pages from `cache.shared` on."""
+        kept = self._cache.shared // PAGE
+        self._tree.unpin(self._path[kept:])
+        del self._path[kept:]
+
+    def _make_room(self, end: int) -> None:
+        """Reserve the first `end` positions for the engine's text: move or evict what else is there."""
+        self._drop_unshared()
+        needed = min(self.total, pages_for(end))
+        last = min(self.total, needed + PAGES_AHEAD)
+        if len(self._occupied(last)) > len(self._free_from(last)):
+            last = needed
+        occupied, free = set(self._occupied(last)), self._free_from(last)
+        while len(occupied) > len(free):
+            page = self._evict()
+            if page is None:
+                if not self._preempt():
+                    raise CacheFullError
+                occupied, free = set(self._occupied(last)), self._free_from(last)
+            elif page in occupied:
+                occupied.remove(page)
+            elif page >= last:
+                free.append(page)
+        self._move(dict(zip(sorted(occupied), free, strict=False)))
+        self._cache.reserved = sys.maxsize if last == self.total else last * PAGE
+
+    def _occupied(self, last: int) -> list[int]:
+        """Pages before `last` that the engine's text may not overwrite."""
+        return [page for page in range(self._end, last) if page in self._owners]

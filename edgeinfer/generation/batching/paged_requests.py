@@ -1,0 +1,306 @@
+"""Live requests in one paged cache: all advance in one forward, and share the pages of common prefixes.
+
+A request that is alone becomes the engine's contiguous text, so it takes the fast path, with drafts.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.generation.batching.engine_requests import EngineStart
+from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN, PagedCache, PagedText
+from edgeinfer.generation.context_shift import shared_with
+from edgeinfer.generation.decoding import forced_tokens
+from edgeinfer.generation.loop import LiveRequest, SampledToken
+from edgeinfer.generation.prefill import check_prompt
+from edgeinfer.generation.shared_prefix import CacheFullError
+from edgeinfer_kernels.backend import PAGE, BatchPositions, HiddenStates
+
+Row = tuple[PagedText, int]
+"""A sequence and the token that is appended to it."""
+FEWEST_PLACES = 16
+"""Sequences that advance together even if the backend's steps are smaller."""
+SHORT_CHUNK = 16
+"""Tokens that are read with the chunk before them: short steps split attention otherwise than long ones."""
+
+
+def _next_positions(texts: Sequence[PagedText]) -> BatchPositions:
+    """The positions after each sequence, which has a page for it; one that is there again has the next."""
+    lengths, page_rows = {text: text.length for text in texts}, {text: text.pages for text in texts}
+    positions = np.zeros(len(texts), np.int64)
+    pages = np.zeros((len(texts), max(map(len, page_rows.values()))), np.int64)
+    for row, text in enumerate(texts):
+        positions[row] = lengths[text]
+        pages[row, : len(page_rows[text])] = page_rows[text]
+        lengths[text] += 1
+    return BatchPositions(positions, pages)
+
+
+class PagedRequests:
+    """Live requests in the cache of an engine whose backend runs batches."""
+
+    shares_prefixes = True
+
+    def __init__(self, engine: NativeEngine, start: EngineStart) -> None:
+        self._engine = engine
+        self._start = start
+        self.cache = PagedCache(engine, self._preempt_last)
+        self._holders: list[LiveRequest] = []
+        """The requests with pages, in the order in which they got them."""
+        self._alone: LiveRequest | None = None
+        """The request that is the engine's text."""
+        self._is_full = False
+        """A request has given its pages up, and none has ended since."""
+
+    @property
+    def places(self) -> int:
+        """Number of sequences that can advance together, maybe in more than one step of the backend."""
+        return max(FEWEST_PLACES, self._step_tokens)
+
+    @property
+    def _step_tokens(self) -> int:
+        return self._engine.capabilities.max_batch_tokens
+
+    def has_place(self, live: LiveRequest) -> bool:
+        """Whether it has pages, or may get some now."""
+        if live.text is not None or self._alone is live:
+            return True
+        held = sum(holder.advances for holder in (*self._holders, self._alone) if holder is not None)
+        return held < self.places and not (self._is_full and held)
+
+    def alone(self, live: LiveRequest, limit: int | None = None) -> None:
+        """One step of the only live request, as the engine's text."""
+        if self._alone is not live:
+            self._attach(live)
+        live.engine_step(limit)
+
+    def _attach(self, live: LiveRequest) -> None:
+        """Make the request the engine's text."""
+        cache, engine, ids = self.cache, self._engine, live.sequence.ids
+        if live.text is not None:
+            cache.store()
+            cache.attach(live.text, ids)
+            self._holders.remove(live)
+            live.text = None
+            self._start.join(live, engine)
+        else:
+            cache.remember()
+            held = engine.reusable(min(shared_with(engine, ids, live.sequence.evicted > 0), len(ids) - 1))
+            if cache.matched(ids) > held:
+                cache.store()
+                cache.attach(cache.open(ids), ids)
+            self._start.begin(live, engine)
+        self._alone = live
+
+    def _detach(self) -> None:
+        """Give the engine's text to its request as pages, or keep it as an idle prefix."""
+        live, ids = self._alone, self._engine.ids
+        self._alone = None
+        if live is not None:
+            live.leave_engine()
+            if ids and live.sequence.ids[: len(ids)] == ids:
+                live.text = self.cache.detach(live.sequence.ids)
+                self._holders.append(live)
+                return
+            live.phase = "reading"
+        if ids:
+            self.cache.store()
+
+    def read(self, live: LiveRequest, limit: int, others: Sequence[LiveRequest]) -> None:
+        """Read a chunk of the request's tokens. Those of `others` that wait with the same prompt get their
+        first token with it.
+        """
+        self._detach()
+        ids = live.sequence.ids
+        if live.text is None:
+            self._open(live)
+        text = live.text
+        assert text is not None
+        self.cache.extend(text, ids)
+        left = len(ids) - text.length
+        count = left if left <= limit + SHORT_CHUNK else limit - text.length % (PAGES_PER_RUN * PAGE)
+        if not self._reserve(live, count):
+            return
+        live.sequence.sampler.begin()
+        pages = np.array(text.pages, np.int64)
+        x = self._engine.append_chunk(ids[text.length : text.length + count], text.length, pages)
+        text.length += count
+        self.cache.register(text, ids)
+        live.progress(text.length)
+        if count == left:
+            logits = self._engine.last_logits(x)
+            same = [other for other in others if other.phase == "waiting" and other.sequence.ids == ids]
+            for each in (live, *(other for other in same if self._fork(live, other))):
+                self._first_token(each, logits)
+
+    @staticmethod
+    def _first_token(live: LiveRequest, logits: npt.NDArray[np.float32]) -> None:
+        try:
+            live.first_token(logits)
+        except Exception as error:
+            live.fail(error)
+
+    def _open(self, live: LiveRequest) -> None:
+        """Give the request pages with the longest stored prefix."""
+        sequence, shift = live.sequence, live.request.context_shift
+        if shift is not None and not live.has_begun:
+            sequence.ids = shift.remaining_ids(sequence.ids, shift.left_out(len(sequence.ids)))
+            sequence.evicted = len(live.request.prompt_ids) - len(sequence.ids)
+        check_prompt(self._engine, sequence.ids)
+        live.text = self.cache.open(sequence.ids)
+        self._holders.append(live)
+        live.start(live.text.length)
+
+    def _fork(self, live: LiveRequest, other: LiveRequest) -> bool:
+        """Give another request the pages of this one, whose prompt is the same; False: there is no place."""
+        assert live.text is not None
+        if not self.has_place(other):
+            return False
+        try:
+            other.text = self.cache.fork(live.text)
+        except CacheFullError:
+            return False
+        self._holders.append(other)
+        other.start(other.text.length)
+        return True
+
+    def decode(self, live: Sequence[LiveRequest], ahead: bool = False) -> None:
+        """The next token of each request, by one forward; forced tokens are processed with it."""
+        self._detach()
+        for each in live:
+            self._prepare(each)
+        ready: list[LiveRequest] = []
+        for each in live:
+            if each.phase == "decoding" and each.text is not None:
+                each.sequence.sampler.begin()
+                if self._reserve(each, len(each.sequence.ids) - each.text.length):
+                    ready.append(each)
+        ready = [each for each in ready if each.text is not None]  # a later one may have given its pages up
+        if not ready:
+            return
+        tokens: list[Row] = []
+        last: dict[int, LiveRequest] = {}
+        for each in ready:
+            assert each.text is not None
+            tokens += [(each.text, token) for token in each.sequence.ids[each.text.length :]]
+            last[len(tokens) - 1] = each
+            each.batched(len(ready))
+        for first in range(0, len(tokens), self._step_tokens):
+            part = tokens[first : first + self._step_tokens]
+            ends = {row - first: last[row] for row in last if 0 <= row - first < len(part)}
+            self._advance(part, ends, ahead and len(part) == len(tokens))
+
+    def _prepare(self, live: LiveRequest) -> None:
+        """Append forced tokens, and shift a full context: the remaining tokens are read again."""
+        sequence, shift = live.sequence, live.request.context_shift
+        if forced := forced_tokens(sequence, self._engine.context):
+            live.accept(forced)
+        if shift is not None and len(sequence.ids) > self._engine.context:
+            self._give_up_pages(live)
+            remaining = shift.remaining_ids(sequence.ids, shift.step)
+            sequence.evicted += len(sequence.ids) - len(remaining)
+            sequence.shifts += 1
+            sequence.ids = remaining
+        if live.text is None and not live.ended:
+            live.phase = "reading"
+
+    def _advance(self, tokens: Sequence[Row], last: Mapping[int, LiveRequest], ahead: bool) -> None:
+        """Append tokens to their sequences, and sample the next one after the `last` of each request, by its
+        row: on the device, if that supports it. `ahead`: the same requests are likely to advance next.
+        """
+        x, engine = self._append(tokens), self._engine
+        following = self._following(last) if ahead and len(last) == len(tokens) else None
+        plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
+        rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
+        sampled = engine.sample_batch(x, rows, following)
+        logits = None if sampled.keys() >= last.keys() else engine.logits(x)
+        for row, live in last.items():
+            try:
+                if logits is None or row in sampled:
+                    live.sequence.sampler.accept(sampled[row])
+                    live.accept([SampledToken(sampled[row], None)])
+                else:
+                    live.accept([live.sequence.sample(logits[row])])
+            except Exception as error:
+                live.fail(error)
+
+    def _append(self, tokens: Sequence[Row]) -> HiddenStates:
+        """Append tokens to sequences that have pages for them; the hidden states after each."""
+        positions = _next_positions([text for text, _ in tokens])
+        x = self._engine.forward_batch([token for _, token in tokens], positions)
+        for text, _ in tokens:
+            text.length += 1
+        return x
+
+    def _following(self, last: Mapping[int, LiveRequest]) -> BatchPositions | None:
+        """The positions of the tokens that follow in the same rows, unless a request ends with this one or
+        has no page for it.
+        """
+        texts = []
+        for row in range(len(last)):
+            live = last[row]
+            assert live.text is not None
+            has_room = live.text.length < len(live.text.pages) * PAGE
+            if live.sequence.remaining < 2 or not has_room or live.text.length + 1 >= self._engine.context:
+                return None
+            texts.append(live.text)
+        return _next_positions(texts)
+
+    def _reserve(self, live: LiveRequest, count: int) -> bool:
+        """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that
+        has paused, or else the one that got them last; False: this one has.
+        """
+        assert live.text is not None
+        while True:
+            try:
+                self.cache.reserve(live.text, count)
+            except CacheFullError:
+                if self._holders == [live]:
+                    raise
+                last = self._last_holder()
+                self._preempt(last)
+                if last is live:
+                    return False
+            else:
+                return True
+
+    def _preempt(self, live: LiveRequest) -> None:
+        """The request gives its pages up, and reads its tokens again when another one has ended."""
+        self._give_up_pages(live)
+        live.phase = "reading"
+        self._is_full = True
+
+    def _preempt_last(self) -> bool:
+        """The engine's text needs pages, and only live requests have any."""
+        if self._holders:
+            self._preempt(self._last_holder())
+            return True
+        return False
+
+    def _last_holder(self) -> LiveRequest:
+        """The request that gives its pages up first."""
+        paused = [holder for holder in self._holders if not holder.advances]
+        return (paused or self._holders)[-1]
+
+    def _give_up_pages(self, live: LiveRequest) -> None:
+        if live.text is not None:
+            self.cache.release(live.text, live.sequence.ids)
+            self._holders.remove(live)
+            live.text = None
+
+    def release(self, live: LiveRequest) -> None:
+        """The request has ended; its whole pages stay as an idle prefix."""
+        self._give_up_pages(live)
+        self._is_full = False
+        if self._alone is live:
+            self._alone = None
+            live.leave_engine()
+
+    def suspend(self) -> None:
+        """The engine is about to be used otherwise: what its text holds stays in pages."""
+        if self._alone is not None:
+            self._detach()
+        else:
+            self.cache.remember()

@@ -1,0 +1,113 @@
+"""Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.cuda.cache.layout import BATCH, independent_tokens
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
+from edgeinfer_kernels.cuda.decode.sampling import sample
+from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, REQUEST_SIZE
+
+
+class _Batch(NamedTuple):
+    """The tokens of a step."""
+
+    ids: tuple[int, ...]
+    positions: BatchPositions
+
+    def equals(self, other: "_Batch") -> bool:
+        """Whether it has the same tokens at the same places."""
+        own, others = self.positions, other.positions
+        if self.ids != other.ids or not np.array_equal(own.positions, others.positions):
+            return False
+        pages = int(own.positions.max()) // PAGE + 1
+        return np.array_equal(own.pages[:, :pages], others.pages[:, :pages])
+
+
+class BatchSteps:
+    """Runs steps of several sequences and samples their next tokens."""
+
+    def __init__(self, steps: CapturedSteps, sampling: SamplingSpace, logits: DeviceLogits) -> None:
+        self._steps, self._space, self._logits = steps, sampling, logits
+        cuda = steps.step.workspace.state.is_cuda
+        self._requests = torch.zeros((MAX_TOKENS, REQUEST_SIZE), dtype=torch.float64, pin_memory=cuda)
+        self._results = torch.zeros((MAX_TOKENS, 2), dtype=torch.int32, pin_memory=cuda)
+        self._sampled = torch.cuda.Event() if cuda else None
+        self._last: _Batch | None = None
+        self._ahead: _Batch | None = None
+        """The step that was started with the tokens sampled after the last one."""
+
+    def discard_ahead(self) -> None:
+        """Discard the step that was started ahead, because it is not the requested one."""
+        if self._ahead is not None:
+            self._ahead = None
+            synchronize(self._steps.step.workspace.state.device)  # it reads the host's buffers
+
+    def forward(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        """Process the tokens. Several of one sequence take several steps."""
+        self._last = batch = _Batch(tuple(ids), positions)
+        if self._ahead is not None and self._ahead.equals(batch):
+            self._ahead = None
+            return
+        self.discard_ahead()
+        steps = independent_tokens(positions)
+        for rows in steps:
+            self._run(
+                [ids[row] for row in rows], BatchPositions(positions.positions[rows], positions.pages[rows])
+            )
+            if len(steps) > 1:
+                self._logits.collect(rows, len(ids))
+
+    def _run(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        self._steps.set_batch(ids, positions)
+        self._steps.run(len(ids), layout=BATCH)
+
+    def sample(
+        self,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None,
+    ) -> list[int]:
+        """As `Backend.sample_batch`, after `forward`."""
+        if self._logits.are_collected:
+            return [-1] * len(requests)
+        self._launch_sampling(requests, recent)
+        runs_ahead = following is not None and self._steps.step.model.per_layer is None
+        if following is not None and runs_ahead:
+            self._start_ahead(following)
+        if self._sampled is not None:
+            self._sampled.synchronize()
+        sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+        if following is not None and runs_ahead:
+            self._ahead = _Batch(tuple(sampled), following)
+            if min(sampled) < 0:  # the host needs the logits, which the next step has overwritten
+                assert self._last is not None
+                self.discard_ahead()
+                self._run(*self._last)
+        return sampled
+
+    def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
+        space, count = self._space, len(requests)
+        self._requests[:count] = torch.tensor(requests, dtype=torch.float64)
+        space.requests[:count].copy_(self._requests[:count], non_blocking=True)
+        for row, ids in enumerate(recent):
+            if ids:
+                space.recent[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+        logits = self._steps.step.workspace.logits[:count]
+        sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
+        self._results[:count].copy_(space.results[:count], non_blocking=True)
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def _start_ahead(self, following: BatchPositions) -> None:
+        """Start the step of the sampled tokens, which only the device knows."""
+        count = len(following.positions)
+        self._steps.set_batch([0] * count, following)
+        self._steps.step.workspace.state[:count] = self._space.results[:count, 0].clamp(min=0)
+        self._steps.run(count, layout=BATCH)

@@ -1,0 +1,1 @@
+"""The messages of a chat on the screen."""
