@@ -37,7 +37,7 @@ PARTS: dict[str, tuple[int, str, set[str]]] = {
         4,
         "edgeinfer",
         {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance"}
-        | {"starlette", "prometheus_client"},
+        | {"starlette", "prometheus_client", "mcp", "httpx2"},
     ),
     "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
     "edgeinfer_kernels": (

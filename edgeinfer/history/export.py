@@ -6,8 +6,9 @@ from datetime import UTC, datetime
 
 from edgeinfer.chat_templates.reasoning import parted
 from edgeinfer.history.records import StoredChat, StoredMessage
+from edgeinfer.history.tool_messages import results_of
 
-SPEAKERS = {"user": "You", "assistant": "Model"}
+SPEAKERS = {"user": "You", "assistant": "Model", "tool": "Results of tools"}
 
 
 def as_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
@@ -31,6 +32,8 @@ def as_markdown(chat: StoredChat, messages: Sequence[StoredMessage]) -> str:
 
 def _message_text(message: StoredMessage) -> str:
     """A message's text with the reasoning before it quoted."""
+    if message.role == "tool":
+        return "\n\n".join(f"{name}:\n\n{content}" for name, content in results_of(message.text))
     reply = parted(message.text)
     if message.role != "assistant" or not reply.reasoning:
         return message.text.strip()

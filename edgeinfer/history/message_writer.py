@@ -22,6 +22,8 @@ class MessageWriter:
         self._retry_seconds = retry_seconds
         # The next piece and its number in one value, so that Ctrl-C can't separate them.
         self._unwritten = (0, "")
+        self._replaces = False
+        """Whether the next piece replaces all earlier ones."""
         self._not_before = 0.0
         self.last_error: str | None = None
 
@@ -32,6 +34,11 @@ class MessageWriter:
         if time.monotonic() >= self._not_before:
             self._attempt(None)
 
+    def replace(self, text: str) -> None:
+        """Write the whole text again, instead of the pieces so far."""
+        self._unwritten, self._replaces = (0, storable(text)), True
+        self._attempt(None)
+
     def finish(self, state: State = "whole") -> str | None:
         """Write the remaining text and the final state; returns `last_error`."""
         self._attempt(state)
@@ -41,6 +48,8 @@ class MessageWriter:
         number, text = self._unwritten
         try:
             with self._connection:
+                if self._replaces:
+                    self._connection.execute("DELETE FROM pieces WHERE turn = ?", (self.message,))
                 if text:  # Already written if Ctrl-C came between the write and the update of `_unwritten`.
                     self._connection.execute(
                         "INSERT OR REPLACE INTO pieces VALUES (?, ?, ?)", (self.message, number, text)
@@ -51,7 +60,7 @@ class MessageWriter:
             self.last_error = str(error)
             self._not_before = time.monotonic() + self._retry_seconds
             return
-        self._unwritten = number + 1, ""
+        self._unwritten, self._replaces = (number + 1, ""), False
         self.last_error = None
 
     def _close(self, state: State) -> None:

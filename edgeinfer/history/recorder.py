@@ -51,6 +51,12 @@ class Recorder:
             self._writer.add(text)
             self.last_error = self._writer.last_error
 
+    def replace(self, response: ChatMessage) -> None:
+        """Write the text of the response in progress again, which has changed."""
+        if self._writer is not None:
+            self._writer.replace(response.text)
+            self.last_error = self._writer.last_error
+
     def finish(self, response: ChatMessage, state: State) -> None:
         """End the response, whose complete text is in memory."""
         writer, self._writer = self._writer, None

@@ -8,7 +8,8 @@ from typing import Literal, get_args
 TITLE_LENGTH = 60
 ATTACHMENT = re.compile(r"\n\n([^\n]+):\n(`{3,})[^\n`]*\n")
 """Matches the start of an attached file's text: the file's name, then a fence."""
-Role = Literal["user", "assistant"]
+Role = Literal["user", "assistant", "tool"]
+"""tool: the results of the tool calls of the response before it (`tool_results.py`)."""
 State = Literal["coming", "whole", "stopped", "failed"]
 """coming: in progress, or interrupted by a crash; stopped: by the user."""
 
@@ -83,7 +84,7 @@ def stored_message(row: Sequence[object]) -> StoredMessage:
         _whole(id_) or 0,
         _whole(chat) or 0,
         _whole(parent),
-        "assistant" if role == "assistant" else "user",
+        role if role in get_args(Role) else "user",  # type: ignore[arg-type]
         _text(text),
         state if state in get_args(State) else "failed",  # type: ignore[arg-type]
         _seconds(created),

@@ -181,6 +181,22 @@ class ChatStore:
         """Start a streamed message; `Raises` as `add_message`."""
         return MessageWriter(self.connection, self.insert(chat, parent, role, "", "coming"))
 
+    def update_response(self, message: int, text: str, state: State) -> StoredMessage:
+        """Replace the text and the state of a response that is being generated.
+
+        Raises:
+            ChatStoreError: there is no such message, or it is complete.
+            sqlite3.Error: it can't be written.
+        """
+        if self.message(message).state != "coming":
+            raise ChatStoreError(f"message {message}: it is complete; its text can't be replaced")
+        with self.connection:
+            self.connection.execute("DELETE FROM pieces WHERE turn = ?", (message,))
+            self.connection.execute(
+                "UPDATE turns SET text = ?, state = ? WHERE id = ?", (storable(text), state, message)
+            )
+        return self.message(message)
+
     def message(self, message: int) -> StoredMessage:
         """One message. Raises ChatStoreError if it doesn't exist."""
         messages = self._messages("WHERE id = ?", (message,))

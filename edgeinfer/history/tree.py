@@ -1,9 +1,12 @@
 """A chat in memory: all messages and responses, as a tree."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
+from typing import Any
 
 from edgeinfer.history.records import Role, State, StoredMessage
+from edgeinfer.history.tool_messages import calls_only, chat_messages
 
 
 @dataclass(eq=False)
@@ -69,16 +72,34 @@ def newest_end(message: ChatMessage) -> ChatMessage:
     return message
 
 
+def user_message_of(message: ChatMessage | None) -> ChatMessage | None:
+    """The message of the user that a message belongs to; itself, if it is the user's."""
+    while message is not None and message.role != "user":
+        message = message.parent
+    return message
+
+
 def answered(line: Iterable[ChatMessage]) -> list[ChatMessage]:
-    """The messages that the model reads: user messages with a response, each followed by that response."""
-    exchanges = (
-        (message.parent, message) for message in line if message.role == "assistant" and message.text
-    )
-    return [
-        message for request, response in exchanges if request is not None for message in (request, response)
-    ]
+    """The messages that the model reads: those of the user and results of tools that have a response, each
+    followed by that response. A response that only calls tools counts if it has their results.
+    """
+    return [message for message, _ in _answered(list(line))]
 
 
-def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, str]]:
+def _answered(line: Sequence[ChatMessage]) -> Iterator[tuple[ChatMessage, bool]]:
+    """As `answered`; of a response also whether results of its calls follow in the branch."""
+    for message, after in zip_longest(line, line[1:]):
+        has_results = after is not None and after.role == "tool"
+        is_response = message.role == "assistant" and message.text
+        if is_response and message.parent is not None and (has_results or not calls_only(message.text)):
+            yield message.parent, False
+            yield message, has_results
+
+
+def model_messages(line: Iterable[ChatMessage]) -> list[dict[str, Any]]:
     """The `answered` messages of a branch as chat messages."""
-    return [{"role": message.role, "content": message.text} for message in answered(line)]
+    return [
+        one
+        for message, has_results in _answered(list(line))
+        for one in chat_messages(message.role, message.text, has_results)
+    ]

@@ -47,12 +47,15 @@ class TextsRoute:
 
 @dataclass(frozen=True)
 class PlainRoute:
-    """Another path. `handle`: (request, server) -> response. `is_open`: it needs no key."""
+    """Another path. `handle`: (request, server) -> response. `is_open`: it needs no key; `is_logged`: its
+    requests have lines in the log.
+    """
 
     path: str
     handle: "Callable[[Request, Server], Awaitable[Response]]"
     methods: Sequence[str] = ("GET",)
     is_open: bool = False
+    is_logged: bool = True
 
 
 AnyRoute = CompletionRoute | TextsRoute | PlainRoute

@@ -37,6 +37,7 @@ from edgeinfer.serving.completion.response_format import ResponseFormat, warning
 from edgeinfer.serving.completion.truncation import truncated
 from edgeinfer.serving.fields import RequestError
 from edgeinfer.serving.models.models import Models, OneModel
+from edgeinfer.serving.page.page import Page
 from edgeinfer.serving.queue import RequestQueue
 from edgeinfer.serving.routes import all_routes
 from edgeinfer.serving.text_steps import TextSteps
@@ -59,6 +60,7 @@ def _no_log(line: str) -> None:
 class ServerOptions:
     """Access and queue limits. `hosts`: names by which requests may call this machine. `response_cache`:
     number of completions that are kept for repeated requests. `log`: called with a line for each request.
+    `page` None: there is no chat page.
     """
 
     key: str | None = None
@@ -66,6 +68,7 @@ class ServerOptions:
     hosts: Sequence[str] = LOCAL_HOSTS
     response_cache: int = 0
     log: Callable[[str], None] = _no_log
+    page: Page | None = None
 
     def __post_init__(self) -> None:
         if self.key is not None and not (self.key.isascii() and self.key.isprintable() and self.key.strip()):
@@ -91,7 +94,7 @@ class _Server:
     def app(self) -> Starlette:
         """The Starlette application. Web pages can't reach it by other names of this machine."""
         return Starlette(
-            routes=[self._route(each) for each in all_routes()],
+            routes=[self._route(each) for each in all_routes(self._options.page)],
             middleware=[
                 Middleware(Recorder, metrics=self._metrics, log=self._options.log),
                 Middleware(Access, hosts=self._options.hosts),
@@ -115,6 +118,8 @@ class _Server:
     async def _lifespan(self, _: Starlette) -> AsyncIterator[None]:
         yield
         self._workers.close()
+        if self._options.page is not None:
+            await self._options.page.close()
         await self.models.close()
 
     def _guarded(
@@ -125,7 +130,9 @@ class _Server:
         """Check the key, and turn exceptions into error objects."""
 
         async def guarded(request: Request) -> Response:
-            _record(request).route = route.path
+            record = _record(request)
+            record.route = route.path
+            record.is_logged = not isinstance(route, PlainRoute) or route.is_logged
             try:
                 if not (isinstance(route, PlainRoute) and route.is_open):
                     self._check_key(request)

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from edgeinfer.chat_templates.tool_calls import ToolCall
 from edgeinfer.embedding import TextVectors
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.ranking import Ranking, ranked
@@ -131,6 +132,7 @@ class FakeChat:
         self.model = model
         self.system = system
         self.messages: list[dict[str, Any]] = []
+        self.tool_calls: tuple[ToolCall, ...] = ()
 
     @property
     def context_used(self) -> int:
@@ -138,6 +140,9 @@ class FakeChat:
 
     def stream(self, text: str, **settings: Any) -> FakeStream:
         self.messages.append({"role": "user", "content": text})
+        return self._answer(settings)
+
+    def stream_results(self, results: Sequence[Any], **settings: Any) -> FakeStream:
         return self._answer(settings)
 
     def edit(self, index: int, text: str, **settings: Any) -> FakeStream:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgeinfer.history.recorder import Recorder
     from edgeinfer.history.records import SearchHit, State, StoredChat
     from edgeinfer.history.store import ChatStore
+    from edgeinfer.history.tool_messages import Results
     from edgeinfer.history.tree import ChatMessage, ChatTree
     from edgeinfer.results import Generation, Token
 
@@ -92,6 +93,12 @@ class ChatSession:
         """Owner whose deletion also deletes the chat's prompt cache; None: the chat isn't in the store."""
         return None if self.recorder is None else self.recorder.snapshot_owner
 
+    def add_results(self, response: "ChatMessage", results: "Results") -> "ChatMessage":
+        """Add the results of a response's tool calls, and another response, which is returned, empty."""
+        from edgeinfer.history.tool_messages import text_of_results
+
+        return self.add_response(self.tree.add(response, "tool", text_of_results(results)))
+
     def set_system(self, text: str | None) -> None:
         """Set and record the system prompt, from the next response on."""
         self.system = text
@@ -124,8 +131,26 @@ def start_response(
         chat.clear()
         chat.messages = messages
     if len(chat.messages) > len(messages):
-        return chat.edit(len(messages) // 2, text, **options)
+        return chat.edit(sum(one["role"] == "user" for one in messages), text, **options)
     return chat.stream(text, **options)
+
+
+def start_from_results(
+    chat: Conversation, results: "ChatMessage", system: str | None, options: Mapping[str, Any]
+) -> Stream:
+    """Start the response to a message with results of tools, as `start_response`."""
+    from edgeinfer.chat_templates.tool_calls import written_calls
+    from edgeinfer.history.tool_messages import results_of
+    from edgeinfer.history.tree import branch_to, model_messages
+
+    assert results.parent is not None
+    messages = model_messages(branch_to(results))
+    chat.system = system
+    if chat.messages != messages:
+        chat.clear()
+        chat.messages = messages
+    chat.tool_calls = written_calls(results.parent.text).calls
+    return chat.stream_results([content for _, content in results_of(results.text)], **options)
 
 
 class _RecordedStream:

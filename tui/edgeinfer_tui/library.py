@@ -6,6 +6,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 if TYPE_CHECKING:
+    from edgeinfer.chat_templates.tool_calls import ToolCall
     from edgeinfer.embedding import TextVectors
     from edgeinfer.options.load_options import EngineName
     from edgeinfer.ranking import Ranking
@@ -30,11 +31,14 @@ class Conversation(Protocol):
 
     messages: list[dict[str, Any]]
     system: str | None
+    tool_calls: "tuple[ToolCall, ...]"
 
     @property
     def context_used(self) -> int: ...
 
     def stream(self, text: str, **settings: Any) -> Stream: ...
+
+    def stream_results(self, results: Sequence[Any], **settings: Any) -> Stream: ...
 
     def edit(self, index: int, text: str, **settings: Any) -> Stream: ...
 

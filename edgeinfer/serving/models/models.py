@@ -31,6 +31,8 @@ class ModelCard:
     parameters: str = ""
     modified: float = 0.0
     expires: float | None = None
+    is_path: bool = False
+    """Whether it is known by its path only."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,14 @@ def card_with_file(file: ModelFile, card: ModelCard) -> ModelCard:
         size, modified = file.size_bytes, file.path.stat().st_mtime
     except OSError:
         size, modified = 0, 0.0
-    return replace(card, path=file.path, size_bytes=size, modified=modified, parameters=file.parameters)
+    return replace(
+        card,
+        path=file.path,
+        size_bytes=size,
+        modified=modified,
+        parameters=file.parameters,
+        is_path=file.source == "path",
+    )
 
 
 class OneModel:

@@ -12,6 +12,7 @@ from edgeinfer.serving.transport.failures import failure
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
 ANY_HOST = "*"
+WITH_BODY = ("POST", "PUT", "PATCH")
 CURL_KINDS = ("", "application/x-www-form-urlencoded")
 """Types of a body that curl sends unless it is given one."""
 
@@ -51,7 +52,7 @@ class Access:
         if origin is not None and not (origin.startswith("http") and _netloc(origin) == host.lower()):
             return 403, f"Origin: saw {shown(origin)}; pages of other origins can't use this server"
         kind = headers.get("content-type", "").split(";")[0].strip().lower()
-        if scope["method"] == "POST" and kind != "application/json":
+        if scope["method"] in WITH_BODY and kind != "application/json":
             hint = '; with curl: -H "Content-Type: application/json"' if kind in CURL_KINDS else ""
             return 415, f"Content-Type: saw {shown(kind)}, wanted application/json{hint}"
         return None

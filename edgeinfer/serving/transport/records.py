@@ -29,6 +29,7 @@ class RequestRecord:
     prompt_tokens: int = 0
     generated_tokens: int = 0
     status: int = CLIENT_LEFT
+    is_logged: bool = True
     began: float = field(default_factory=time.monotonic)
 
     @property
@@ -114,7 +115,8 @@ class Recorder:
             await self._app(scope, receive, sent)
         finally:
             self._metrics.ended(record)
-            self._log(log_line(scope, record))
+            if record.is_logged:
+                self._log(log_line(scope, record))
 
 
 def log_line(scope: Scope, record: RequestRecord) -> str:

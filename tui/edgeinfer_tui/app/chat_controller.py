@@ -17,6 +17,8 @@ from edgeinfer_tui.app.messages.transcript import NO_MODEL
 from edgeinfer_tui.app.model_pull import ModelPulls
 from edgeinfer_tui.app.model_status import MemoryPanel
 from edgeinfer_tui.app.model_thread import ModelThread, RunningResponse
+from edgeinfer_tui.app.tools.call_screen import CallScreen
+from edgeinfer_tui.app.tools.chat_tools import MAX_ROUNDS, ChatTools, has_too_many_rounds
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line
@@ -51,6 +53,7 @@ class ChatController:
     ) -> None:
         self.screen = screen
         self.thread = ModelThread()
+        self.tools = ChatTools(options.mcp)
         self.settings = dict(options.generation)
         self.model_name = options.model
         self.running: RunningResponse | None = None
@@ -85,7 +88,12 @@ class ChatController:
             await self.open_chat(self.store.stored)
         if self._options.system is not None:
             self.set_system(self._options.system)
+        self.screen.run_worker(self._start_tools(), group="tools")
         await self.load(self.model_name)
+
+    async def _start_tools(self) -> None:
+        for line in await self.tools.start():
+            self.screen.notify(line, severity="warning", markup=False, timeout=10)
 
     async def open_chat(self, stored: "StoredChat", at: int | None = None) -> None:
         """Continue a saved chat on its current branch, or at message `at`."""
@@ -185,17 +193,22 @@ class ChatController:
 
     def begin(self, response: ChatMessage, retries: int) -> None:
         """Start generating a response; `retries`: number of earlier responses to its message."""
-        running = RunningResponse(response, regeneration_options(self.settings, retries))
+        settings = regeneration_options(self.settings, retries)
+        model = self.thread.model
+        if model is not None and not self.is_constrained and (tools := self.tools.schemas(model.chat_format)):
+            settings["tools"] = tools
+        running = RunningResponse(response, settings)
         self.running, self.latest, self.warnings = running, None, ()
         self.screen.refresh_lines()
         self.screen.run_worker(self._follow(running), group="answer")
 
     def _ready(self) -> bool:
-        if self.running is not None:
+        is_busy = self.running is not None or self.tools.is_calling
+        if is_busy:
             self.screen.notify("a response is being generated; Esc stops it")
         elif self.thread.model is None:
             self.screen.notify("the model is still being loaded; a message goes out once it is there")
-        return self.running is None and self.thread.model is not None
+        return not is_busy and self.thread.model is not None
 
     async def _follow(self, running: RunningResponse) -> None:
         """Show a response as it is generated; a message is shown once it is saved."""
@@ -225,9 +238,24 @@ class ChatController:
         self._tell(running)
         self.screen.refresh_lines()
         self.screen.refresh_chats()
+        if running.calls:
+            await self._call_tools(running)
+
+    async def _call_tools(self, running: RunningResponse) -> None:
+        """Call the tools of a response, and generate the response to their results."""
+        if has_too_many_rounds(running.message):
+            self.screen.notify(f"stopped after {MAX_ROUNDS} responses with tool calls", severity="warning")
+            return
+        app = self.screen.app
+        results = await self.tools.results(running.calls, lambda call: app.push_screen_wait(CallScreen(call)))
+        self.screen.refresh_lines()
+        if results is not None and self.session.tip is running.message:
+            self.begin(self.session.add_results(running.message, results), 0)
 
     def note(self) -> str:
         """The line above the input: progress, or what needs attention; "" if there is nothing."""
+        if self.tools.is_calling:
+            return "calling a tool ..."
         if self.thread.loading is not None:
             return self.thread.loading.line()
         running = self.running
@@ -272,7 +300,7 @@ class ChatController:
     def stop(self) -> bool:
         """Stop the response in progress, if any; its text so far is kept."""
         if self.running is None:
-            return False
+            return self.tools.stop()
         self.running.stop()
         self.screen.refresh_lines()
         return True
@@ -326,7 +354,7 @@ class ChatController:
 
     async def show_alternative(self, message: ChatMessage, step: int) -> None:
         """Switch to the branch of another alternative of a message and continue the chat there."""
-        if self.running is not None:
+        if self.running is not None or self.tools.is_calling:
             self.screen.notify("a response is being generated; Esc stops it")
             return
         session = self.session
@@ -346,6 +374,7 @@ class ChatController:
         """Stop all work; the future completes once everything is saved and the model's memory is freed."""
         if self.running is not None:
             self.running.stop()
+        self.tools.stop()
         self.thread.leave()
         self.pulls.stop()
 
@@ -355,6 +384,7 @@ class ChatController:
             if recorder is not None and recorder.last_error and tip is not None:
                 recorder.record(tip)
             self.lost = None if recorder is None else recorder.last_error
+            self.tools.close()
             self.thread.close()
             if self.store is not None:
                 self.store.close()

@@ -14,7 +14,7 @@ from textual.content import Content
 from textual.screen import Screen
 from textual.widgets import Static
 
-from edgeinfer.history.tree import ChatMessage
+from edgeinfer.history.tree import ChatMessage, user_message_of
 from edgeinfer_tui.app.chat_commands import COMMANDS, HelpScreen, bindings
 from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_list import ChatList
@@ -145,7 +145,7 @@ class ChatScreen(Screen[None]):
             self.app.copy_to_clipboard(view.response_text())
             self.notify("copied", timeout=2)
         elif event.what == "edit":
-            self._edit(message if message.role == "user" else message.parent)
+            self._edit(user_message_of(message))
         elif event.what == "again":
             self._again(message)
 
@@ -341,9 +341,9 @@ class ChatScreen(Screen[None]):
         self.input.focus()
 
     def _again(self, message: ChatMessage) -> None:
-        user_message = message if message.role == "user" else message.parent
-        if user_message is not None:
-            self.chat.respond_again(user_message)
+        before = message.parent if message.role == "assistant" else message
+        if before is not None:
+            self.chat.respond_again(before)
             self.input.focus()
 
     def _edit(self, user_message: ChatMessage | None) -> None:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edgeinfer_tui import library
-from edgeinfer_tui.chat_session import start_response
+from edgeinfer_tui.chat_session import start_from_results, start_response
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.library import Conversation, LoadedModel, Stream
 from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import shown_time
 
 if TYPE_CHECKING:
+    from edgeinfer.chat_templates.tool_calls import ToolCall
     from edgeinfer.history.recorder import Recorder
     from edgeinfer.history.records import State
     from edgeinfer.history.tree import ChatMessage
@@ -55,6 +56,8 @@ class RunningResponse:
         self.latest: Generation | None = None
         """Latest statistics; final ones once the response has ended."""
         self.error: str | None = None
+        self.calls: tuple[ToolCall, ...] = ()
+        """The tool calls of the complete response."""
         self._stop = threading.Event()
 
     def stop(self) -> None:
@@ -195,7 +198,22 @@ class ModelThread:
         if running.stopped:
             stream.cancel()
         running.latest = stream.result
-        return "stopped" if running.stopped else "whole"
+        if running.stopped:
+            return "stopped"
+        if running.settings.get("tools"):
+            self._take_calls(running, recorder)
+        return "whole"
+
+    def _take_calls(self, running: RunningResponse, recorder: "Recorder | None") -> None:
+        """Store the tool calls of a response in the format of the store, whatever the model's is."""
+        from edgeinfer.history.tool_messages import text_with_calls
+
+        chat = self._conversation
+        if chat is not None and chat.tool_calls:
+            running.calls = chat.tool_calls
+            running.message.text = text_with_calls(str(chat.messages[-1]["content"]), chat.tool_calls)
+            if recorder is not None:
+                recorder.replace(running.message)
 
     @property
     def opens_reasoning(self) -> bool:
@@ -216,10 +234,10 @@ class ModelThread:
         chat = self._conversation
         if chat is None:
             chat = self._conversation = self.model.chat(system=system)
-        user_message = running.message.parent
-        return start_response(
-            chat, user_message.parent, user_message.text, system, {**running.settings, "progress": progress}
-        )
+        before, options = running.message.parent, {**running.settings, "progress": progress}
+        if before.role == "tool":
+            return start_from_results(chat, before, system, options)
+        return start_response(chat, before.parent, before.text, system, options)
 
 
 def _closing(model: LoadedModel) -> str | None:

@@ -9,6 +9,7 @@ import typer
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.commands.run_command import check_model
+from edgeinfer_tui.commands.web_chat import chat_in_browser
 from edgeinfer_tui.confirmation import on_terminal
 from edgeinfer_tui.failures import FAILED, report, say
 from edgeinfer_tui.options import arguments
@@ -29,6 +30,7 @@ token: with Python's default of 5 ms the built-in model lost about a fifth of it
 def chat(
     model: arguments.ModelArgument = None,
     light: bool = False,
+    web: bool = False,
     **given: Any,
 ) -> None:
     """Chat in full screen.
@@ -46,8 +48,13 @@ def chat(
       edgeinfer chat --continue           [dim]# continue the last chat[/]
 
       edgeinfer chat --session foxes      [dim]# or the one of that name[/]
+
+      edgeinfer chat --web                [dim]# in the browser[/]
     """
     options = parsed_options(filled({"model": model, **given}), "chat")
+    if web:
+        chat_in_browser(options, named=model is not None)
+        return
     if not (on_terminal(sys.stdin) and on_terminal(sys.stdout)):
         raise typer.BadParameter("chat needs a terminal; for pipes and scripts there is: edgeinfer run")
     program = chat_program(options, named=model is not None, dark=not light)

@@ -29,7 +29,13 @@ def config(
 
       "${EDITOR:-vi}" "$(edgeinfer config --path)"
     """
-    from edgeinfer_tui.options.settings import config_file, setting_names, unknown_variables, valid_settings
+    from edgeinfer_tui.options.settings import (
+        config_file,
+        configured_tool_servers,
+        setting_names,
+        unknown_variables,
+        valid_settings,
+    )
 
     if path:
         print(config_file())
@@ -40,6 +46,10 @@ def config(
     for name in setting_names():
         value = known[name].value if name in known else usual.get(name)
         rows.append((name, value, known[name].origin if name in known else "default"))
+    if not wrong:
+        rows += [
+            (f"mcp.{server.name}", server.target, str(config_file())) for server in configured_tool_servers()
+        ]
     _print(rows, as_json)
     unknown = unknown_variables()
     for remark in unknown:

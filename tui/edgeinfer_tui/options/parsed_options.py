@@ -41,6 +41,8 @@ class ParsedOptions:
     private: bool = False
     yes: bool = False
     """A missing model is pulled without a question."""
+    mcp: bool = True
+    """The tools of the configured servers are offered."""
     batch: bool = False
     """Each line of standard input is a prompt."""
     response_cache: int = 0
@@ -78,6 +80,7 @@ def parsed_options(options: Mapping[str, Any], command: str) -> ParsedOptions:
         resume=given.get("continue_", False),
         private=given.get("private", False),
         yes=given.get("yes", False),
+        mcp=given.get("mcp", True),
         batch=given.get("batch", False),
         response_cache=given.get("response_cache", 0),
         json=given.get("output") == "json",

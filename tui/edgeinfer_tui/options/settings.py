@@ -6,11 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgeinfer_tui.options.command_options import NOT_SET, CommandOption, command_options
 
+if TYPE_CHECKING:
+    from edgeinfer.tool_servers.settings import ToolServer
+
 MODEL = "model"
+TOOLS = "mcp"
+"""The table of tool servers."""
 PREFIX = "EDGEINFER_"
 FILE_VARIABLE = "EDGEINFER_CONFIG"
 """Environment variable with the path of another settings file."""
@@ -78,6 +83,10 @@ def valid_settings(
     except (SettingError, OSError) as error:
         table = {}
         wrong.append(error)
+    try:
+        _tool_servers(table.pop(TOOLS, {}), file)
+    except SettingError as error:
+        wrong.append(error)
     given = [(key.replace("-", "_"), key, value, str(file)) for key, value in table.items()]
     variables = {name: variable_of(name) for name in setting_names()}
     given += [(n, n, environment[v], v) for n, v in variables.items() if environment.get(v)]
@@ -97,6 +106,18 @@ def config_file(environment: Mapping[str, str] = os.environ) -> Path:
 
     named = environment.get(FILE_VARIABLE)
     return Path(named) if named else user_folder("config", environment=environment) / "config.toml"
+
+
+def configured_tool_servers(environment: Mapping[str, str] = os.environ) -> "list[ToolServer]":
+    """The tool servers of the settings file. Raises: as `filled`."""
+    file = config_file(environment)
+    return _tool_servers(_from_file(file, FILE_VARIABLE in environment).get(TOOLS, {}), file)
+
+
+def _tool_servers(table: object, file: Path) -> "list[ToolServer]":
+    from edgeinfer.tool_servers.settings import tool_servers
+
+    return tool_servers(table, str(file)) if table else []
 
 
 def variable_of(name: str) -> str:

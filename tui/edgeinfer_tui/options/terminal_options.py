@@ -48,6 +48,14 @@ class TerminalOptions:
         False, "For a light terminal; F7 changes it. NO_COLOR is supported.", panel=DISPLAY, commands="chat",
         persistent=False, common=True,
     )  # fmt: skip
+    web: bool = option(
+        False, "Chat in the browser; without one, print the address of the page.", panel=DISPLAY,
+        commands="chat", persistent=False, common=True,
+    )  # fmt: skip
+    mcp: bool = option(
+        True, "Offer the tools of the settings file's MCP servers; each call is confirmed.", panel=PROMPT,
+        commands="chat", persistent=False,
+    )  # fmt: skip
     base_kv: KvType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
         panel=MODEL, commands="eval",

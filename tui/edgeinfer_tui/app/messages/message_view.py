@@ -1,5 +1,6 @@
 """One message on the screen: speaker, folded reasoning, Markdown, tool calls, and its actions."""
 
+from textwrap import indent
 from typing import ClassVar
 
 from textual import events
@@ -11,12 +12,15 @@ from textual.message import Message
 from textual.widgets import Static
 
 from edgeinfer.chat_templates.reasoning import Reply, parted
+from edgeinfer.history.tool_messages import results_of
 from edgeinfer.history.tree import ChatMessage
 from edgeinfer_tui.app.messages.markdown_text import MarkdownText
 from edgeinfer_tui.app.messages.message_parts import MessageHead, ReasoningView, ToolCallsView, with_calls
 
 MAX_LINES = 16
 """Lines of a message that are shown; an attached file may have thousands."""
+CODE_INDENT = "    "
+"""Before lines that Markdown shows as they are: results of tools."""
 ENDINGS = {"coming": "cut off", "stopped": "stopped", "failed": "failed"}
 
 
@@ -114,14 +118,21 @@ class MessageView(Vertical, can_focus=True):
 
     def response_text(self) -> str:
         """The text without the reasoning."""
-        return self._reply(True).response if self.message.role == "assistant" else self.message.text
+        return self._reply(True).response if self.message.role == "assistant" else self._plain_text
+
+    @property
+    def _plain_text(self) -> str:
+        """The text of a message that isn't a response."""
+        if self.message.role != "tool":
+            return self.message.text
+        return "\n".join(f"{name}: {content}" for name, content in results_of(self.message.text))
 
     def on_click(self, event: events.Click) -> None:
         self.focus()
 
     def keys(self) -> dict[str, str]:
         """Key -> its action on this message in its current state."""
-        keys = {"e": "edit", "r": "again", "c": "copy"}
+        keys = {"e": "edit", "r": "again", "c": "copy"} if self.message.role != "tool" else {"c": "copy"}
         if self._can_unfold():
             keys["t"] = "unfold"
         codes = list(self._text.codes())
@@ -147,14 +158,15 @@ class MessageView(Vertical, can_focus=True):
     def _can_unfold(self) -> bool:
         if self.message.role == "assistant":
             return bool(self._reasoning.display)
-        return len(self.message.text.split("\n")) > MAX_LINES
+        return len(self._plain_text.split("\n")) > MAX_LINES
 
     def _reply(self, ended: bool) -> Reply:
         return parted(self.message.text, self._opens_reasoning, ended)
 
     def _show_head(self, ended: bool) -> None:
         message = self.message
-        parts = [Content.styled("You" if message.role == "user" else self._speaker, "bold")]
+        speaker = {"user": "You", "tool": "Tools"}.get(message.role, self._speaker)
+        parts = [Content.styled(speaker, "bold")]
         if self._count > 1:
             parts.append(
                 Content.from_markup(
@@ -166,12 +178,15 @@ class MessageView(Vertical, can_focus=True):
         if ended and message.role == "assistant" and message.state in ENDINGS:
             parts.append(Content.styled(ENDINGS[message.state], "italic"))
         if ended:
-            doing = ("edit", "copy") if message.role == "user" else ("again", "copy")
+            doing = {"user": ("edit", "copy"), "tool": ("copy",)}.get(message.role, ("again", "copy"))
             parts += [Content.from_markup(f"[@click=ask('{what}')]\\[{what}][/]") for what in doing]
         self._head.update(Content("  ").join(parts))
 
     async def _show_message(self) -> None:
-        lines = self.message.text.split("\n")
+        text = self._plain_text
+        if self.message.role == "tool":
+            text = indent(text, CODE_INDENT, lambda line: True)
+        lines = text.split("\n")
         more = 0 if self._unfolded else max(0, len(lines) - MAX_LINES)
         self._more.display = more > 0
         self._more.update(Content(f"... {more} more lines (t shows them)"))

@@ -1,0 +1,1 @@
+"""Tools in the chat: a question before each call, and its result."""
