@@ -105,7 +105,7 @@ class PagedRequests:
                 self._holders.append(live)
                 return
             live.phase = "reading"
-        if ids:
+        if ids or self._engine.cache.reserved:  # what was measured without a text has reserved positions
             self.cache.store()
 
     def read(self, live: LiveRequest, limit: int, others: Sequence[LiveRequest]) -> None:

@@ -73,6 +73,15 @@ def assert_no_page_is_lost(requests: PagedRequests) -> None:
     assert requests.cache.free + requests.cache.idle == requests.cache.total
 
 
+def test_what_was_reserved_without_a_text_is_free_for_requests(zoo_file: ZooFile) -> None:
+    """The measurement of a drafter's costs reserves positions before the first request."""
+    run, requests, _ = paged(zoo_file, CONTEXT)
+    run.engine.cache.reserve(20)
+    ids = run.finish({0: [request(prompt(20, seed), 30) for seed in range(3)]})
+    assert [len(each) for each in ids] == [30] * 3
+    assert_no_page_is_lost(requests)
+
+
 def test_one_request_is_the_text_of_the_engine_until_another_one_arrives(zoo_file: ZooFile) -> None:
     run, requests, _ = paged(zoo_file)
     first = run.add(request(prompt(20), 30))
