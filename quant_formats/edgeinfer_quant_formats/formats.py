@@ -113,6 +113,11 @@ class FormatSpec:
         return next(field for field in self.fields if field.name == name)
 
     @property
+    def is_known(self) -> bool:
+        """False for a type that is only listed, see `listed_format`."""
+        return bool(self.fields)
+
+    @property
     def is_quantized(self) -> bool:
         return self.block_elements > 1
 
@@ -293,11 +298,11 @@ def block_format(key: str | int | FormatSpec) -> FormatSpec:
         return key
     spec = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
     if spec is None:
-        raise _missing_format_error(key)
+        raise missing_format_error(key)
     return spec
 
 
-def _missing_format_error(key: str | int) -> FormatError:
+def missing_format_error(key: str | int) -> FormatError:
     """The error for a missing format: unknown, or known and without a codec."""
     names = {number: name for number, name in _UNSUPPORTED_NAMES.items() if name not in FORMATS}
     if isinstance(key, str):
@@ -308,7 +313,18 @@ def _missing_format_error(key: str | int) -> FormatError:
     supported = f"supported: {', '.join(FORMATS)}"
     if known:
         return UnsupportedTypeError(f"{seen} is not supported; {supported}")
-    return FormatError(f"{seen} is unknown; {supported}")
+    if isinstance(key, str):
+        return FormatError(f"{seen} is unknown; {supported}")
+    return UnsupportedTypeError(f"{seen} is unknown; {supported}")
+
+
+def listed_format(number: int) -> FormatSpec:
+    """The format with this ggml type number. For one without a codec, a format that has its name, no fields
+    and no size: enough to list a tensor.
+    """
+    if number in _BY_TYPE_ID:
+        return _BY_TYPE_ID[number]
+    return FormatSpec(_UNSUPPORTED_NAMES.get(number, f"type {number}"), number, 1, 0, ())
 
 
 def non_finite_blocks(raw: NDArray[np.uint8], name: str) -> NDArray[np.int64]:
