@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from edgeinfer_quant_formats import FORMATS as SPECS
 from edgeinfer_quant_formats import FormatSpec, block_format, decode
+from edgeinfer_quant_formats.codecs.decoding import half_of_e4m3
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -19,7 +20,8 @@ _FLOATS = {
     "BF16": ("<u2", 0x807F, 7, 127),
     "F32": ("<u4", 0x807FFFFF, 23, 127),
 }
-FORMATS = (*_FLOATS, *(name for name, spec in SPECS.items() if spec.is_quantized))
+FORMATS = (*_FLOATS, *(name for name, spec in SPECS.items() if spec.is_quantized and name != "IQ1_M"))
+"""IQ1_M is not made: its scale is in four parts."""
 
 
 def _scale_offsets(spec: FormatSpec) -> dict[int, float]:
@@ -55,6 +57,11 @@ class RandomBlocks:
         elif self.format.scale_dtype == "e8m0":
             exponent = round(128 + np.log2(spread / self._measured([(0, b"\x80")])))
             self._patch = [(0, bytes([min(max(exponent, 0), 254)]))]
+        elif self.format.scale_dtype == "e4m3":
+            count, scales = self.format.fields[0].count, half_of_e4m3(np.arange(127, dtype=np.uint8))
+            of_one = self._measured([(0, b"\x38" * count)])
+            code = int(np.abs(2 * of_one * scales[1:] - spread).argmin()) + 1
+            self._patch = [(0, bytes([code]) * count)]
         else:
             self._patch = self._scaled(1.0)
             self._patch = self._scaled(spread / self._measured(self._patch))

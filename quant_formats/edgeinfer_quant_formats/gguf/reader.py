@@ -108,9 +108,8 @@ class GGUFFile:
         """The entry of a tensor whose type has a codec."""
         info = self._info(name)
         if not info.format.is_known:
-            raise UnsupportedTypeError(
-                f"{printable(self.path)}: tensor {printable(name)}: {missing_format_error(info.format.type_id)}"
-            )
+            reason = missing_format_error(info.format.type_id)
+            raise UnsupportedTypeError(f"{printable(self.path)}: tensor {printable(name)}: {reason}")
         return info
 
     def _info(self, name: str) -> TensorInfo:

@@ -30,8 +30,10 @@ def kernel_format(matrix: MatrixShape) -> str:
     spec = FORMATS.get(matrix.format)
     name = (spec and spec.repacked_as) or matrix.format
     if name not in FIELDS:
-        known = ", ".join([*FIELDS, *(spec.name for spec in FORMATS.values() if spec.repacked_as)])
-        raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
+        raise UnsupportedFormatError(
+            f"{matrix.name}: no CPU kernel for {matrix.format}; convert the file with "
+            "edgeinfer quantize IN OUT --type Q4_K_M"
+        )
     return name
 
 
