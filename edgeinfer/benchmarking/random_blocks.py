@@ -20,14 +20,15 @@ _FLOATS = {
     "BF16": ("<u2", 0x807F, 7, 127),
     "F32": ("<u4", 0x807FFFFF, 23, 127),
 }
-FORMATS = (*_FLOATS, *(name for name, spec in SPECS.items() if spec.is_quantized and name != "IQ1_M"))
-"""IQ1_M is not made: its scale is in four parts."""
+FORMATS = (*_FLOATS, *(name for name, spec in SPECS.items() if spec.is_quantized))
 
 
 def _scale_offsets(spec: FormatSpec) -> dict[int, float]:
     """The float16 scales of a block: byte offset -> value relative to the first. A minimum is set so that the
     mean weight is zero.
     """
+    if spec.name == "IQ1_M":
+        return {spec.field("scales").offset: 1.0}
     middle = sum(spec.level_range) / 2
     relative = {"d": 1.0, "m": -middle, "dmin": middle}
     return {field.offset: relative[field.name] for field in spec.fields if field.dtype == "f16"}
@@ -77,12 +78,22 @@ class RandomBlocks:
     def _patched(self, blocks: int, patch: list[tuple[int, bytes]]) -> Bytes:
         size = self.format.block_bytes
         raw = np.frombuffer(self._random.bytes(blocks * size), np.uint8).reshape(blocks, size).copy()
+        if self.format.name == "IQ1_M":
+            self._scatter(raw[:, patch[0][0] :].view("<u2"), patch[0][1])
+            return raw
         for offset, value in patch:
             raw[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
         if _has_uneven_levels(self.format):
             last = patch[0][0] + 1
             raw[:, last] |= np.frombuffer(self._random.bytes(blocks), np.uint8) & 0x80
         return raw
+
+    def _scatter(self, words: npt.NDArray[np.uint16], scale: bytes) -> None:
+        """Write the scale, with a random sign, to the top nibbles of the words of IQ1_M's blocks."""
+        signs = np.frombuffer(self._random.bytes(2 * len(words)), "<u2") & 0x8000
+        bits = np.frombuffer(scale, "<u2") | signs
+        words &= 0x0FFF
+        words |= (bits[:, None] >> np.arange(0, 16, 4, dtype=np.uint16)) << np.uint16(12)
 
     def take(self, blocks: int) -> Bytes:
         """Return `blocks` blocks, (blocks, bytes of a block) uint8."""

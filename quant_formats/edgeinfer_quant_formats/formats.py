@@ -163,7 +163,8 @@ class FormatSpec:
     @property
     def scale_dtype(self) -> str:
         """The dtype of the floating-point scale: "f16", "e8m0" for a power of two, or "e4m3" without sign."""
-        return next(field.dtype for field in self.fields if field.dtype in (*EXPONENT_BITS, "e4m3"))
+        kinds = (*EXPONENT_BITS, "e4m3")
+        return next((field.dtype for field in self.fields if field.dtype in kinds), "f16")
 
     @property
     def scales(self) -> ScaleField | None:
@@ -171,6 +172,8 @@ class FormatSpec:
         for scales that are always finite (e4m3).
         """
         fields = [field for field in self.fields if field.dtype in EXPONENT_BITS]
+        if self.name == "IQ1_M":  # The exponent is in the top nibbles of the last two shorts.
+            return ScaleField(self.field("scales").offset + 4, 4, 1, 0x7000C000)
         if not fields:
             return None
         first, count = fields[0], sum(field.count for field in fields)
@@ -223,7 +226,7 @@ def _grid(
     """A type with the rows of a grid."""
     return _spec(
         name, type_id, 256, fields,
-        grid=grid, largest_level=largest, sub_block=sub_block, unit=unit, fallback="IQ4_NL",
+        grid=grid, largest_level=largest, sub_block=sub_block, unit=unit, fallback="IQ4_NL", cpu_only=True,
     )  # fmt: skip
 
 

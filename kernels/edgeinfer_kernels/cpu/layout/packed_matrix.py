@@ -18,7 +18,7 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_quant_formats import block_format, decode, encode
-from edgeinfer_quant_formats.formats import FORMATS, non_finite_blocks, non_finite_error
+from edgeinfer_quant_formats.formats import FORMATS, ScaleField, non_finite_blocks, non_finite_error
 
 
 class UnsupportedFormatError(ValueError):
@@ -114,8 +114,7 @@ class RowLayout:
     def of(cls, name: str, columns: int) -> "RowLayout":
         """The layout of rows in the kernel format `name`; a row of floats is one block."""
         spec = block_format(name)
-        scales = spec.scales
-        assert scales is not None
+        scales = spec.scales or ScaleField(0, 1, 0, 0)
         if spec.block_elements == 1:
             fields = np.array([(0, spec.block_bytes, columns)], np.int64)
             numbers = np.array([0, spec.block_bytes, columns, scales.exponent], np.int64)
