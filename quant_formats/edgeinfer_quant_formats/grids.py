@@ -31,7 +31,8 @@ class Grid:
         numbers = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
         base = len(self.values)
         digits = numbers[:, None] // base ** np.arange(self.columns) % base
-        return np.array(self.values, np.int8)[digits]
+        rows: NDArray[np.int8] = np.array(self.values, np.int8)[digits]
+        return rows
 
 
 # fmt: off

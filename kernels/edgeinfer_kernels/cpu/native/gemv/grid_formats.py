@@ -1,7 +1,7 @@
 """Unpacks 32 columns of 16 interleaved rows, for the IQ types whose levels are rows of a grid.
 
-A row of a grid is looked up by gather, four columns at a time. As in `row_formats.py`; how codes, signs and
-scales are stored is that of `codecs/grid_types.py`.
+A row of a grid is looked up by gather, four or eight columns at once. As in `row_formats.py`; how codes,
+signs and scales are stored is that of `codecs/grid_types.py`.
 """
 
 from typing import Any
@@ -23,6 +23,9 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import f16_of_bits, load_f16, multiply, splat_f32
 from edgeinfer_kernels.cpu.native.simd.grid_lanes import (
+    first_words,
+    pair_lookup,
+    second_words,
     signed_above,
     two_more_unless,
     with_parity_bit,
@@ -64,13 +67,13 @@ def odd_scale(d, code, unit):
 
 def _eight_columns(name: str) -> Any:
     """`eight(row, signs)`: the levels of a row of eight columns with eight sign bits, as two registers."""
-    look_up = word_lookup(f"grid_{name}", _grid_words(FORMATS[name].grid))
+    look_up = pair_lookup(f"grid_{name}", _grid_words(FORMATS[name].grid))
     signed = signed_above(FORMATS[name].largest_level)
 
     @device_function
     def eight(row, signs):
-        first = shift_left(row, 1)
-        return signed(look_up(first), signs), signed(look_up(plus_one(first)), shift_right(signs, 4))
+        found = look_up(row)
+        return signed(first_words(found), signs), signed(second_words(found), shift_right(signs, 4))
 
     return eight
 
@@ -217,17 +220,17 @@ def unpack_iq3_s(block, index):
     )
 
 
-look_up_iq1 = word_lookup("grid_IQ1", _grid_words("IQ1", step=8, offset=8))
+look_up_iq1 = pair_lookup("grid_IQ1", _grid_words("IQ1", step=8, offset=8))
 
 
 @device_function
 def iq1_columns(rows, upper, negative, index):
     """Eight columns from byte `index` of `rows` and three upper bits: 8·number ± 1, plus 9."""
     row = or_i32(byte_of(rows, index), shift_left(and_i32(upper, 7), 8))
-    first = shift_left(row, 1)
+    found = look_up_iq1(row)
     return (
-        two_more_unless(look_up_iq1(first), negative),
-        two_more_unless(look_up_iq1(plus_one(first)), negative),
+        two_more_unless(first_words(found), negative),
+        two_more_unless(second_words(found), negative),
     )
 
 

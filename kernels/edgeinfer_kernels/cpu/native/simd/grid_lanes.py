@@ -10,6 +10,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     I32,
     I64,
     LANES,
+    LaneVector,
     as_bytes,
     as_words,
     bytes64,
@@ -23,6 +24,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
 )
 
 WORDS = ir.VectorType(I32, LANES)
+word_pairs = LaneVector(I64, LANES, "word_pairs")  # sixteen lanes of eight bytes
 
 
 def _table(builder: Any, name: str, words: Sequence[int]) -> Any:
@@ -34,25 +36,37 @@ def _table(builder: Any, name: str, words: Sequence[int]) -> Any:
     return builder.bitcast(table, I8.as_pointer())
 
 
-def _by_loads(builder: Any, table: Any, indices: Any) -> Any:
+def _by_loads(builder: Any, table: Any, indices: Any, element: Any) -> Any:
     """One load for each lane."""
-    start = builder.ptrtoint(table, I64)
-    found = ir.Constant(WORDS, ir.Undefined)
+    start, size = builder.ptrtoint(table, I64), I64(element.width // 8)
+    found = ir.Constant(ir.VectorType(element, LANES), ir.Undefined)
     for lane in map(I32, range(LANES)):
         index = builder.zext(builder.extract_element(indices, lane), I64)
-        word = load(builder, builder.add(start, builder.shl(index, I64(2))), I32)
-        found = builder.insert_element(found, word, lane)
+        value = load(builder, builder.add(start, builder.mul(index, size)), element)
+        found = builder.insert_element(found, value, lane)
     return found
 
 
-def _by_half_gathers(builder: Any, table: Any, indices: Any) -> Any:
-    """AVX2: two gathers of eight."""
-    halves = []
-    for half in (0, 1):
-        zeros, mask = constant_lanes(I32, 8, 0), constant_lanes(I32, 8, -1)
-        operands = [zeros, table, part(builder, indices, half, 2), mask, I8(4)]
-        halves.append(call(builder, "llvm.x86.avx2.gather.d.d.256", zeros.type, operands))
-    return join(builder, halves)
+def _by_gathers(features: str, builder: Any, table: Any, indices: Any, element: Any) -> Any:
+    """Gathers of as many elements as a register holds: 512 bits, or 256 with AVX2."""
+    wide = "+avx512f" in features
+    count, nbytes = (512 if wide else 256) // element.width, element.width // 8
+    zeros, parts = constant_lanes(element, count, 0), LANES // count
+    kind = ("dpi" if nbytes == 4 else "dpq") if wide else ("d.d" if nbytes == 4 else "d.q")
+    name = f"llvm.x86.avx512.mask.gather.{kind}.512" if wide else f"llvm.x86.avx2.gather.{kind}.256"
+    mask = constant_lanes(ir.IntType(1), count, 1) if wide else constant_lanes(element, count, -1)
+    scale = I32(nbytes) if wide else I8(nbytes)
+    found = []
+    for index in range(parts):
+        lanes = part(builder, indices, index, parts) if parts > 1 else indices
+        found.append(call(builder, name, zeros.type, [zeros, table, lanes, mask, scale]))
+    return join(builder, found)
+
+
+def _look_up(features: str, builder: Any, table: Any, indices: Any, element: Any) -> Any:
+    if "+avx512f" in features or "+avx2" in features:
+        return _by_gathers(features, builder, table, indices, element)
+    return _by_loads(builder, table, indices, element)
 
 
 def word_lookup(name: str, words: Sequence[int]) -> Any:
@@ -62,15 +76,35 @@ def word_lookup(name: str, words: Sequence[int]) -> Any:
 
     def look_up(features, builder, indices):
         table = _table(builder, name, words)
-        if "+avx512f" in features:
-            zeros, mask = constant_lanes(I32, LANES, 0), constant_lanes(ir.IntType(1), LANES, 1)
-            operands = [zeros, table, indices, mask, I32(4)]
-            gather = "llvm.x86.avx512.mask.gather.dpi.512"
-            return as_bytes(builder, call(builder, gather, WORDS, operands))
-        by = _by_half_gathers if "+avx2" in features else _by_loads
-        return as_bytes(builder, by(builder, table, indices))
+        return as_bytes(builder, _look_up(features, builder, table, indices, I32))
 
     return operation(bytes64, (int16x,))(look_up)
+
+
+def pair_lookup(name: str, words: Sequence[int]) -> Any:
+    """As `word_lookup`, for a table of two words each: `first_words` and `second_words` of the result."""
+
+    def look_up(features, builder, indices):
+        table = _table(builder, name, words)
+        return _look_up(features, builder, table, indices, I64)
+
+    return operation(word_pairs, (int16x,))(look_up)
+
+
+def _words_of_pairs(builder: Any, pairs: Any, second: int) -> Any:
+    words = builder.bitcast(pairs, ir.VectorType(I32, 2 * LANES))
+    picks = ir.Constant(WORDS, list(range(second, 2 * LANES, 2)))
+    return as_bytes(builder, builder.shuffle_vector(words, ir.Constant(words.type, ir.Undefined), picks))
+
+
+@operation(bytes64, (word_pairs,))
+def first_words(builder, pairs):
+    return _words_of_pairs(builder, pairs, 0)
+
+
+@operation(bytes64, (word_pairs,))
+def second_words(builder, pairs):
+    return _words_of_pairs(builder, pairs, 1)
 
 
 @operation(int16x, (int16x,))
