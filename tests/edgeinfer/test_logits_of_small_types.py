@@ -5,6 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import edgeinfer
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.formats import CPU_FORMATS, KERNEL_FORMATS
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits
@@ -37,3 +40,13 @@ def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: 
     ours, exact, theirs = logits_of(path, "cpu"), logits_of(path, "exact"), llama_cpp_logits(path, IDS)
     assert distance(theirs, exact) < 0.05
     assert distance(ours, exact) <= 2 * distance(theirs, exact)
+
+
+def test_a_file_of_nvfp4_with_scale_tensors_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.gguf"
+    with GGUFFile.open(model_file(tmp_path, "NVFP4")) as plain, GGUFWriter(path, plain.metadata) as writer:
+        for name, info in plain.tensors.items():
+            writer.add_tensor(name, plain.raw(name), info.format, info.shape)
+        writer.add_tensor("blk.0.attn_q.scale", np.full(1, 0.5, np.float32), "F32")
+    with pytest.raises(UnsupportedModelError, match=r"doesn't use blk\.0\.attn_q\.scale; llama\.cpp may"):
+        edgeinfer.load(path, device="cpu", draft=None)
