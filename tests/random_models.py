@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.benchmarking.random_blocks import RandomBlocks
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
+from edgeinfer_quant_formats.codecs import ENCODERS
 from tests.random_hybrids import Hybrid
 
 VOCABULARY = 288
@@ -102,6 +104,10 @@ class RandomModel:
                 expected = formats.of_queries if self.is_gate(name) else formats.next_for(name, shape)
                 if expected in SCALE_BYTES:
                     writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
+                elif block_format(expected).is_quantized and expected not in ENCODERS:
+                    blocks = RandomBlocks(expected, float(values.std()), random)
+                    count = values.size // block_format(expected).block_elements
+                    writer.add_tensor(name, blocks.take(count).reshape(-1), expected, shape)
                 else:
                     writer.add_tensor(name, values, expected)
             for name, factors in self.rope_tensors.items():

@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from edgeinfer_quant_formats import FORMATS as SPECS
 from edgeinfer_quant_formats import FormatSpec, block_format, decode
+from edgeinfer_quant_formats.codecs.decoding import half_of_e4m3
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -26,6 +27,8 @@ def _scale_offsets(spec: FormatSpec) -> dict[int, float]:
     """The float16 scales of a block: byte offset -> value relative to the first. A minimum is set so that the
     mean weight is zero.
     """
+    if spec.name == "IQ1_M":
+        return {spec.field("scales").offset: 1.0}
     middle = sum(spec.level_range) / 2
     relative = {"d": 1.0, "m": -middle, "dmin": middle}
     return {field.offset: relative[field.name] for field in spec.fields if field.dtype == "f16"}
@@ -55,6 +58,11 @@ class RandomBlocks:
         elif self.format.scale_dtype == "e8m0":
             exponent = round(128 + np.log2(spread / self._measured([(0, b"\x80")])))
             self._patch = [(0, bytes([min(max(exponent, 0), 254)]))]
+        elif self.format.scale_dtype == "e4m3":
+            count, scales = self.format.fields[0].count, half_of_e4m3(np.arange(127, dtype=np.uint8))
+            of_one = self._measured([(0, b"\x38" * count)])
+            code = int(np.abs(2 * of_one * scales[1:] - spread).argmin()) + 1
+            self._patch = [(0, bytes([code]) * count)]
         else:
             self._patch = self._scaled(1.0)
             self._patch = self._scaled(spread / self._measured(self._patch))
@@ -70,12 +78,22 @@ class RandomBlocks:
     def _patched(self, blocks: int, patch: list[tuple[int, bytes]]) -> Bytes:
         size = self.format.block_bytes
         raw = np.frombuffer(self._random.bytes(blocks * size), np.uint8).reshape(blocks, size).copy()
+        if self.format.name == "IQ1_M":
+            self._scatter(raw[:, patch[0][0] :].view("<u2"), patch[0][1])
+            return raw
         for offset, value in patch:
             raw[:, offset : offset + len(value)] = np.frombuffer(value, np.uint8)
         if _has_uneven_levels(self.format):
             last = patch[0][0] + 1
             raw[:, last] |= np.frombuffer(self._random.bytes(blocks), np.uint8) & 0x80
         return raw
+
+    def _scatter(self, words: npt.NDArray[np.uint16], scale: bytes) -> None:
+        """Write the scale, with a random sign, to the top nibbles of the words of IQ1_M's blocks."""
+        signs = np.frombuffer(self._random.bytes(2 * len(words)), "<u2") & 0x8000
+        bits = np.frombuffer(scale, "<u2") | signs
+        words &= 0x0FFF
+        words |= (bits[:, None] >> np.arange(0, 16, 4, dtype=np.uint16)) << np.uint16(12)
 
     def take(self, blocks: int) -> Bytes:
         """Return `blocks` blocks, (blocks, bytes of a block) uint8."""

@@ -14,7 +14,8 @@ from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_quant_formats import GGUFFile
-from edgeinfer_quant_formats.errors import UnsupportedTypeError
+from edgeinfer_quant_formats.errors import UnsupportedTypeError, printable
+from edgeinfer_quant_formats.formats import missing_format_error
 
 NEEDS_LLAMA_CPP = "needs --engine llama.cpp"
 
@@ -35,6 +36,10 @@ class ModelSupport:
 
 def model_support(file: GGUFFile) -> ModelSupport:
     """Whether the native engine supports the architecture, the tensors, their types and the tokenizer."""
+    for name, info in file.tensors.items():
+        if not info.format.is_known:
+            reason = missing_format_error(info.format.type_id)
+            return ModelSupport(_shortened(f"tensor {printable(name)}: {reason}"))
     try:
         config = read_config(file)
         kernel_formats(read_weights(file, config))
@@ -85,6 +90,15 @@ def open_model(path: Path, name: str) -> GGUFFile:
         return GGUFFile.open(path)
     except UnsupportedTypeError as error:
         raise UnsupportedModelError(f"{name}: {support_of(path)}") from error
+
+
+def open_listed(path: Path) -> GGUFFile:
+    """The open file of a model of any tensor types, for listing it: see `GGUFFile.open`.
+
+    Raises:
+        FormatError, OSError: it can't be read.
+    """
+    return GGUFFile.open(path, unknown_types=True)
 
 
 def support_of(path: Path) -> ModelSupport:

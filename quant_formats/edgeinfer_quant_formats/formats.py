@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, printable
 
-ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e8m0": 1, "u16": 2, "u8": 1, "i8": 1}
+ELEMENT_BYTES = {"f32": 4, "f16": 2, "bf16": 2, "e8m0": 1, "e4m3": 1, "u16": 2, "u8": 1, "i8": 1}
 EXPONENT_BITS = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80, "e8m0": 0xFF}
 """The exponent bits of a number: all are set in NaN and infinity. e8m0 is a power of two, 2^(e - 127)."""
 
@@ -96,13 +96,23 @@ class FormatSpec:
     block_bytes: int
     fields: tuple[Field, ...]
     codes: tuple[CodeBits, ...] = ()
-    """Empty for plain numbers, and for TQ1_0, whose codes are not whole bits."""
+    """Empty for plain numbers, for TQ1_0, whose codes are not whole bits, and for grids."""
     step: int = 1
     offset: int = 0
     signed: bool = False
     """Codes are int8."""
     levels: tuple[int, ...] = ()
     """Codebook of int8 levels; empty: levels are `step·code - offset`."""
+    grid: str = ""
+    """The grid whose rows are levels, see `grids.py`; the codec knows how indices and signs are stored."""
+    largest_level: int = 0
+    """Of a grid: the largest magnitude of a level."""
+    sub_block: int = 0
+    """Of a grid: weights per scale."""
+    unit: float = 1.0
+    """Of a grid: a scale is this, times `d`, times an odd number."""
+    cpu_only: bool = False
+    """There are kernels on the CPU, none on a GPU."""
     sub_scales: SubScales | None = None
     fallback: str = "F16"
     """The quantizer's type for rows that don't fill whole blocks."""
@@ -111,6 +121,11 @@ class FormatSpec:
 
     def field(self, name: str) -> Field:
         return next(field for field in self.fields if field.name == name)
+
+    @property
+    def is_known(self) -> bool:
+        """False for a type that is only listed, see `listed_format`."""
+        return bool(self.fields)
 
     @property
     def is_quantized(self) -> bool:
@@ -124,6 +139,8 @@ class FormatSpec:
     @property
     def level_range(self) -> tuple[int, int]:
         """The lowest and the highest level."""
+        if self.grid:
+            return -self.largest_level, self.largest_level
         if self.levels:
             return min(self.levels), max(self.levels)
         count = 1 << self.bits
@@ -139,17 +156,24 @@ class FormatSpec:
     @property
     def scale_weights(self) -> int:
         """Weights per scale."""
-        return self.sub_scales.weights if self.sub_scales else self.block_elements
+        if self.sub_scales:
+            return self.sub_scales.weights
+        return self.sub_block or self.block_elements
 
     @property
     def scale_dtype(self) -> str:
-        """The dtype of the floating-point scale: "f16", or "e8m0" for a power of two."""
-        return next(field.dtype for field in self.fields if field.dtype in EXPONENT_BITS)
+        """The dtype of the floating-point scale: "f16", "e8m0" for a power of two, or "e4m3" without sign."""
+        kinds = (*EXPONENT_BITS, "e4m3")
+        return next((field.dtype for field in self.fields if field.dtype in kinds), "f16")
 
     @property
     def scales(self) -> ScaleField | None:
-        """The floating-point scales (and minima) of a block; for floats the numbers, for integers None."""
+        """The floating-point scales (and minima) of a block; for floats the numbers. None for integers, and
+        for scales that are always finite (e4m3).
+        """
         fields = [field for field in self.fields if field.dtype in EXPONENT_BITS]
+        if self.name == "IQ1_M":  # The exponent is in the top nibbles of the last two shorts.
+            return ScaleField(self.field("scales").offset + 4, 4, 1, 0x7000C000)
         if not fields:
             return None
         first, count = fields[0], sum(field.count for field in fields)
@@ -196,6 +220,16 @@ def _number(name: str, type_id: int, nbytes: int) -> FormatSpec:
     return _spec(name, type_id, 1, f"{dtype} value" if dtype else f"u8 value[{nbytes}]")
 
 
+def _grid(
+    name: str, type_id: int, fields: str, grid: str, largest: int, sub_block: int, unit: float
+) -> FormatSpec:
+    """A type with the rows of a grid."""
+    return _spec(
+        name, type_id, 256, fields,
+        grid=grid, largest_level=largest, sub_block=sub_block, unit=unit, fallback="IQ4_NL", cpu_only=True,
+    )  # fmt: skip
+
+
 _NIBBLES = (CodeBits("qs", 4, 16),)
 _FIVE_BITS = (CodeBits("qs", 4, 16), CodeBits("qh", 1, 1, shift=4))
 _TWO_BITS = (CodeBits("qs", 2, 32),)
@@ -234,7 +268,15 @@ _SPECS = (
         codes=(CodeBits("ql", 4, 64), CodeBits("qh", 2, 32, shift=4)), offset=32,
         sub_scales=SubScales.BYTES, fallback="Q8_0",
     ),
+    _grid("IQ2_XXS", 16, "f16 d; u8 qs[64]", "IQ2_XXS", 43, 32, 1 / 8),
+    _grid("IQ2_XS", 17, "f16 d; u8 qs[64]; u8 scales[8]", "IQ2_XS", 43, 16, 1 / 8),
+    _grid("IQ3_XXS", 18, "f16 d; u8 qs[64]; u8 scales[32]", "IQ3_XXS", 62, 32, 1 / 4),
+    _grid("IQ1_S", 19, "f16 d; u8 qs[32]; u8 qh[16]", "IQ1", 9, 32, 1 / 8),
     _spec("IQ4_NL", 20, 32, "f16 d; u8 qs[16]", codes=_NIBBLES, levels=_IQ4_LEVELS),
+    _grid("IQ3_S", 21, "f16 d; u8 qs[64]; u8 qh[8]; u8 signs[32]; u8 scales[4]", "IQ3_S", 15, 32, 1.0),
+    _grid(
+        "IQ2_S", 22, "f16 d; u8 qs[32]; u8 signs[32]; u8 qh[8]; u8 scales[8]", "IQ2_S", 43, 16, 1 / 8
+    ),
     _spec(
         "IQ4_XS", 23, 256, "f16 d; u16 scales_h; u8 scales_l[4]; u8 qs[128]",
         codes=_NIBBLES, levels=_IQ4_LEVELS, sub_scales=SubScales.SPLIT_SIX_BITS, fallback="IQ4_NL",
@@ -244,18 +286,33 @@ _SPECS = (
     _number("I32", 26, 4),
     _number("I64", 27, 8),
     _number("F64", 28, 8),
+    # The float16 scale is the top nibbles of the 16-bit words of `scales`, the lowest first.
+    _grid("IQ1_M", 29, "u8 qs[32]; u8 qh[16]; u8 scales[8]", "IQ1", 9, 16, 1 / 8),
     _number("BF16", 30, 2),
     _spec("TQ1_0", 34, 256, "u8 qs[48]; u8 qh[4]; f16 d", offset=1, fallback="Q4_0", repacked_as="TQ2_0"),
     _spec("TQ2_0", 35, 256, "u8 qs[64]; f16 d", codes=_TWO_BITS, offset=1, fallback="Q4_0"),
     _spec("MXFP4", 39, 32, "e8m0 e; u8 qs[16]", codes=_NIBBLES, levels=_FP4_LEVELS),
+    _spec(
+        "NVFP4", 40, 64, "e4m3 d[4]; u8 qs[32]",
+        codes=(CodeBits("qs", 4, 8),), levels=_FP4_LEVELS, sub_block=16, cpu_only=True,
+    ),
     _spec("Q1_0", 41, 128, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 1, 1),), step=2, offset=1),
+    _spec("Q2_0", 42, 64, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 2, 1),), offset=1, cpu_only=True),
 )  # fmt: skip
 
 FORMATS: Mapping[str, FormatSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
 KERNEL_FORMATS: Mapping[str, FormatSpec] = MappingProxyType(
-    {spec.name: spec for spec in _SPECS if spec.codes or spec.name in ("F32", "F16", "BF16")}
+    {
+        spec.name: spec
+        for spec in _SPECS
+        if (spec.codes or spec.name in ("F32", "F16", "BF16")) and not spec.cpu_only
+    }
 )
-"""The formats that kernels multiply; others are converted first, or hold no weights."""
+"""The formats that kernels multiply on every device; others are converted first, or hold no weights."""
+CPU_FORMATS: Mapping[str, FormatSpec] = MappingProxyType(
+    dict(KERNEL_FORMATS) | {spec.name: spec for spec in _SPECS if spec.cpu_only}
+)
+"""The formats that kernels multiply on the CPU."""
 
 _BY_TYPE_ID = {spec.type_id: spec for spec in _SPECS}
 
@@ -265,21 +322,12 @@ _UNSUPPORTED_NAMES: Mapping[int, str] = {
     5: "Q4_3",
     9: "Q8_1",
     15: "Q8_K",
-    16: "IQ2_XXS",
-    17: "IQ2_XS",
-    18: "IQ3_XXS",
-    19: "IQ1_S",
-    21: "IQ3_S",
-    22: "IQ2_S",
-    29: "IQ1_M",
     31: "Q4_0_4_4",
     32: "Q4_0_4_8",
     33: "Q4_0_8_8",
     36: "IQ4_NL_4_4",
     37: "IQ4_NL_4_8",
     38: "IQ4_NL_8_8",
-    40: "NVFP4",
-    42: "Q2_0",
 }
 
 
@@ -293,11 +341,11 @@ def block_format(key: str | int | FormatSpec) -> FormatSpec:
         return key
     spec = FORMATS.get(key.upper()) if isinstance(key, str) else _BY_TYPE_ID.get(int(key))
     if spec is None:
-        raise _missing_format_error(key)
+        raise missing_format_error(key)
     return spec
 
 
-def _missing_format_error(key: str | int) -> FormatError:
+def missing_format_error(key: str | int) -> FormatError:
     """The error for a missing format: unknown, or known and without a codec."""
     names = {number: name for number, name in _UNSUPPORTED_NAMES.items() if name not in FORMATS}
     if isinstance(key, str):
@@ -308,7 +356,18 @@ def _missing_format_error(key: str | int) -> FormatError:
     supported = f"supported: {', '.join(FORMATS)}"
     if known:
         return UnsupportedTypeError(f"{seen} is not supported; {supported}")
-    return FormatError(f"{seen} is unknown; {supported}")
+    if isinstance(key, str):
+        return FormatError(f"{seen} is unknown; {supported}")
+    return UnsupportedTypeError(f"{seen} is unknown; {supported}")
+
+
+def listed_format(number: int) -> FormatSpec:
+    """The format with this ggml type number. For one without a codec, a format that has its name, no fields
+    and no size: enough to list a tensor.
+    """
+    if number in _BY_TYPE_ID:
+        return _BY_TYPE_ID[number]
+    return FormatSpec(_UNSUPPORTED_NAMES.get(number, f"type {number}"), number, 1, 0, ())
 
 
 def non_finite_blocks(raw: NDArray[np.uint8], name: str) -> NDArray[np.int64]:

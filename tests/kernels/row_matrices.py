@@ -3,6 +3,7 @@
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.benchmarking.random_blocks import RandomBlocks
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, interleave, kernel_format
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH
@@ -10,12 +11,17 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_quant_formats import block_format, encode
+from edgeinfer_quant_formats.codecs import ENCODERS
 
 FLOATS = ("F32", "F16", "BF16")
 
 
 def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: int = 0) -> Matrix:
-    """Normal values of this scale, encoded in the format."""
+    """Normal values of this scale, encoded in the format; random codes if it has no encoder."""
+    if name not in ENCODERS:
+        blocks = RandomBlocks(name, scale, np.random.default_rng(seed))
+        raw = blocks.take(rows * columns // block_format(name).block_elements).reshape(rows, -1)
+        return Matrix(f"{name}.weight", name, rows, columns, raw)
     values = np.random.default_rng(seed).standard_normal((rows, columns)).astype(np.float32) * scale
     raw = encode(values.reshape(-1), name).reshape(rows, block_format(name).row_bytes(columns))
     return Matrix(f"{name}.weight", name, rows, columns, raw)

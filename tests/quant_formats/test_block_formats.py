@@ -6,7 +6,7 @@ import pytest
 from edgeinfer_quant_formats import FORMATS, FormatError, block_format
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [name for name in FORMATS if name != "Q2_0"])  # which gguf-py lacks
 def test_sizes_and_type_numbers_equal_gguf_py(name: str) -> None:
     kind = gguf.GGMLQuantizationType[name]
     elements, nbytes = gguf.GGML_QUANT_SIZES[kind]

@@ -22,8 +22,9 @@ F16_OFFSETS = {
     for name, spec in FORMATS.items()
     if spec.scales and spec.scales.unit == 2
 }
-# gguf-py has no codec for Q1_0; its formula is tested by itself.
-READ_BY_GGUF_PY = [name for name in BLOCK_FORMATS if name != "Q1_0"]
+# gguf-py has no codec for Q1_0 and Q2_0; their formulas are tested by themselves.
+WITHOUT_GGUF_PY = ("Q1_0", "Q2_0")
+READ_BY_GGUF_PY = [name for name in BLOCK_FORMATS if name not in WITHOUT_GGUF_PY]
 
 
 def by_gguf_py(raw: NDArray[np.uint8], name: str) -> NDArray[np.float32]:
@@ -45,7 +46,7 @@ def test_random_bits_decode_as_in_gguf_py(name: str) -> None:
     assert_same_bits(decode(raw, name), by_gguf_py(raw, name))
 
 
-@pytest.mark.parametrize("name", [name for name in F16_OFFSETS if name != "Q1_0"])
+@pytest.mark.parametrize("name", [name for name in F16_OFFSETS if name not in WITHOUT_GGUF_PY])
 def test_special_scales_decode_as_in_gguf_py(name: str) -> None:
     offsets = F16_OFFSETS[name]
     shape = (len(SPECIAL_F16) ** 2, FORMATS[name].block_bytes)
@@ -64,15 +65,34 @@ def test_q1_0_is_plus_or_minus_its_scale() -> None:
     assert_same_bits(decode(raw, "Q1_0"), np.where(signs.reshape(-1, 128), d, -d).reshape(-1))
 
 
+def test_q2_0_is_minus_one_to_two_times_its_scale() -> None:
+    raw = np.random.default_rng(20).integers(0, 256, (len(SPECIAL_F16), 18), dtype=np.uint8)
+    raw[:, :2] = np.array(SPECIAL_F16, "<u2")[:, None].view(np.uint8)
+    d = raw[:, :2].copy().view("<f2").astype(np.float32)
+    codes = (raw[:, 2:, None] >> np.arange(0, 8, 2, dtype=np.uint8)) & 3
+    with np.errstate(all="ignore"):
+        expected = (codes.reshape(-1, 64).astype(np.float32) - np.float32(1)) * d
+    assert_same_bits(decode(raw, "Q2_0"), expected.reshape(-1))
+
+
 @pytest.mark.llama_cpp
-def test_q1_0_decodes_as_llama_cpp_decodes_it() -> None:
+@pytest.mark.parametrize("name", ["Q1_0", "Q2_0", "NVFP4", *(n for n, spec in FORMATS.items() if spec.grid)])
+def test_random_bits_decode_as_in_llama_cpp(name: str) -> None:
     pytest.importorskip("llama_cpp")
-    raw = np.random.default_rng(19).integers(0, 256, (BLOCKS, 18), dtype=np.uint8)
-    expected = np.empty(128 * BLOCKS, np.float32)
-    ggml_library().dequantize_row_q1_0(
+    spec = FORMATS[name]
+    raw = np.random.default_rng(19).integers(0, 256, (BLOCKS, spec.block_bytes), dtype=np.uint8)
+    expected = np.empty(spec.block_elements * BLOCKS, np.float32)
+    dequantize = getattr(ggml_library(), f"dequantize_row_{name.lower()}")
+    dequantize(
         ctypes.c_void_p(raw.ctypes.data), ctypes.c_void_p(expected.ctypes.data), ctypes.c_int64(expected.size)
     )
-    assert_same_bits(decode(raw, "Q1_0"), expected)
+    assert_same_bits(decode(raw, name), expected)
+
+
+def test_every_scale_of_nvfp4_decodes_as_in_gguf_py() -> None:
+    raw = np.random.default_rng(21).integers(0, 256, (256, 36), dtype=np.uint8)
+    raw[:, :4] = (np.arange(256)[:, None] + np.arange(4) * 64).astype(np.uint8)
+    assert_same_bits(decode(raw, "NVFP4"), by_gguf_py(raw, "NVFP4"))
 
 
 def test_every_exponent_of_mxfp4_decodes_as_in_gguf_py() -> None:

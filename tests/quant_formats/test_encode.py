@@ -9,11 +9,12 @@ import pytest
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats import FORMATS, FormatError, decode, encode
+from edgeinfer_quant_formats.codecs import ENCODERS
 from tests.quant_formats import quantizer_errors
 
 Floats = NDArray[np.float32]
 ENCODED_BY_GGUF_PY = ["F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "TQ1_0", "TQ2_0", "MXFP4"]
-BLOCK_FORMATS = [name for name, kind in FORMATS.items() if kind.block_elements > 1]
+BLOCK_FORMATS = [name for name, kind in FORMATS.items() if kind.is_quantized and name in ENCODERS]
 SEARCHED = quantizer_errors.FORMATS
 ALWAYS_SEARCHED = [name for name in SEARCHED if name not in quantizer_errors.SEARCHED_BY_IMPORTANCE]
 
@@ -21,7 +22,7 @@ ALWAYS_SEARCHED = [name for name in SEARCHED if name not in quantizer_errors.SEA
 ERRORS = {
     "Q4_0": 0.092, "Q4_1": 0.083, "Q5_0": 0.046, "Q5_1": 0.040, "Q8_0": 0.0062, "Q2_K": 0.30,
     "Q3_K": 0.150, "Q4_K": 0.075, "Q5_K": 0.037, "Q6_K": 0.0186, "IQ4_NL": 0.081, "IQ4_XS": 0.081,
-    "MXFP4": 0.125, "TQ1_0": 0.95, "TQ2_0": 0.95, "Q1_0": 0.62,
+    "MXFP4": 0.125, "TQ1_0": 0.95, "TQ2_0": 0.95, "Q1_0": 0.62, "Q2_0": 0.75,
 }  # fmt: skip
 
 
@@ -127,11 +128,18 @@ def test_q1_0_keeps_signs_and_the_mean_magnitude() -> None:
 
 
 @pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", ["Q1_0", "Q2_0"])
 @pytest.mark.parametrize("array", arrays())
-def test_q1_0_blocks_equal_llama_cpp(array: str) -> None:
+def test_blocks_that_gguf_py_lacks_equal_llama_cpp(array: str, name: str) -> None:
     pytest.importorskip("llama_cpp")
     weights = arrays()[array]
-    np.testing.assert_array_equal(encode(weights, "Q1_0"), quantizer_errors.by_llama_cpp(weights, "Q1_0"))
+    np.testing.assert_array_equal(encode(weights, name), quantizer_errors.by_llama_cpp(weights, name))
+
+
+@pytest.mark.parametrize("name", ["IQ2_XXS", "NVFP4"])
+def test_a_format_without_an_encoder_is_named(name: str) -> None:
+    with pytest.raises(FormatError, match=f"format {name} has no encoder, wanted one of F32, "):
+        encode(np.ones(256), name)
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)

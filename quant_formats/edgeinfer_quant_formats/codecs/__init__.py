@@ -70,10 +70,12 @@ def encode(
     input activations. All formats use it except Q8_0, MXFP4, TQ1_0, TQ2_0 and plain numbers.
 
     Raises:
-        FormatError: weights that don't fill whole blocks, that are not finite or too large for the
-            format; an importance that does not fit.
+        FormatError: a format without an encoder; weights that don't fill whole blocks, that are not finite
+            or too large for the format; an importance that does not fit.
     """
     kind = block_format(format)
+    if kind.name not in (*ENCODERS, *INTEGER_DTYPES, "F64"):
+        raise FormatError(f"format {kind.name} has no encoder, wanted one of {', '.join(ENCODERS)}")
     if kind.name in INTEGER_DTYPES:
         return _encode_integers(np.asarray(values), kind)
     if kind.name == "F64":

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs.bit_fields import field_bytes, read_f16, unpack_codes, unpack_fields
+from edgeinfer_quant_formats.codecs.grid_types import decode_grid_blocks
 from edgeinfer_quant_formats.codecs.ternary import unpack_base_three
 from edgeinfer_quant_formats.formats import FORMATS, FormatSpec, SubScales
 
@@ -16,6 +17,8 @@ LEVELS = {spec.name: np.array(spec.levels, np.float32) for spec in FORMATS.value
 
 def decode_blocks(spec: FormatSpec, blocks: Bytes) -> Floats:
     """Blocks (n, bytes of a block) as (n, weights of a block)."""
+    if spec.grid:
+        return decode_grid_blocks(spec, blocks)
     scales, minima = _scales_and_minima(spec, blocks)
     weights = _levels(spec, blocks).reshape(*scales.shape, -1)
     weights *= scales[:, :, None]
@@ -41,6 +44,8 @@ def _scales_and_minima(spec: FormatSpec, blocks: Bytes) -> tuple[Floats, Floats 
     """Scales of sub-blocks, (n, sub-blocks), and what is subtracted from their weights, if anything."""
     if spec.fields[0].dtype == "e8m0":
         return f16_of_power(blocks[:, :1]), None
+    if spec.fields[0].dtype == "e4m3":
+        return half_of_e4m3(field_bytes(spec, blocks, "d")), None
     d = read_f16(field_bytes(spec, blocks, "d"))
     if spec.sub_scales is None:
         return d, -read_f16(field_bytes(spec, blocks, "m")) if spec.has_minimum else None
@@ -57,6 +62,15 @@ def f16_of_power(exponents: Bytes) -> Floats:
     subnormal = np.uint32(0x00200000) << np.minimum(wide, np.uint32(1))
     bits = np.where(wide < 2, subnormal, (wide - np.uint32(1)) << np.uint32(23))
     return bits.astype(np.uint32).view(np.float32)
+
+
+def half_of_e4m3(bits: Bytes) -> Floats:
+    """E4M3 numbers without a sign as float32, halved; 127 is 0."""
+    exponent = ((bits >> np.uint8(3)) & np.uint8(15)).astype(np.int32)
+    mantissa = (bits & np.uint8(7)).astype(np.float32)
+    hidden_bit = np.where(exponent > 0, np.float32(8), np.float32(0))
+    numbers = np.ldexp(mantissa + hidden_bit, np.maximum(exponent, 1) - 11)
+    return np.where(bits == 127, np.float32(0), numbers).astype(np.float32)
 
 
 def unpack_scales_and_minima(packed: Bytes) -> tuple[Bytes, Bytes]:

@@ -1,4 +1,4 @@
-"""Ternary formats: TQ1_0 (five weights per byte) and the encoder of TQ2_0 (four per byte)."""
+"""Ternary formats: TQ1_0 (five weights per byte) and the encoders of TQ2_0 and Q2_0 (four per byte)."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,4 +59,10 @@ def encode_tq2_0(blocks: Floats, importance: Floats | None) -> Bytes:
     return pack_blocks(FORMATS["TQ2_0"], digits, d=scale)
 
 
-ENCODERS = {"TQ1_0": encode_tq1_0, "TQ2_0": encode_tq2_0}
+def encode_q2_0(blocks: Floats, importance: Floats | None) -> Bytes:
+    """float32 (n, 64) to Q2_0 (n, 18): as TQ2_0, without the level 2; importance is not used."""
+    scale, digits = _digits(blocks)
+    return pack_blocks(FORMATS["Q2_0"], digits, d=scale)
+
+
+ENCODERS = {"Q2_0": encode_q2_0, "TQ1_0": encode_tq1_0, "TQ2_0": encode_tq2_0}

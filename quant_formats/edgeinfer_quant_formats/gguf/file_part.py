@@ -25,7 +25,7 @@ class FilePart:
         OSError: the file can't be opened.
     """
 
-    def __init__(self, path: Path, part: int = 0) -> None:
+    def __init__(self, path: Path, part: int = 0, *, unknown_types: bool = False) -> None:
         self.path = path
         self._map: mmap.mmap | None = _map_file(path)
         cursor = Cursor(self._map, str(path))
@@ -34,7 +34,7 @@ class FilePart:
             self.metadata: Metadata = read_metadata(cursor, key_count)
             self.alignment = read_alignment(cursor, self.metadata)
             self.tensors: dict[str, TensorInfo] = read_tensor_table(
-                cursor, tensor_count, self.alignment, part
+                cursor, tensor_count, self.alignment, part, unknown_types=unknown_types
             )
         except BaseException:
             self.close()

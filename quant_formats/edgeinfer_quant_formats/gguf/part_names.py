@@ -29,19 +29,21 @@ def part_path(path: Path, number: int, count: int) -> Path:
     return path.with_name(f"{match['name']}-{number:05d}-of-{count:05d}.gguf")
 
 
-def open_parts(path: Path) -> list[FilePart]:
+def open_parts(path: Path, *, unknown_types: bool = False) -> list[FilePart]:
     """Open the file and, if it is one of several parts, the others; in the order of the set.
+
+    `unknown_types`: as for `read_tensor_table`.
 
     Raises:
         FormatError: a part that is damaged, missing or of another set, a tensor in two parts.
         OSError: the file can't be opened.
     """
-    opened = FilePart(path)
+    opened = FilePart(path, unknown_types=unknown_types)
     parts = [opened]
     try:
         count = _split_value(opened, COUNT_KEY, default=1, minimum=1, maximum=99999)
         if count > 1:
-            parts = _open_set(opened, count, parts)
+            parts = _open_set(opened, count, parts, unknown_types)
     except BaseException:
         for part in parts:
             part.close()
@@ -49,7 +51,7 @@ def open_parts(path: Path) -> list[FilePart]:
     return parts
 
 
-def _open_set(opened: FilePart, count: int, to_close: list[FilePart]) -> list[FilePart]:
+def _open_set(opened: FilePart, count: int, to_close: list[FilePart], unknown_types: bool) -> list[FilePart]:
     number = _split_value(opened, NUMBER_KEY, default=None, minimum=0, maximum=count - 1)
     expected = part_path(opened.path, number + 1, count).name
     if opened.path.name != expected:
@@ -61,7 +63,7 @@ def _open_set(opened: FilePart, count: int, to_close: list[FilePart]) -> list[Fi
         path = part_path(opened.path, index + 1, count)
         if not path.exists():
             raise FormatError(f"{printable(path)}: missing, wanted all {count} parts of the set")
-        part = FilePart(path, part=index)
+        part = FilePart(path, part=index, unknown_types=unknown_types)
         to_close.append(part)
         parts.append(part)
         _check_member(part, index, count)

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs import decode
-from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.errors import FormatError, UnsupportedTypeError, printable
+from edgeinfer_quant_formats.formats import missing_format_error
 from edgeinfer_quant_formats.gguf.file_part import FilePart
 from edgeinfer_quant_formats.gguf.part_names import SPLIT_KEYS, open_parts
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
@@ -41,14 +42,18 @@ class GGUFFile:
         """
 
     @classmethod
-    def open(cls, path: str | Path) -> Self:
+    def open(cls, path: str | Path, *, unknown_types: bool = False) -> Self:
         """Map a GGUF file; any part of a set opens the whole set.
 
+        `unknown_types`: list tensors of types without a codec too, instead of raising an error; their bytes
+        can't be read.
+
         Raises:
+            UnsupportedTypeError: a tensor has a type without a codec.
             FormatError: a damaged file, or a part that is missing or of another set.
             OSError: the file can't be opened.
         """
-        return cls(open_parts(Path(path)))
+        return cls(open_parts(Path(path), unknown_types=unknown_types))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, (rows..., bytes of a row), as a read-only view of the memory map.
@@ -56,7 +61,7 @@ class GGUFFile:
         Raises:
             FormatError: no tensor with that name, or the file is closed.
         """
-        info = self._info(name)
+        info = self._readable(name)
         row_bytes = info.format.row_bytes(info.shape[-1])
         return self._parts[info.part].bytes_of(info).reshape(*info.shape[:-1], row_bytes)
 
@@ -66,7 +71,7 @@ class GGUFFile:
         Raises:
             FormatError: no tensor with that name, or the file is closed.
         """
-        info = self._info(name)
+        info = self._readable(name)
         return decode(self._parts[info.part].bytes_of(info), info.format).reshape(info.shape)
 
     def release(self, name: str) -> bool:
@@ -98,6 +103,14 @@ class GGUFFile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _readable(self, name: str) -> TensorInfo:
+        """The entry of a tensor whose type has a codec."""
+        info = self._info(name)
+        if not info.format.is_known:
+            reason = missing_format_error(info.format.type_id)
+            raise UnsupportedTypeError(f"{printable(self.path)}: tensor {printable(name)}: {reason}")
+        return info
 
     def _info(self, name: str) -> TensorInfo:
         try:

@@ -1,10 +1,11 @@
 """The tensor table of a GGUF file: names, shapes, formats, and checked bounds."""
 
 import operator
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from edgeinfer_quant_formats.errors import FormatError, printable
-from edgeinfer_quant_formats.formats import FormatSpec, block_format
+from edgeinfer_quant_formats.formats import FormatSpec, block_format, listed_format
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 
 MAX_TENSORS = 65536
@@ -28,11 +29,16 @@ class TensorInfo:
     part: int
 
 
-def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> dict[str, TensorInfo]:
+def read_tensor_table(
+    cursor: Cursor, count: int, alignment: int, part: int, *, unknown_types: bool = False
+) -> dict[str, TensorInfo]:
     """Read `count` tensor records at the cursor and check their locations.
 
+    `unknown_types`: list tensors of types without a codec too; they take the bytes up to the next tensor.
+
     Raises:
-        FormatError: a type that is unknown or unsupported, a shape without weights or with rows
+        UnsupportedTypeError: a type without a codec.
+        FormatError: a shape without weights or with rows
             that don't fill whole blocks, a duplicate name, an offset that is misaligned, bytes outside
             the file or within another tensor.
     """
@@ -46,14 +52,27 @@ def read_tensor_table(cursor: Cursor, count: int, alignment: int, part: int) -> 
         cursor.location = f"tensor {printable(name)}"
         if name in tensors:
             raise cursor.error("duplicate name")
-        tensors[name] = _read_record(cursor, name, alignment, part)
+        tensors[name] = _read_record(cursor, name, alignment, part, unknown_types)
     data_start = -(-cursor.position // alignment) * alignment
     tensors = {name: replace(info, offset=data_start + info.offset) for name, info in tensors.items()}
+    if unknown_types:
+        tensors = _with_sizes_to_the_next(cursor, tensors)
     _check_bounds(cursor, tensors)
     return tensors
 
 
-def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> TensorInfo:
+def _with_sizes_to_the_next(cursor: Cursor, tensors: dict[str, TensorInfo]) -> dict[str, TensorInfo]:
+    """The table, in which tensors of unknown types end where the next tensor starts, or the file ends."""
+    starts = sorted({info.offset for info in tensors.values()} | {cursor.end})
+    sized = dict(tensors)
+    for name, info in tensors.items():
+        if not info.format.is_known:
+            following = starts[bisect_right(starts, info.offset) :]
+            sized[name] = replace(info, nbytes=following[0] - info.offset if following else 0)
+    return sized
+
+
+def _read_record(cursor: Cursor, name: str, alignment: int, part: int, unknown_types: bool) -> TensorInfo:
     dimensions = cursor.uint32("number of dimensions")
     if not 1 <= dimensions <= MAX_DIMENSIONS:
         raise cursor.error(f"{dimensions} dimensions, wanted 1 to {MAX_DIMENSIONS}")
@@ -61,7 +80,7 @@ def _read_record(cursor: Cursor, name: str, alignment: int, part: int) -> Tensor
     type_number = cursor.uint32("type")
     offset = cursor.uint64("offset")
     try:
-        kind = block_format(type_number)
+        kind = listed_format(type_number) if unknown_types else block_format(type_number)
         nbytes = kind.nbytes(shape)
     except FormatError as error:
         raise type(error)(str(cursor.error(str(error)))) from None

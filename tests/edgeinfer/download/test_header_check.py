@@ -40,7 +40,7 @@ def of_tokenizer(content: bytes, name: bytes) -> bytes:
 
 UNSUPPORTED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "architecture": (lambda content: of_architecture(content, b"dream"), "architecture dream isn't one"),
-    "type": (lambda content: of_type(content, 16), "type IQ2_XXS (16) is not supported"),
+    "type": (lambda content: of_type(content, 15), "type Q8_K (15) is not supported"),
     "tokenizer": (lambda content: of_tokenizer(content, b"plamo"), "tokenizer.ggml.model: 'plamo'"),
 }
 

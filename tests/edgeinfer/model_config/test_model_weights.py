@@ -143,7 +143,9 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path: Path) -> None:
 
 def test_a_format_without_a_kernel_is_an_unsupported_model(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], formats=("F64",)).write(tmp_path / "model.gguf")
-    with pytest.raises(UnsupportedModelError, match=r"no CPU kernel for F64; there are .*llama\.cpp may"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"no CPU kernel for F64; convert the file .*llama\.cpp may"
+    ):
         edgeinfer.load(path)
 
 

@@ -18,7 +18,7 @@ def test_show_lists_the_contents_of_the_file(edgeinfer: CommandLine) -> None:
     assert "parameters 31.7M (31,730,176, 5.14 bits each)" in lines
     assert "vocabulary 8192 tokens, gpt2 (gpt-2)" in lines
     assert "tokenizer byte pairs" in lines
-    assert "Q4_K 50 21,954,560 12,349,440 60.5%" in lines
+    assert "Q4_K 50 21,954,560 12,349,440 4.5 60.5%" in lines
     assert "tokenizer.ggml.tokens 8192 values: '<|endoftext|>', '<|system|>', '<|user|>', ..." in lines
     assert "Tensors (rows x columns)" not in lines
     assert max(map(len, lines)) < 180

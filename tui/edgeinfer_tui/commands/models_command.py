@@ -204,7 +204,7 @@ def show(
       edgeinfer show tiny --json | jq .metadata
     """
     from edgeinfer.errors import NotPulledError
-    from edgeinfer.model_config.support import model_support, open_model, recurrent_layers
+    from edgeinfer.model_config.support import model_support, open_listed, recurrent_layers
     from edgeinfer.registry.registry import find_model
     from edgeinfer_tui.output import file_report
 
@@ -213,7 +213,7 @@ def show(
     except NotPulledError as missing:
         _show_entry(missing, as_json)
         return
-    with open_model(model_file.path, model_file.name) as file:
+    with open_listed(model_file.path) as file:
         report = file_report.file_report(
             file,
             model_file.name,

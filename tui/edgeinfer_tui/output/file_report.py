@@ -77,6 +77,11 @@ def file_report(
         "chat_template": "tokenizer.chat_template" in file.metadata,
         "sampling": dict(sampling),
         "tensor_types": _by_type(file.tensors),
+        "unknown_types": {
+            tensor_name: tensor.format.name
+            for tensor_name, tensor in file.tensors.items()
+            if not tensor.format.is_known
+        },
         "metadata": {key: _plain(file.metadata[key]) for key in file.metadata},
         "tensors": [
             {
@@ -113,6 +118,9 @@ def print_report(report: Mapping[str, Any]) -> None:
         ]
     )
     _print_types(report["tensor_types"])
+    if report["unknown_types"]:
+        print("\nTensors of types that edgeinfer can't read")
+        print_pairs([(one_line(name), kind) for name, kind in report["unknown_types"].items()])
     print("\nMetadata")
     print_pairs([(one_line(key), one_line(_described(value))) for key, value in report["metadata"].items()])
     if "tensors" in report:
@@ -141,12 +149,19 @@ def shown_sampling(sampling: Mapping[str, Any]) -> str:
 def _print_types(types: Mapping[str, Any]) -> None:
     print("\nTensors by type")
     print_columns(
-        ["TYPE", "TENSORS", "WEIGHTS", "BYTES", "SHARE"],
+        ["TYPE", "TENSORS", "WEIGHTS", "BYTES", "BITS", "SHARE"],
         [
-            [kind, str(row["tensors"]), f"{row['weights']:,}", f"{row['bytes']:,}", f"{row['share']:.1%}"]
+            [
+                kind,
+                str(row["tensors"]),
+                f"{row['weights']:,}",
+                f"{row['bytes']:,}",
+                f"{row['bits_per_weight']:.4g}",
+                f"{row['share']:.1%}",
+            ]
             for kind, row in types.items()
         ],
-        right={1, 2, 3, 4},
+        right={1, 2, 3, 4, 5},
     )
 
 
@@ -168,7 +183,8 @@ def _by_type(tensors: Mapping[str, TensorMetadata]) -> dict[str, dict[str, Any]]
         row["bytes"] += tensor.nbytes
     total = sum(row["bytes"] for row in rows.values())
     for row in rows.values():
-        row["share"] = row["bytes"] / total
+        row["bits_per_weight"] = 8 * row["bytes"] / row["weights"]
+        row["share"] = row["bytes"] / total if total else 0.0
     return dict(sorted(rows.items(), key=lambda item: -item[1]["bytes"]))
 
 

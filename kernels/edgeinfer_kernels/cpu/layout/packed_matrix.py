@@ -18,7 +18,7 @@ from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_quant_formats import block_format, decode, encode
-from edgeinfer_quant_formats.formats import FORMATS, non_finite_blocks, non_finite_error
+from edgeinfer_quant_formats.formats import FORMATS, ScaleField, non_finite_blocks, non_finite_error
 
 
 class UnsupportedFormatError(ValueError):
@@ -30,8 +30,10 @@ def kernel_format(matrix: MatrixShape) -> str:
     spec = FORMATS.get(matrix.format)
     name = (spec and spec.repacked_as) or matrix.format
     if name not in FIELDS:
-        known = ", ".join([*FIELDS, *(spec.name for spec in FORMATS.values() if spec.repacked_as)])
-        raise UnsupportedFormatError(f"{matrix.name}: no CPU kernel for {matrix.format}; there are {known}")
+        raise UnsupportedFormatError(
+            f"{matrix.name}: no CPU kernel for {matrix.format}; convert the file with "
+            "edgeinfer quantize IN OUT --type Q4_K_M"
+        )
     return name
 
 
@@ -112,8 +114,7 @@ class RowLayout:
     def of(cls, name: str, columns: int) -> "RowLayout":
         """The layout of rows in the kernel format `name`; a row of floats is one block."""
         spec = block_format(name)
-        scales = spec.scales
-        assert scales is not None
+        scales = spec.scales or ScaleField(0, 1, 0, 0)
         if spec.block_elements == 1:
             fields = np.array([(0, spec.block_bytes, columns)], np.int64)
             numbers = np.array([0, spec.block_bytes, columns, scales.exponent], np.int64)

@@ -25,7 +25,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     name = b"blk.0.ffn_up.weight"
     at = content.index(name) + len(name) + 4 + 16
-    (models / "types.gguf").write_bytes(content[:at] + struct.pack("<I", 16) + content[at + 4 :])
+    (models / "types.gguf").write_bytes(content[:at] + struct.pack("<I", 15) + content[at + 4 :])
     return models
 
 
@@ -35,9 +35,16 @@ def test_every_command_uses_the_same_words(edgeinfer: CommandLine, folder: Path)
     assert (words in rows["sound"], words in rows["words"], words in rows["types"]) == (False, True, True)
     message = {row["name"]: row["runs_with"] for row in json.loads(edgeinfer("list", "--json").out)}
     assert message["sound"] == "edgeinfer"
-    assert message["types"].startswith(f"{words}: tensor blk.0.ffn_up.weight: type IQ2_XXS (16) is not")
+    assert message["types"].startswith(f"{words}: tensor blk.0.ffn_up.weight: type Q8_K (15) is not")
     shown = " ".join(edgeinfer("show", "sound").out.split())
     assert "runs with edgeinfer" in shown
+    listed = edgeinfer("show", "types", "--tensors").out
+    assert "Tensors of types that edgeinfer can't read" in listed
+    assert listed.count("blk.0.ffn_up.weight") == 3, listed
+    assert json.loads(edgeinfer("show", "types", "--json").out)["unknown_types"] == {
+        "blk.0.ffn_up.weight": "Q8_K"
+    }
+    assert "tensor blk.0.ffn_up.weight: type Q8_K (15) is not" in edgeinfer("plan", "types").err
     for name in ("words", "types"):
         assert words in edgeinfer("show", name).out + edgeinfer("show", name).err
         assert words in edgeinfer("plan", name).err

@@ -19,10 +19,12 @@ from edgeinfer_kernels.cpu.native.gemv.codes import (
     nibbles_with_fifth_bits,
     six_bit_codes,
 )
+from edgeinfer_kernels.cpu.native.gemv.grid_formats import GRID_UNPACKERS
 from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
     and_i32,
+    bits_of_bytes,
     bits_to_float,
     load_bytes,
     load_ints,
@@ -38,6 +40,7 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     spread_four_bits,
     table_lookup,
     to_float,
+    zero_where_equal,
 )
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -47,6 +50,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     multiply,
     splat_f32,
 )
+from edgeinfer_kernels.cpu.native.simd.grid_lanes import spread_four_pairs
 from edgeinfer_quant_formats.formats import FORMATS
 
 look_up_iq4 = table_lookup(FORMATS["IQ4_NL"].levels)
@@ -303,6 +307,61 @@ def unpack_tq2_0(block, index):
     return (*fields(block + TQ2_0.qs + 512 * (index // 4), 2 * (index % 4), 3), load_f16(block + TQ2_0.d))
 
 
+NVFP4 = interleaved_offsets("NVFP4")
+
+
+@device_function
+def half_of_e4m3(bits):
+    """An E4M3 number without a sign, halved; 127 is 0."""
+    exponent = and_i32(shift_right(bits, 3), 15)
+    # 8 for normal numbers, which have a hidden bit; 0 if the exponent is 0.
+    hidden_bit = shift_left(and_i32(shift_right(add_i32(exponent, splat_i32(types.int32(15))), 4), 1), 3)
+    power = add_i32(maximum_i32(exponent, splat_i32(types.int32(1))), splat_i32(types.int32(116)))
+    number = multiply(to_float(or_i32(hidden_bit, and_i32(bits, 7))), bits_to_float(shift_left(power, 23)))
+    return zero_where_equal(number, bits, 127)
+
+
+@device_function
+def unpack_nvfp4(block, index):
+    x0 = load_bytes(block + NVFP4.qs + 256 * index)
+    x1 = load_bytes(block + NVFP4.qs + 256 * index + 64)
+    x2 = load_bytes(block + NVFP4.qs + 256 * index + 128)
+    x3 = load_bytes(block + NVFP4.qs + 256 * index + 192)
+    scales = shift_right(load_ints(block + NVFP4.d), 16 * index)
+    return (
+        look_up_mxfp4(bits_of_bytes(x0, 0, 15)),
+        look_up_mxfp4(bits_of_bytes(x1, 0, 15)),
+        look_up_mxfp4(bits_of_bytes(x0, 4, 15)),
+        look_up_mxfp4(bits_of_bytes(x1, 4, 15)),
+        look_up_mxfp4(bits_of_bytes(x2, 0, 15)),
+        look_up_mxfp4(bits_of_bytes(x3, 0, 15)),
+        look_up_mxfp4(bits_of_bytes(x2, 4, 15)),
+        look_up_mxfp4(bits_of_bytes(x3, 4, 15)),
+        half_of_e4m3(and_i32(scales, 255)),
+        half_of_e4m3(and_i32(shift_right(scales, 8), 255)),
+    )
+
+
+Q2_0 = interleaved_offsets("Q2_0")
+
+
+@device_function
+def unpack_q2_0(block, index):
+    first = load_ints(block + Q2_0.qs + 128 * index)
+    last = load_ints(block + Q2_0.qs + 128 * index + 64)
+    return (
+        spread_four_pairs(first),
+        spread_four_pairs(shift_right(first, 8)),
+        spread_four_pairs(shift_right(first, 16)),
+        spread_four_pairs(shift_right(first, 24)),
+        spread_four_pairs(last),
+        spread_four_pairs(shift_right(last, 8)),
+        spread_four_pairs(shift_right(last, 16)),
+        spread_four_pairs(shift_right(last, 24)),
+        load_f16(block + Q2_0.d),
+    )
+
+
 UNPACKERS: dict[str, Any] = {
     "Q4_0": unpack_q4_0,
     "Q4_1": unpack_q4_1,
@@ -318,7 +377,10 @@ UNPACKERS: dict[str, Any] = {
     "IQ4_XS": unpack_iq4_xs,
     "MXFP4": unpack_mxfp4,
     "TQ2_0": unpack_tq2_0,
+    "NVFP4": unpack_nvfp4,
     "Q1_0": unpack_q1_0,
+    "Q2_0": unpack_q2_0,
+    **GRID_UNPACKERS,
 }
 ROW_FORMATS = {name: RowFormat.of(FORMATS[name], unpack) for name, unpack in UNPACKERS.items()}
 FLOAT_ROW_KERNELS: dict[str, Callable[[], Any]] = {

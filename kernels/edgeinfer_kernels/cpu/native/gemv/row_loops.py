@@ -88,6 +88,23 @@ def decode_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     return decode_group
 
 
+def decode_pairs(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
+    """The product of one token with a group, for blocks of 64 columns."""
+
+    @device_function
+    def decode_group(group, blocks, activations):
+        total = splat_f32(np.float32(0))
+        for block in range(blocks):
+            at = group + block * group_bytes
+            prefetch_share(at, group_bytes, PREFETCH_BYTES)
+            a = activations + 2 * ACTIVATION_BYTES * block
+            total = accumulate(unpack(at, 0), a, total)
+            total = accumulate(unpack(at, 1), a + ACTIVATION_BYTES, total)
+        return total
+
+    return decode_group
+
+
 def decode_quarter_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any:
     """The product of one token with a group, for blocks of 128 columns."""
 
@@ -109,8 +126,10 @@ def decode_quarter_blocks(accumulate: Any, unpack: Any, group_bytes: int) -> Any
 
 def make_decode(row_format: RowFormat) -> Any:
     """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
-    make = {1: decode_blocks, 4: decode_quarter_blocks, 8: decode_super_blocks}[row_format.sub_blocks]
-    return make(make_accumulate(row_format), with_corrections(row_format), row_format.group_bytes)
+    makers = {1: decode_blocks, 2: decode_pairs, 4: decode_quarter_blocks, 8: decode_super_blocks}
+    return makers[row_format.sub_blocks](
+        make_accumulate(row_format), with_corrections(row_format), row_format.group_bytes
+    )
 
 
 def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:

@@ -91,6 +91,13 @@ def maximum_i32(builder, x, y):
     return builder.select(builder.icmp_signed(">", x, y), x, y)
 
 
+@operation(float16x, (float16x, int16x, types.int32))
+def zero_where_equal(builder, x, words, value):
+    """x, but 0 in lanes whose word equals `value`."""
+    equal = builder.icmp_signed("==", words, splat(builder, value, LANES))
+    return builder.select(equal, constant_lanes(F32, LANES, 0), x)
+
+
 @operation(int16x, (int16x, types.int32))
 def and_i32(builder, x, mask):
     return builder.and_(x, splat(builder, mask, LANES))

@@ -202,6 +202,12 @@ def load_f16(features, builder, at):
     return _widen_f16(features, builder, load(builder, at, ir.VectorType(I16, LANES)))
 
 
+@operation(float16x, (int16x,))
+def f16_of_bits(features, builder, bits):
+    """The float16 in the low 16 bits of each lane."""
+    return _widen_f16(features, builder, builder.trunc(bits, ir.VectorType(I16, LANES)))
+
+
 def _narrow_to_f16(features: str, builder: Any, vector: Any) -> Any:
     """Sixteen float32 -> float16 as i16 lanes, rounded to nearest even.
 

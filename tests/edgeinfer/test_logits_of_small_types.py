@@ -1,0 +1,52 @@
+"""Models in the types below 4 bits that other programs write: the logits are those of llama.cpp."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import edgeinfer
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from edgeinfer_quant_formats.formats import CPU_FORMATS, KERNEL_FORMATS
+from tests.edgeinfer.distances import distance
+from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits
+from tests.edgeinfer.test_logits_against_llama_cpp import logits_of
+from tests.random_models import RandomModel
+
+CPU_ONLY = [name for name in CPU_FORMATS if name not in KERNEL_FORMATS]
+DEFAULT = ("IQ2_XXS", "IQ3_S")
+CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in CPU_ONLY]
+
+
+def model_file(folder: Path, name: str) -> Path:
+    model = RandomModel("llama", width=256, layers=2, head_dim=64, feed_forward=512, formats=(name,))
+    return model.write(folder / "model.gguf")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_kernels_have_the_logits_of_the_formula(tmp_path: Path, name: str) -> None:
+    path = model_file(tmp_path, name)
+    ours, exact = logits_of(path, "cpu"), logits_of(path, "exact")
+    assert np.isfinite(ours).all()
+    assert distance(ours, exact) < 0.05
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", CASES)
+def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("llama_cpp")
+    path = model_file(tmp_path, name)
+    ours, exact, theirs = logits_of(path, "cpu"), logits_of(path, "exact"), llama_cpp_logits(path, IDS)
+    assert distance(theirs, exact) < 0.05
+    assert distance(ours, exact) <= 2 * distance(theirs, exact)
+
+
+def test_a_file_of_nvfp4_with_scale_tensors_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "scaled.gguf"
+    with GGUFFile.open(model_file(tmp_path, "NVFP4")) as plain, GGUFWriter(path, plain.metadata) as writer:
+        for name, info in plain.tensors.items():
+            writer.add_tensor(name, plain.raw(name), info.format, info.shape)
+        writer.add_tensor("blk.0.attn_q.scale", np.full(1, 0.5, np.float32), "F32")
+    with pytest.raises(UnsupportedModelError, match=r"doesn't use blk\.0\.attn_q\.scale; llama\.cpp may"):
+        edgeinfer.load(path, device="cpu", draft=None)
