@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.protocols import BasicEngine, Engine, Progress, TokenSampler
+from edgeinfer.engine.protocols import BasicEngine, Engine, PromptSteps, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.speculation.drafter import Draft, DraftRequest
@@ -46,9 +46,9 @@ class ScriptedEngine(BasicEngine):
         self.vocabulary_size = engine.vocabulary_size
         self.bytes_per_token = engine.bytes_per_token
 
-    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
         """As the engine's, with the logits of the script."""
-        logits = self._engine.append(ids, progress)
+        logits = yield from self._engine.prompt_steps(ids, limit)
         self._set_logits(logits, len(self.ids))
         return logits
 
