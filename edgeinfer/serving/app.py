@@ -1,8 +1,17 @@
 """The HTTP application: routes, access checks, and the completion of a request."""
 
+import asyncio
 import hmac
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Sequence,
+)
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -215,14 +224,16 @@ class _Server:
                 response = await unless_disconnected(request, self._whole(responses, record))
             return response or Response(status_code=CLIENT_LEFT)
 
-    async def _start(self, responses: ResponseFormat, prompt: Any) -> AsyncTokenStream | StoredStream:
+    async def _start(
+        self, responses: ResponseFormat, prompt: Any, settings: dict[str, Any]
+    ) -> AsyncTokenStream | StoredStream:
         """Start a completion, unless it is stored; tokenization and grammar compilation run on another
         thread.
         """
         cache, model = self._cache(responses.model), responses.model
-        if (stored := cache.get(cache.key(prompt, responses.settings))) is not None:
+        if (stored := cache.get(cache.key(prompt, settings))) is not None:
             return StoredStream(stored)
-        return await self._workers.run(lambda: model.stream_async(prompt, **responses.settings))
+        return await self._workers.run(lambda: model.stream_async(prompt, **settings))
 
     def _cache(self, model: Model) -> CompletionCache:
         if model not in self._caches:
@@ -230,28 +241,34 @@ class _Server:
         return self._caches[model]
 
     def _ended(
-        self, responses: ResponseFormat, prompt: Any, completion: Generation, record: RequestRecord
+        self,
+        responses: ResponseFormat,
+        key: tuple[Any, dict[str, Any]],
+        completion: Generation,
+        record: RequestRecord,
     ) -> Generation:
-        """The completion, which is counted and stored."""
+        """The completion of a prompt with these settings, which is counted and stored."""
         self._metrics.completed(responses.model.name, completion)
         record.prompt_tokens += len(completion.prompt_ids)
         record.generated_tokens += len(completion.ids)
         cache = self._cache(responses.model)
-        cache.put(cache.key(prompt, responses.settings), completion)
+        cache.put(cache.key(*key), completion)
         return completion
 
     async def _whole(self, responses: ResponseFormat, record: RequestRecord) -> Response:
-        """All completions in one object."""
-        prompts = prompts_of(responses.parsed)
-        started = await self._start(responses, prompts[0][1])  # report its errors before waiting in the queue
-        completions = []
+        """All completions in one object; they are generated together."""
+        keys = _keys(responses)
+        started = await self._start(responses, *keys[0])  # report its errors before waiting in the queue
+
+        async def completed(index: int, key: tuple[Any, dict[str, Any]]) -> Generation:
+            stream = started if index == 0 else await self._start(responses, *key)
+            async with aclosing(stream):
+                async for _ in stream:
+                    pass
+            return self._ended(responses, key, stream.result, record)
+
         async with self._queue.slot(responses.model):
-            for index, prompt in prompts:
-                stream = started if index == 0 else await self._start(responses, prompt)
-                async with aclosing(stream):
-                    async for _ in stream:
-                        pass
-                completions.append(self._ended(responses, prompt, stream.result, record))
+            completions = await _all(completed(index, key) for index, key in enumerate(keys))
         return JSONResponse(responses.whole(completions))
 
     async def _streamed(
@@ -274,11 +291,11 @@ class _Server:
     async def _events(self, responses: ResponseFormat, record: RequestRecord) -> AsyncGenerator[bytes, None]:
         """Events of every completion; a client that disconnects ends generation."""
         completions = []
-        prompts = prompts_of(responses.parsed)
-        started = await self._start(responses, prompts[0][1])
+        keys = _keys(responses)
+        started = await self._start(responses, *keys[0])
         async with self._queue.slot(responses.model):
-            for index, prompt in prompts:
-                stream = started if index == 0 else await self._start(responses, prompt)
+            for index, key in enumerate(keys):
+                stream = started if index == 0 else await self._start(responses, *key)
                 opened = False
                 async with aclosing(stream):
                     async for token in stream:
@@ -288,7 +305,7 @@ class _Server:
                                 yield event
                         for event in responses.token(index, token):
                             yield event
-                completions.append(self._ended(responses, prompt, stream.result, record))
+                completions.append(self._ended(responses, key, stream.result, record))
                 for event in [] if opened else responses.start(index, stream.result):
                     yield event
                 for event in responses.finish(index, stream.result):
@@ -322,6 +339,27 @@ def _format(route: CompletionRoute, model: Model, parsed: CompletionRequest) -> 
     if not parsed.truncates:
         return responses
     return route.write(model, truncated(model, responses.parsed, responses.settings))
+
+
+def _keys(responses: ResponseFormat) -> list[tuple[Any, dict[str, Any]]]:
+    """Prompt and settings of each completion; those of one prompt have consecutive seeds."""
+    settings, count = responses.settings, responses.parsed.count
+    seed = settings.get("seed")
+
+    def of(index: int) -> dict[str, Any]:
+        return {**settings, "seed": seed + index % count} if type(seed) is int else settings
+
+    return [(prompt, of(index)) for index, prompt in prompts_of(responses.parsed)]
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, Generation]]) -> list[Generation]:
+    """The results of all; the first error ends the others, and is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(work) for work in works]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _record(request: Request) -> RequestRecord:

@@ -63,6 +63,16 @@ async def test_several_responses_follow_their_limits() -> None:
     assert {each["choices"][0]["index"] for each in streamed} == {0, 1}
 
 
+async def test_several_responses_have_consecutive_seeds() -> None:
+    model = model_on(FakeEngine(seeded_logits, 512))
+    body = {"n": 3, "max_tokens": 12, "seed": 5, "temperature": 1.0}
+    together = [each["message"]["content"] for each in (await chat(body, model)).json()["choices"]]
+    assert len(set(together)) == 3
+    for index, content in enumerate(together):
+        alone = (await chat({**body, "n": 1, "seed": 5 + index}, model)).json()
+        assert alone["choices"][0]["message"]["content"] == content
+
+
 async def test_a_response_follows_a_schema() -> None:
     pytest.importorskip("llguidance")
     schema = {
