@@ -69,7 +69,7 @@ class BatchSampling:
     ) -> dict[int, int]:
         """The ids sampled for some rows of a batch, as their sampler would; `rows`: the sampler and the ids
         so far. Rows whose sampling parameters the device doesn't support are left out; without such rows the
-        device may go on with the `following` step.
+        device may continue with the `following` step.
         """
         if self._history_size is None:
             return {}

@@ -121,7 +121,7 @@ def iq2_xs_columns(packed):
 
 @device_function
 def nibble_scales(scales, d, index):
-    """The scales of the two halves of sub-block `index`, from the nibbles of a byte of `scales`."""
+    """The two scales of sub-block `index`, from the nibbles of a byte of `scales`."""
     byte = byte_of(load_ints(scales + 64 * (index // 4)), index % 4)
     return odd_scale(d, and_i32(byte, 15), EIGHTH), odd_scale(d, shift_right(byte, 4), EIGHTH)
 
