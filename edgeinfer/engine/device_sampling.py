@@ -37,7 +37,7 @@ class DeviceSampler:
         the following token, which will be requested next.
         """
         params, start = self._params, len(history) - 1
-        recent = last_tokens(history, params.repeat_last_n) if penalties_are_on(params) else ()
+        recent = _penalized(params, history)
         request = following = None
         if params.temperature > 0:
             request = self._backend.sampling_request(params, len(recent), self._sampler.peek_uniform(0))
@@ -81,8 +81,7 @@ class BatchSampling:
         recent: list[Sequence[int]] = [()] * len(x)
         for row, (sampler, history) in supported.items():
             params = sampler.settings
-            if penalties_are_on(params):
-                recent[row] = last_tokens(history, params.repeat_last_n)
+            recent[row] = _penalized(params, history)
             uniform = sampler.peek_uniform(0) if params.temperature > 0 else 0.0
             requests[row] = self._backend.sampling_request(params, len(recent[row]), uniform)
         with DEVICE_FAILURES:
@@ -99,6 +98,11 @@ class BatchSampling:
     def _unused(self) -> list[float]:
         """The request of a row whose sample isn't read."""
         return self._backend.sampling_request(SamplingParams(temperature=0.0), 0, 0.0)
+
+
+def _penalized(params: SamplingParams, history: Sequence[int]) -> Sequence[int]:
+    """The recent tokens that get penalties."""
+    return last_tokens(history, params.repeat_last_n) if penalties_are_on(params) else ()
 
 
 def _is_supported(params: SamplingParams, history_size: int) -> bool:

@@ -211,7 +211,9 @@ class PagedRequests:
         row: on the device, if that supports it. `ahead`: the same requests are likely to advance next.
         """
         x, engine = self._append(tokens), self._engine
-        following = self._following(last) if ahead and len(last) == len(tokens) else None
+        samples_there = engine.capabilities.sampling_history is not None
+        runs_ahead = ahead and samples_there and len(last) == len(tokens)
+        following = self._following(last) if runs_ahead else None
         plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
         rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
         sampled = engine.sample_batch(x, rows, following)
