@@ -58,6 +58,8 @@ class PlacementProblem:
             return f"keys and values in {self.options.kv} run on the CPU only"
         if not self.options.repack:
             return "the weights stay memory-mapped"
+        if self.options.lora is not None:
+            return "LoRA adapters run on the CPU only"
         try:
             self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
@@ -89,7 +91,7 @@ class PlacementProblem:
         if draft is None:
             return None
         alone = replace(
-            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any",
+            options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
             batch=CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)

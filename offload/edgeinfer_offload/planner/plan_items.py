@@ -232,6 +232,9 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
         streamed_from = speed.stream_min_tokens if placement.non_layer.head == GPU else None
         tokens = host_batch(problem.options.batch, streamed_from)
         items.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
+        if (lora := problem.options.lora) is not None:
+            threads = problem.machine.processor.threads
+            items.append(("LoRA adapters", "cpu", lora.cpu_total(problem.sizes, tokens, threads)))
     if placement.uses_gpu:
         items += [
             ("workspace", "gpu", problem.gpu_workspace),
