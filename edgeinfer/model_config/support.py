@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
@@ -87,7 +88,7 @@ def open_model(path: Path, name: str) -> GGUFFile:
         FormatError, OSError: it can't be read.
     """
     try:
-        return GGUFFile.open(path)
+        return open_file(path)
     except UnsupportedTypeError as error:
         raise UnsupportedModelError(f"{name}: {support_of(path)}") from error
 
@@ -98,7 +99,7 @@ def open_listed(path: Path) -> GGUFFile:
     Raises:
         FormatError, OSError: it can't be read.
     """
-    return GGUFFile.open(path, unknown_types=True)
+    return open_file(path, unknown_types=True)
 
 
 def support_of(path: Path) -> ModelSupport:
@@ -108,7 +109,7 @@ def support_of(path: Path) -> ModelSupport:
         FormatError, OSError: it can't be read.
     """
     try:
-        with GGUFFile.open(path) as file:
+        with open_file(path) as file:
             return model_support(file)
     except UnsupportedTypeError as error:
         return unsupported_type(error, path)
