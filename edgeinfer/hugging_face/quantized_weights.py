@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.stored import Bytes, Floats, Stored
 from edgeinfer_quant_formats import block_format
 
@@ -24,7 +25,7 @@ MIN_NORMAL = 2.0**-14
 FORMATS = {(4, False): "Q4_0", (4, True): "Q4_1", (8, False): "Q8_0"}
 
 
-class WeightsError(ValueError):
+class WeightsError(UnsupportedModelError):
     """Quantized weights that no GGUF format holds; the message says why."""
 
 

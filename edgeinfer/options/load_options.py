@@ -139,7 +139,8 @@ class LoadOptions:
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
-        commands="run chat serve batch plan eval profile quantize doctor embed rank", default_note="measured",
+        commands="run chat serve batch plan eval profile quantize convert doctor embed rank",
+        default_note="measured",
     )  # fmt: skip
     repack: bool = _option(
         True, "Copy the weights into the kernels' layout, or keep them memory-mapped (mmap), which takes "

@@ -10,7 +10,7 @@ from edgeinfer_tui.options.settings import setting_names
 from tests.tui.conftest import CommandLine
 
 COMMANDS = (
-    "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull",
+    "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "convert", "doctor", "pull",
     "embed", "rank",
 )  # fmt: skip
 
