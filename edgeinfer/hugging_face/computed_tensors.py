@@ -64,9 +64,11 @@ class ComputedTensors:
         return self._view(name)
 
     def release(self, name: str) -> bool:
-        """Release the memory of a tensor, which can be read again. False if the system doesn't support it."""
+        """Release the memory of a tensor, which can be read again. False if it stays: small ones do, at the
+        same address, if others are in a file.
+        """
         if name not in self._written:
-            return self._in_memory.pop(name, None) is not None
+            return self._spill is None and self._in_memory.pop(name, None) is not None
         if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
             return False
         self._map.madvise(mmap.MADV_DONTNEED, self._offsets[name], self._stored[name].nbytes)

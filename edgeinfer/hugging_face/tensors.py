@@ -10,9 +10,9 @@ import numpy as np
 
 from edgeinfer.errors import shortened
 from edgeinfer.hugging_face.errors import folder_error
-from edgeinfer.hugging_face.families.family import Family
+from edgeinfer.hugging_face.families.family import Family, by_part, plain_name, rope_pairs
 from edgeinfer.hugging_face.quantized_weights import WeightsError, quantized, scheme_of
-from edgeinfer.hugging_face.stored import Order, Stored, stacked
+from edgeinfer.hugging_face.stored import Stored, stacked
 from edgeinfer_quant_formats import block_format
 from edgeinfer_quant_formats.safetensors.sharded import ShardedTensors
 
@@ -23,9 +23,6 @@ IGNORED = re.compile(
     r"\.rotary_emb\.inv_freq$|\.attn\.(masked_)?bias$|\.attention\.(masked_)?bias$|\.[kv]_scale$"
 )
 """Tables that are computed, and scales of caches."""
-LAYER = re.compile(r"(\d+)\.(.+)")
-EXPERT = re.compile(r"\.(\d+)\.")
-MAX_LAYERS = 4096
 
 
 class FolderTensors:
@@ -50,7 +47,7 @@ class FolderTensors:
         result: dict[str, Stored] = {}
         for module, suffixes in self._modules().items():
             for suffix, stored in self._parts(module, suffixes):
-                name = self._gguf_name(module)
+                name = self._family.gguf_name(module)
                 if name is None:
                     raise folder_error(
                         self._folder,
@@ -58,9 +55,9 @@ class FolderTensors:
                         f"{self._family.architecture} has no such tensor",
                     )
                 full = f"{name}.{suffix}" if suffix else name
-                expert = EXPERT.search(module.removeprefix(self._family.prefix)[len("0") :])
-                if expert and "_exps" in name:
-                    self._experts[full][int(expert[1])] = stored
+                expert = self._family.expert(module)
+                if expert is not None:
+                    self._experts[full][expert] = stored
                 else:
                     result |= self._laid_out(full, stored)
         for full, parts in self._experts.items():
@@ -75,18 +72,11 @@ class FolderTensors:
         for name in self._tensors.tensors:
             if IGNORED.search(name):
                 continue
-            module, _, suffix = self._plain(name).rpartition(".")
-            if self._gguf_name(f"{module}.{suffix}"):  # a tensor without a suffix
+            module, _, suffix = plain_name(name).rpartition(".")
+            if self._family.gguf_name(f"{module}.{suffix}"):  # a tensor without a suffix
                 module, suffix = f"{module}.{suffix}", ""
             modules.setdefault(module, []).append(suffix)
         return modules
-
-    def _plain(self, name: str) -> str:
-        """The name in a model of text only."""
-        for prefix in ("language_model.model.", "model.language_model."):
-            if name.startswith(prefix):
-                return f"model.{name.removeprefix(prefix)}"
-        return name.removeprefix("language_model.") if name.startswith("language_model.lm_head") else name
 
     def _parts(self, module: str, suffixes: list[str]) -> list[tuple[str, Stored]]:
         """The weight and the bias of a module."""
@@ -127,19 +117,6 @@ class FolderTensors:
         others = (f"language_model.model.{inner}", f"model.language_model.{inner}", f"language_model.{plain}")
         return next(other for other in others if other in names)
 
-    def _gguf_name(self, module: str) -> str | None:
-        """The name of a module's tensors in GGUF, without suffix; None: it has none."""
-        family = self._family
-        if module in family.ends:
-            return family.ends[module]
-        match = (
-            LAYER.fullmatch(module.removeprefix(family.prefix)) if module.startswith(family.prefix) else None
-        )
-        if match is None or int(match[1]) >= MAX_LAYERS:
-            return None
-        name = family.layer.get(EXPERT.sub(".*.", match[2]))
-        return None if name is None else f"blk.{int(match[1])}.{name}"
-
     def _stack(self, name: str, parts: Mapping[int, Stored]) -> Stored:
         count = len(parts)
         first = next(iter(parts.values()))
@@ -172,11 +149,11 @@ class FolderTensors:
         if family.permuted and base in ("attn_q", "attn_k"):
             kv = config.get("num_key_value_heads") or config["num_attention_heads"]
             heads = config["num_attention_heads"] if base == "attn_q" else kv
-            return stored.reordered(_rope_pairs(stored.shape[0], heads))
+            return stored.reordered(rope_pairs(stored.shape[0], heads))
         if family.norm_offset and full.endswith("norm.weight"):
             return stored.computed(stored.shape, lambda values: values + family.norm_offset, "F32")
         if layout == "query_key_value_by_head":
-            return stored.reordered(_by_part(stored.shape[0], config["num_attention_heads"]))
+            return stored.reordered(by_part(stored.shape[0], config["num_attention_heads"]))
         if layout == "transposed" and full.endswith(".weight"):
             rows, columns = stored.shape
             return stored.computed((columns, rows), lambda values: values.T)
@@ -189,16 +166,6 @@ class FolderTensors:
         if base == "ffn_gate_inp_shexp":
             return stored.reshaped((stored.shape[-1],))
         return stored
-
-
-def _rope_pairs(rows: int, heads: int) -> Order:
-    """The order of rows in which the halves of each head alternate."""
-    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
-
-
-def _by_part(rows: int, heads: int) -> Order:
-    """The order of rows with all queries first, then all keys and all values."""
-    return np.arange(rows).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
 
 
 def _halves(stored: Stored) -> tuple[Stored, Stored]:

@@ -1,12 +1,20 @@
 """What a row of the table of families says: names of tensors, settings, and changes of layout."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+import numpy.typing as npt
+
 from edgeinfer.hugging_face.families.names import ATTENTION, ENDS, FEED_FORWARD, NORMS
 
 Names = Mapping[str, str]
+Order = npt.NDArray[np.integer]
+LAYER = re.compile(r"(\d+)\.(.+)")
+EXPERT = re.compile(r"\.(\d+)\.")
+MAX_LAYERS = 4096
 Layout = Literal["query_key_value_by_head", "transposed", "gate_up_experts", "negative_exp", "squeezed"]
 
 
@@ -41,3 +49,40 @@ class Family:
     activations: tuple[str, ...] = ("silu", "swish")
     windows: int = 0
     window_caps_context: bool = False
+
+    def gguf_name(self, module: str) -> str | None:
+        """The name of a module's tensors in GGUF, without suffix; None: the family has no such module."""
+        if module in self.ends:
+            return self.ends[module]
+        layer = self._layer_module(module)
+        name = None if layer is None else self.layer.get(EXPERT.sub(".*.", layer[1]))
+        return None if name is None or layer is None else f"blk.{layer[0]}.{name}"
+
+    def expert(self, module: str) -> int | None:
+        """The number of the expert whose module this is; None: it is of none."""
+        layer = self._layer_module(module)
+        match = EXPERT.search(layer[1]) if layer else None
+        return int(match[1]) if match else None
+
+    def _layer_module(self, module: str) -> tuple[int, str] | None:
+        """The number of a module's layer, and its name there."""
+        match = LAYER.fullmatch(module.removeprefix(self.prefix)) if module.startswith(self.prefix) else None
+        return (int(match[1]), match[2]) if match and int(match[1]) < MAX_LAYERS else None
+
+
+def plain_name(name: str) -> str:
+    """The name of a tensor in a model of text only, of which one with images has a prefix."""
+    for prefix in ("language_model.model.", "model.language_model."):
+        if name.startswith(prefix):
+            return f"model.{name.removeprefix(prefix)}"
+    return name.removeprefix("language_model.") if name.startswith("language_model.lm_head") else name
+
+
+def rope_pairs(rows: int, heads: int) -> Order:
+    """The order of rows in which the halves of each head alternate."""
+    return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
+
+
+def by_part(rows: int, heads: int) -> Order:
+    """The order of rows with all queries first, then all keys and all values."""
+    return np.arange(rows).reshape(heads, 3, -1).swapaxes(0, 1).reshape(-1)
