@@ -56,7 +56,7 @@ def lora_sizes(adapters: Sequence[Scaled]) -> LoraSizes | None:
             rank = tensor.a.shape[-2] + (shapes[name][0][-2] if name in shapes else 0)
             a, b = tensor.a.shape, tensor.b.shape
             shapes[name] = (*a[:-2], rank, a[-1]), (*b[:-1], rank)
-    return LoraSizes.of(shapes.values()) if shapes else None
+    return LoraSizes.of(shapes) if shapes else None
 
 
 def _check(file: GGUFFile, adapter: Adapter, name: str, tensor: AdapterTensor) -> None:

@@ -240,6 +240,7 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
             ("workspace", "gpu", problem.gpu_workspace),
             (LIBRARIES, "gpu", LIBRARY_BYTES),
             (CUDA_CONTEXT, "gpu", problem.driver_bytes),
+            ("LoRA adapters", "gpu", lora.gpu_bytes if (lora := problem.options.lora) else 0),
             ("buffers for streamed weights", "gpu", problem.streamed_bytes(placement)),
             ("expert cache buffers", "gpu", expert_load_bytes(problem.sizes) * problem.options.expert_cache),
             ("pinned buffers", "cpu", problem.staging(on_cpu)),
