@@ -41,12 +41,13 @@ class LoraArena:
         """A LoraArgs structure; matrices with several structures share it."""
         key = id(adaptable.matrix), adaptable.scale
         if key not in self._args:
-            a, b = interleaved(_columns_by_four(weights.a)), interleaved(weights.b / adaptable.scale)
+            a = interleaved(_columns_by_four(weights.a))
+            b = interleaved(_columns_by_four(weights.b / np.float32(adaptable.scale)))
             self._args[key] = self._arena.fill(
                 LoraArgs,
                 a=self._arena.keep(a),
                 b=self._arena.keep(b),
-                rank=weights.rank,
+                rank=b.shape[2],
                 ranks=padded(weights.rank),
                 columns=a.shape[2],
                 a_stride=a[0].nbytes,

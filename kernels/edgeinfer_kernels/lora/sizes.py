@@ -37,7 +37,7 @@ class LoraSizes:
         for name, (a, b) in pairs.items():
             *experts, rank, columns = a
             count, rows = (experts[0] if experts else 1), b[-2]
-            cpu_bytes += 4 * count * (padded(rank) * -(-columns // 4) * 4 + padded(rows) * rank)
+            cpu_bytes += 4 * count * (padded(rank) * _by_four(columns) + padded(rows) * _by_four(rank))
             gpu_bytes += padded(rank) * (
                 6 * padded(columns) + 4 * MAX_SHARING * padded(rows) + 4 * MAX_TOKENS
             )
@@ -55,6 +55,10 @@ class LoraSizes:
         if self.cpu_only:
             return f"the LoRA adapter of {self.cpu_only} runs on the CPU only"
         return None if whole else "a model with LoRA adapters isn't split between GPU and CPU"
+
+
+def _by_four(count: int) -> int:
+    return -(-count // 4) * 4
 
 
 def product_bytes(ranks: int, tokens: int) -> int:

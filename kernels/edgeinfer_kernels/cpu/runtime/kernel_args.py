@@ -136,8 +136,9 @@ class LoraArgs(Structure):
     """A LoRA adapter of a matrix, which adds b·(a·x) to its products, in float32.
 
     a: `columns` of `ranks` rows, b: `rank` columns of the matrix's rows, both interleaved by sixteen rows;
-    a_stride, b_stride: bytes between two experts. ranks: `rank` rounded up to 16. products: a·x of the tokens
-    of a step, `ranks` columns per token, in slots of `slot_bytes`; thread_bytes: those of one thread.
+    a_stride, b_stride: bytes between two experts. rank, columns: rounded up to 4, ranks to 16. products: a·x
+    of the tokens of a step, `ranks` columns per token, in slots of `slot_bytes`; thread_bytes: those of one
+    thread.
     """
 
     a: Int

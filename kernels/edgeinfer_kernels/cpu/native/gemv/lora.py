@@ -66,11 +66,18 @@ def add_lora(lora, expert, products, first, last, tokens, out, out_stride):
         for token in range(tokens):
             at = out + token * out_stride + GROUP_BYTES * index
             factors = products + token * row_bytes
-            total = load_floats(at)
-            for column in range(rank):
-                factor = splat_f32(load_f32(factors + 4 * column))
-                total = multiply_add(load_floats(weights + GROUP_BYTES * column), factor, total)
-            store_floats(at, total)
+            t0 = load_floats(at)
+            t1 = splat_f32(np.float32(0))
+            t2 = splat_f32(np.float32(0))
+            t3 = splat_f32(np.float32(0))
+            for column in range(0, rank, 4):
+                w = weights + GROUP_BYTES * column
+                z = factors + 4 * column
+                t0 = multiply_add(load_floats(w), splat_f32(load_f32(z)), t0)
+                t1 = multiply_add(load_floats(w + GROUP_BYTES), splat_f32(load_f32(z + 4)), t1)
+                t2 = multiply_add(load_floats(w + 2 * GROUP_BYTES), splat_f32(load_f32(z + 8)), t2)
+                t3 = multiply_add(load_floats(w + 3 * GROUP_BYTES), splat_f32(load_f32(z + 12)), t3)
+            store_floats(at, add(add(t0, t1), add(t2, t3)))
 
 
 @device_function
