@@ -1,7 +1,7 @@
 """LoRA adapters on a device: what they add to the products of its matrices.
 
 Matrices that share planes have one adapter, whose ranks are those of all. In a decode step, a·x is a
-projection of its own; the kernel that multiplies the matrix adds b·(a·x) to its sums. In a prompt both are
+separate projection; the kernel that multiplies the matrix adds b·(a·x) to its sums. In a prompt both are
 library matmuls.
 """
 
