@@ -12,9 +12,11 @@ from edgeinfer.hugging_face.computed_tensors import ComputedTensors
 from edgeinfer.hugging_face.stored import Stored
 from edgeinfer_quant_formats import GGUFFile, decode
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo
-from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT, VERSIONS
+from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT
 from edgeinfer_quant_formats.safetensors.sharded import ShardedTensors
 
+NO_VERSION = 0
+"""The version of GGUF of what is no GGUF file."""
 COMPUTED = -1
 """The part of a tensor whose bytes no file of the folder has."""
 
@@ -34,14 +36,13 @@ class FolderFile(GGUFFile):
         stored: Mapping[str, Stored],
         spill: Path | None,
     ) -> None:
-        self.folder = folder
         self._files = tensors
         computed = {name: each for name, each in stored.items() if not each.source}
         self._computed = ComputedTensors(folder, computed, spill)
         self._parts = []
-        self.path = tensors.files[0].path
+        self.path, self.origin = tensors.files[0].path, folder
         self.parts = tuple(file.path for file in tensors.files)
-        self.version = max(VERSIONS)
+        self.version = NO_VERSION
         self.alignment = DEFAULT_ALIGNMENT
         self.metadata = MappingProxyType(dict(metadata))
         self.tensors = MappingProxyType({name: self._listed(name, each) for name, each in stored.items()})

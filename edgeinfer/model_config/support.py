@@ -23,15 +23,18 @@ NEEDS_LLAMA_CPP = "needs --engine llama.cpp"
 
 @dataclass(frozen=True)
 class ModelSupport:
-    """`reason`: why the native engine can't run it; empty: supported."""
+    """`reason`: why the native engine can't run it; empty: supported. `is_model` False: no engine can."""
 
     reason: str = ""
+    is_model: bool = True
 
     @property
     def is_native(self) -> bool:
         return not self.reason
 
     def __str__(self) -> str:
+        if not self.is_model:
+            return f"nothing: {self.reason}"
         return "edgeinfer" if self.is_native else f"{NEEDS_LLAMA_CPP}: {self.reason}"
 
 
@@ -41,6 +44,8 @@ def model_support(file: GGUFFile) -> ModelSupport:
         if not info.format.is_known:
             reason = missing_format_error(info.format.type_id)
             return ModelSupport(_shortened(f"tensor {printable(name)}: {reason}"))
+    if file.metadata.get("general.type") == "adapter":
+        return ModelSupport("it is a LoRA adapter, for --lora", is_model=False)
     try:
         config = read_config(file)
         kernel_formats(read_weights(file, config))

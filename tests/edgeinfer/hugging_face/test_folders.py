@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.families.table import FAMILIES as TABLE
 from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.planning.model_plan import plan_model
@@ -103,6 +104,14 @@ def test_large_computed_tensors_are_kept_in_a_temporary_file(
     folder = write_folder(model, tmp_path / "model")
     assert distance(own_logits(folder), logits_of(model, IDS)) < 1e-5
     assert distance(own_logits(folder, repack=False), logits_of(model, IDS)) < 1e-5
+
+
+def test_a_folder_is_shown_as_one_and_not_passed_to_llama_cpp(tmp_path: Path) -> None:
+    folder = write_folder(random_model("llama"), tmp_path / "model")
+    with open_folder(folder) as file:
+        assert (file.origin, file.version) == (folder, 0)
+    with pytest.raises(UnsupportedModelError, match=r"llama\.cpp reads GGUF files only; convert the folder"):
+        edgeinfer.load(folder, engine="llama.cpp")
 
 
 def test_a_folder_is_planned_and_completes_text(tmp_path: Path) -> None:

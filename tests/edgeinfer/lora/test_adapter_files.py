@@ -12,6 +12,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.model_config.support import support_of
 from edgeinfer.options.lora_option import LoraChoice, lora_choices
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
@@ -150,3 +151,10 @@ def test_a_closed_model_takes_no_adapters(zoo_file: ZooFile, tmp_path: Path) -> 
     model.close()
     with pytest.raises(EdgeInferError, match="has been closed; load it again"):
         model.set_lora(adapter)
+
+
+def test_an_adapter_is_no_model(zoo_file: ZooFile, tmp_path: Path) -> None:
+    adapter = write_adapter(zoo_file("llama"), tmp_path / "a.gguf")
+    with pytest.raises(EdgeInferError, match=r"a\.gguf: a LoRA adapter, wanted a model; add it to one with"):
+        edgeinfer.load(adapter)
+    assert str(support_of(adapter)) == "nothing: it is a LoRA adapter, for --lora"
