@@ -6,7 +6,7 @@ twice.
 
 import mmap
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
@@ -62,6 +62,16 @@ class ComputedTensors:
             return raw
         self._write(name, raw)
         return self._view(name)
+
+    def prepare(self, progress: Callable[[int, int], None] | None) -> None:
+        """Compute all tensors of the temporary file; `progress` is called with bytes done and the total."""
+        done, total = 0, sum(self._stored[name].nbytes for name in self._offsets)
+        for name in self._offsets:
+            self.bytes_of(name)
+            self.release(name)
+            done += self._stored[name].nbytes
+            if progress is not None:
+                progress(done, total)
 
     def release(self, name: str) -> bool:
         """Release the memory of a tensor, which can be read again. False if it stays: small ones do, at the

@@ -1,6 +1,6 @@
 """A Hugging Face folder that is read as if it were a GGUF file."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -71,6 +71,10 @@ class FolderFile(GGUFFile):
         if info.part == COMPUTED:
             return self._computed.bytes_of(info.name)
         return self._files.files[info.part].bytes_of(info)
+
+    def prepare(self, progress: Callable[[int, int], None] | None) -> None:
+        """Compute the large tensors whose layout is another one, with progress in bytes."""
+        self._computed.prepare(progress)
 
     def release(self, name: str) -> bool:
         """As `GGUFFile.release`."""

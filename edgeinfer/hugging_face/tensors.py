@@ -70,7 +70,7 @@ class FolderTensors:
         """Module -> the suffixes of its tensors."""
         modules: dict[str, list[str]] = {}
         for name in self._tensors.tensors:
-            if IGNORED.search(name):
+            if IGNORED.search(name) or name.startswith(self._family.skipped):
                 continue
             module, _, suffix = plain_name(name).rpartition(".")
             if self._family.gguf_name(f"{module}.{suffix}"):  # a tensor without a suffix

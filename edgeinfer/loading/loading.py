@@ -13,6 +13,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
     shown,
 )
+from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
@@ -64,6 +65,8 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
         return load_llama_cpp(model_file, load_options)
     file = open_model(model_file.path, model_file.name)
     try:
+        if isinstance(file, FolderFile):
+            file.prepare(load_options.progress)
         return _load_own(model_file, file, load_options)
     except BaseException as error:
         file.close()

@@ -31,6 +31,7 @@ class Family:
     - `fixed`: GGUF key -> value.
     - `required`: key of config.json -> values that the architecture computes; others are refused. A missing
       key is allowed.
+    - `skipped`: beginnings of the names of modules that a model of text doesn't have.
     - `windows`: every n-th layer has global attention by default; 0: no windows. `window_caps_context`: the
       windows are longer than the context that is allowed.
     """
@@ -47,6 +48,7 @@ class Family:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     required: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     activations: tuple[str, ...] = ("silu", "swish")
+    skipped: tuple[str, ...] = ()
     windows: int = 0
     window_caps_context: bool = False
 

@@ -32,6 +32,9 @@ _GRANITE_SCALES = {
     "attention.scale": ("attention_multiplier",),
     "logit_scale": ("logits_scaling",),
 }
+_IMAGES = (
+    "vision_tower.", "model.vision_tower.", "multi_modal_projector.", "model.multi_modal_projector.",
+)  # fmt: skip
 _LLAMA = Family("llama", permuted=True)
 _QWEN2 = Family("qwen2", required={"use_sliding_window": (False,)})
 _GEMMA = Family("gemma", norm_offset=1.0, activations=(*GELU, "gelu"))
@@ -128,6 +131,7 @@ FAMILIES: dict[str, Family] = {
     "GemmaForCausalLM": _GEMMA,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": replace(_GEMMA3, skipped=_IMAGES),
     "Gemma3TextModel": _GEMMA3,
     "Glm4ForCausalLM": Family("glm4", layer=_GLM4_LAYER),
     "GraniteForCausalLM": _GRANITE,

@@ -43,7 +43,7 @@ def test_a_folder_gives_the_logits_of_transformers(tmp_path: Path, name: str) ->
 def test_every_family_of_the_table_is_compared_with_transformers() -> None:
     prefixes = {prefix for prefix, _ in FAMILIES.values()}
     tested = {HEADS.get(prefix, f"{prefix}ForCausalLM") for prefix in prefixes}
-    assert TABLE.keys() - tested <= {"Gemma3TextModel"}
+    assert TABLE.keys() - tested <= {"Gemma3TextModel", "Gemma3ForConditionalGeneration"}
 
 
 @pytest.mark.default_cases(2)
@@ -122,3 +122,18 @@ def test_a_folder_is_planned_and_completes_text(tmp_path: Path) -> None:
         assert model.plan is not None
         assert model.plan.nbytes == plan.plan.nbytes
         assert len(model.generate("the quick", max_tokens=3, temperature=0.0).ids) == 3
+
+
+def test_the_text_model_of_one_with_images_is_taken(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    text = random_model("gemma3")
+    images = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.Gemma3Config(
+        text_config=text.config,
+        vision_config={**images, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+    model = transformers.Gemma3ForConditionalGeneration(config).eval()
+    model.model.language_model.load_state_dict(text.model.state_dict())
+    folder = write_folder(model, tmp_path / "model")
+    assert distance(own_logits(folder), logits_of(text, IDS)) < 1e-5
