@@ -66,6 +66,7 @@ class BatchSteps:
 
     def _run(self, ids: Sequence[int], positions: BatchPositions) -> None:
         self._steps.set_batch(ids, positions)
+        self._steps.per_layer.send(ids)
         self._steps.run(len(ids), layout=BATCH)
 
     def sample(
@@ -78,12 +79,22 @@ class BatchSteps:
         if self._logits.are_collected:
             return [-1] * len(requests)
         self._launch_sampling(requests, recent)
-        runs_ahead = following is not None and self._steps.step.model.per_layer is None
+        runs_ahead = following is not None and self._steps.per_layer.may_follow
         if following is not None and runs_ahead:
             self._start_ahead(following)
-        if self._sampled is not None:
-            self._sampled.synchronize()
-        sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+        sampled = [0] * len(requests)
+        try:
+            if self._sampled is not None:
+                self._sampled.synchronize()
+            sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+        finally:  # The started step waits for its rows, even if it's interrupted.
+            if following is not None and runs_ahead:
+                self._steps.per_layer.give([max(token, 0) for token in sampled])
+        if self._steps.per_layer.were_late():
+            assert self._last is not None
+            self.discard_ahead()
+            self._run(*self._last)
+            return self.sample(requests, recent, None)
         if following is not None and runs_ahead:
             self._ahead = _Batch(tuple(sampled), following)
             if min(sampled) < 0:  # the host needs the logits, which the next step has overwritten
@@ -102,6 +113,7 @@ class BatchSteps:
         logits = self._steps.step.workspace.logits[:count]
         sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
         self._results[:count].copy_(space.results[:count], non_blocking=True)
+        self._steps.per_layer.report()
         if self._sampled is not None:
             self._sampled.record()
 
@@ -109,5 +121,6 @@ class BatchSteps:
         """Start the step of the sampled tokens, which only the device knows."""
         count = len(following.positions)
         self._steps.set_batch([0] * count, following)
+        self._steps.per_layer.expect()
         self._steps.step.workspace.state[:count] = self._space.results[:count, 0].clamp(min=0)
         self._steps.run(count, layout=BATCH)

@@ -35,10 +35,10 @@ class CapturedSteps:
 
     def __init__(self, step: DecodeStep, sampling: SamplingSpace, slots: StateSlots | None = None) -> None:
         self.step, self._slots = step, slots
+        self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self._cuda = self._device.type == "cuda"
-        self._per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
         self._graphs: dict[tuple[int, str, Layout], torch.cuda.CUDAGraph] = {}
         self._start = 0
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
@@ -77,7 +77,7 @@ class CapturedSteps:
         if self._slots is not None:
             state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
-        self._per_layer.send(self._state[:count].tolist())
+        self.per_layer.send(self._state[:count].tolist())
 
     def set_pages(self, pages: npt.NDArray[np.int64], count: int = 1) -> None:
         """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what
@@ -91,7 +91,9 @@ class CapturedSteps:
         self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
 
     def set_batch(self, ids: Sequence[int], positions: BatchPositions) -> None:
-        """Set the step's tokens, each of another sequence. Padding tokens are alone in the spare page."""
+        """Set the step's tokens, each of another sequence, but not the rows of their per-layer embeddings.
+        Padding tokens are alone in the spare page.
+        """
         count = self.width(len(ids))
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         held = self._batches[self._turn]
@@ -100,7 +102,6 @@ class CapturedSteps:
         state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
         state[16 : 16 + count] = 1
         self.step.workspace.state.copy_(held, non_blocking=True)
-        self._per_layer.send(state[:count].tolist())
 
     def set_next_slots(self, start: int) -> None:
         """Set the slots of recurrent states for a step of one token, which is set by the step before it."""

@@ -110,9 +110,9 @@ class Space(layer_output.InputSpace):
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
-    """Before the first layer: compute the per-layer inputs of all layers from x."""
+    """Before the first layer: project x to the per-layer inputs of all layers."""
     space, spec = step.space("gemma3n.altup_correct"), block.residual.block
-    layer_output.compute_inputs(step, space, spec.output, block.weights.output, tokens)
+    layer_output.project_hidden(step, space, spec.output, block.weights.output, tokens)
 
 
 def decode(
