@@ -10,7 +10,7 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.cache.layout import BATCH, independent_tokens
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
-from edgeinfer_kernels.cuda.decode.sampling import sample
+from edgeinfer_kernels.cuda.decode.sampling import argmax, sample
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, REQUEST_SIZE
 
@@ -105,17 +105,24 @@ class BatchSteps:
 
     def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)
+        logits = self._steps.step.workspace.logits[:count]
+        if all(request[0] == 0 for request in requests) and not any(recent):
+            argmax(logits, space.buffers, space.sampled, space.results)
+        else:
+            self._send_requests(requests, recent)
+            sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
+        self._results[:count].copy_(space.results[:count], non_blocking=True)
+        self._steps.per_layer.report()
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def _send_requests(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
+        space, count = self._space, len(requests)
         self._requests[:count] = torch.tensor(requests, dtype=torch.float64)
         space.requests[:count].copy_(self._requests[:count], non_blocking=True)
         for row, ids in enumerate(recent):
             if ids:
                 space.recent[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        logits = self._steps.step.workspace.logits[:count]
-        sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
-        self._results[:count].copy_(space.results[:count], non_blocking=True)
-        self._steps.per_layer.report()
-        if self._sampled is not None:
-            self._sampled.record()
 
     def _start_ahead(self, following: BatchPositions) -> None:
         """Start the step of the sampled tokens, which only the device knows."""
