@@ -85,9 +85,7 @@ def inactive_bytes(w: DeviceLayerOutput) -> int:
 
 
 class InputSpace(PerLayerSpace):
-    """The buffers of a decode step, shared by all layers. `rows`: those of the per-layer embeddings, which
-    the host sends before a step.
-    """
+    """The buffers of a decode step, shared by all layers."""
 
     def __init__(
         self, specs: Sequence[LayerOutputSpec], outputs: Sequence[DeviceMatrix], arena: Arena, tokens: int
@@ -96,7 +94,7 @@ class InputSpace(PerLayerSpace):
         self.hidden = take_activations(arena, tokens, width, has_floats(*outputs))
         self.gate = arena.take((tokens, padded_rows(width)), torch.float32)
         self.projected = arena.take((tokens, padded_rows(columns)), torch.float32)
-        self.rows = arena.take((tokens, columns), torch.float32)
+        self.rows_per_chunk = tokens
         self.numbers = arena.take((3,), torch.int64)
         self.inputs = arena.take((tokens, columns), torch.float32)
 
@@ -139,7 +137,7 @@ def _add_embeddings(
         per_layer_inputs_kernel, (spec.layers, tokens),
         space.projected, space.projected.stride(0), workspace.nothing, space.rows, space.numbers,
         _norm_args(spec, w), space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
-        **_shape(spec.width), SCALED=False, WAITS=True, warps=1,
+        **_shape(spec.width), RAW=space.raw, SCALED=False, WAITS=True, warps=1,
     )  # fmt: skip
 
 
@@ -176,11 +174,12 @@ def project_input(
 
 
 class PromptSpace(PerLayerSpace):
-    """The per-layer embeddings of a chunk of a prompt, `rows`, later the per-layer inputs."""
+    """The per-layer inputs of a chunk of a prompt."""
 
     def __init__(self, specs: Sequence[LayerOutputSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.columns for spec in specs)
-        self.rows = arena.take((chunk, columns), torch.float32)
+        self.rows_per_chunk = chunk
+        self.inputs = arena.take((chunk, columns), torch.float32)
 
 
 def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:
@@ -197,13 +196,13 @@ def compute_chunk_inputs(
     """
     if w.model_proj is None:
         return
-    inputs, (tokens, width) = space.rows, chunk.x.shape
+    tokens, width = chunk.x.shape
     scale_rows(chunk.x, chunk.h.rows, chunk.h.scales)
     projected = prompt.products.product(chunk.h.rows, w.model_proj)
     per_layer_inputs_kernel[(spec.layers, tokens)](
-        projected, projected.stride(0), chunk.h.scales, inputs, None, _norm_args(spec, w), inputs,
-        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), SCALED=True, WAITS=False, DEPENDENT=False,
-        num_warps=1,
+        projected, projected.stride(0), chunk.h.scales, space.rows, None, _norm_args(spec, w), space.inputs,
+        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), RAW=space.raw, SCALED=True, WAITS=False,
+        DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     prompt.apply_next_norm(chunk, -1)  # The rows of the first layer's input were overwritten.
 
@@ -227,7 +226,7 @@ def project_chunk_input(
     """The layer's per-layer input of a chunk, gated by h and projected back, and the row scales that remain
     to be multiplied. Both are overwritten by the next matmul.
     """
-    inputs, tokens = space.rows[:, spec.layer * spec.width :], len(h.rows)
+    inputs, tokens = space.inputs[:, spec.layer * spec.width :], len(h.rows)
     gate = prompt.products.product(h.rows, w.inp_gate)
     gate_inputs_kernel[(tokens,)](
         gate, gate.stride(0), h.scales, inputs, inputs.stride(0), None, **_shape(spec.width),

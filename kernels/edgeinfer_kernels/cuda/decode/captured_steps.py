@@ -35,9 +35,9 @@ class CapturedSteps:
 
     def __init__(self, step: DecodeStep, sampling: SamplingSpace, slots: StateSlots | None = None) -> None:
         self.step, self._slots = step, slots
-        self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
         self._sampling_space = sampling
         self._device = step.workspace.state.device
+        self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str, Layout], torch.cuda.CUDAGraph] = {}
         self._start = 0
@@ -77,7 +77,7 @@ class CapturedSteps:
         if self._slots is not None:
             state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
-        self.per_layer.send(self._state[:count].tolist())
+        self.per_layer.send(ids)
 
     def set_pages(self, pages: npt.NDArray[np.int64], count: int = 1) -> None:
         """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what

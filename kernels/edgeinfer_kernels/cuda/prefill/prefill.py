@@ -102,7 +102,7 @@ class Prefill:
         self.products = Products(sizes, arena, chunk)
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
-        self.per_layer = PerLayerRows(model.per_layer, self._spaces.values())
+        self.per_layer = PerLayerRows(model.per_layer, self._spaces.values(), self.ids.device)
         can_capture = self.ids.is_cuda and not spec.is_encoder
         self._captured = CapturedChunks(self.ids.device) if can_capture else None
 

@@ -7,6 +7,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import RMS, normed
 from edgeinfer_kernels.cuda.triton_ops.activations import activate
+from edgeinfer_kernels.cuda.triton_ops.raw_rows import decode_raw
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 
@@ -14,15 +15,15 @@ from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 @triton.jit
 def per_layer_inputs_kernel(
     projected, stride, row_scales, rows, numbers, norm, out, scale, embedding_scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, WAITS: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RAW: tl.constexpr, SCALED: tl.constexpr, WAITS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (tokens, layers, WIDTH) = (rms(projected · scale) + rows · embedding_scale) / √2; program (layer,
     token).
 
-    `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`. `out`
-    may be `rows`. With WAITS `rows` are valid when the first of `numbers`, as in `PerLayerSpace`, has reached
-    the second. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`.
+    `rows`, RAW and `numbers` as in `PerLayerSpace`; with WAITS the rows are valid when the first number has
+    reached the second. Reads WIDTH · 4 bytes and the rows, in host memory; writes WIDTH · 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -36,8 +37,11 @@ def per_layer_inputs_kernel(
     if WAITS:
         await_number(numbers, tl.load(numbers + 1), numbers + 2, numbers + 2)
     at = (token * tl.num_programs(0) + layer) * WIDTH + offsets
-    value = (x + tl.load(rows + at, mask=mask, other=0.0) * embedding_scale) * 0.7071067811865476
-    tl.store(out + at, value, mask=mask)
+    if RAW is None:
+        row = tl.load(rows + at, mask=mask, other=0.0)
+    else:
+        row = decode_raw(rows + token * RAW.row_bytes, layer * WIDTH + offsets, mask, RAW)
+    tl.store(out + at, (x + row * embedding_scale) * 0.7071067811865476, mask=mask)
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     WordsConfig,
 )
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
+from edgeinfer_kernels.cuda.triton_ops.raw_rows import raw_config
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.layer_cache import CacheType
@@ -78,9 +79,24 @@ def launch_layer_output() -> None:
     for scaled in (False, True):
         both: dict[str, Any] = {"SCALED": scaled, "DEPENDENT": False}
         narrow, wide = {"WIDTH": 256, "BLOCK": 256} | both, {"WIDTH": 2560, "BLOCK": 4096} | both
-        output.per_layer_inputs_kernel[GRID](
-            f, 1024, f, f, number, norm, f, 0.02, 16.0, **narrow, WAITS=not scaled, num_warps=1
-        )
+        for name in (None, "F16", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS"):
+            raw = None if name is None else raw_config(name, 1024)
+            rows = f if raw is None else tensor(1024, dtype=torch.uint8)
+            output.per_layer_inputs_kernel[GRID](
+                f,
+                1024,
+                f,
+                rows,
+                number,
+                norm,
+                f,
+                0.02,
+                16.0,
+                **narrow,
+                RAW=raw,
+                WAITS=not scaled,
+                num_warps=1,
+            )
         out, config = (None, None) if scaled else (WORDS, WordsConfig(8, 12))
         output.gate_inputs_kernel[GRID](
             f, 256, f, f, 1024, out, **narrow, ACTIVATION=1, OUT=config, num_warps=1

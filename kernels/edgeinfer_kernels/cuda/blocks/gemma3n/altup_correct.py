@@ -150,7 +150,7 @@ def decode(
 
 
 class PromptSpace(layer_output.PromptSpace):
-    """The per-layer embeddings of a chunk of a prompt, later the per-layer inputs."""
+    """The per-layer inputs of a chunk of a prompt."""
 
     def __init__(self, specs: Sequence[AltUpCorrectSpec], arena: Arena, chunk: int) -> None:
         super().__init__([spec.output for spec in specs], arena, chunk)
