@@ -30,6 +30,8 @@ LENGTHS = [15, 21, 14]
 """Tokens of each sequence; the last three are read in batches."""
 BATCHED = 3
 Row = np.ndarray[Any, np.dtype[np.float64]]
+AGREE = {"f16": FLOATS_AGREE, "q8_0": FLOATS_AGREE, "q4_0": 2 * FLOATS_AGREE}
+"""By the type of the KV cache: a code of q4_0 is rounded the other way if its value is near the middle of two."""
 MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "llama": (ZOO["llama"], (0, 1)),
     "windows, norms of heads": (ZOO["gemma3"], (4, 5)),
@@ -96,7 +98,7 @@ def test_each_token_of_a_batch_attends_to_its_sequence(tmp_path: Path, model: st
             backend.forward_batch(x, BatchPositions(positions, pages))
             logits = backend.logits(x).astype(np.float64)
             for row, of_text in zip(logits, expected, strict=True):
-                assert relative(row, of_text[step]) < FLOATS_AGREE
+                assert relative(row, of_text[step]) < AGREE[kind]
         backend.close()
 
 
