@@ -198,9 +198,8 @@ def decode_attention_kernel(
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
-    own_split = tl.minimum(used, SPLITS - 1)
-    used = own_split + 1
-    if split == own_split:
+    used = tl.minimum(used + 1, SPLITS)
+    if split == used - 1:
         new = append_new(qkv, stride, cache, pages, head, cached, state + 8, rope, ATTENTION, TOKENS)
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(

@@ -31,7 +31,7 @@ LENGTHS = [15, 21, 14]
 BATCHED = 3
 Row = np.ndarray[Any, np.dtype[np.float64]]
 AGREE = {"f16": FLOATS_AGREE, "q8_0": FLOATS_AGREE, "q4_0": 2 * FLOATS_AGREE}
-"""By the type of the KV cache: a code of q4_0 is rounded the other way if its value is near the middle of two."""
+"""By the type of the KV cache: a value near the middle of two codes of q4_0 may get either."""
 MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "llama": (ZOO["llama"], (0, 1)),
     "windows, norms of heads": (ZOO["gemma3"], (4, 5)),
