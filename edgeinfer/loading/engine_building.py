@@ -23,7 +23,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.layer_cache import CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
@@ -73,13 +73,13 @@ class EngineBuilder:
         has_head, batch = not source.specification.is_encoder, plan.options.batch
         kernels, progress = self._kernels(head=has_head), LoadProgress(source, plan.file_weight_bytes)
         threads = plan.machine.processor.threads
-        states = sequence_states(
+        pool = sequence_states(
             source.specification, source.context, source.options.kv, plan.options.sequences
         )
         backend = CpuBackend(
             source.specification,
             source.weights,
-            states[0],
+            pool.states[0],
             kernels,
             CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
             routing=Routing.allocate(source.specification, batch),
@@ -87,8 +87,8 @@ class EngineBuilder:
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
-        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels), len(states))
-        loaded.engine.others = tuple(loaded.engine.with_state(state) for state in states[1:])
+        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels), len(pool.states))
+        loaded.engine.join(pool)
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
@@ -231,12 +231,13 @@ class EngineBuilder:
         )
 
 
-def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> list[DecoderState]:
+def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> StatePool:
     """The states of some sequences: one for all if all its positions can be pages, else one for each."""
     positions = pool_positions(context, sequences)
-    if spec.is_recurrent or RingPositions(spec, positions).shapes:
-        return [DecoderState.allocate(spec, context, kind) for _ in range(sequences)]
-    return [DecoderState.allocate(spec, positions, kind)]
+    if sequences > 1 and (spec.is_recurrent or RingPositions(spec, positions).shapes):
+        return DecoderState.allocate(spec, context, kind).pooled(sequences)
+    state = DecoderState.allocate(spec, positions, kind)
+    return StatePool([state], state)
 
 
 def placed_note(plan: MemoryPlan) -> str:

@@ -38,6 +38,30 @@ def _next_positions(texts: Sequence[PagedText]) -> BatchPositions:
     return BatchPositions(positions, pages)
 
 
+def sample_rows(
+    engine: NativeEngine,
+    x: HiddenStates,
+    last: Mapping[int, LiveRequest],
+    following: BatchPositions | None = None,
+) -> None:
+    """Sample the next token of each request after its row of the hidden states x, as
+    `NativeEngine.sample_batch`, or on the host.
+    """
+    plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
+    rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
+    sampled = engine.sample_batch(x, rows, following)
+    logits = None if sampled.keys() >= last.keys() else engine.logits(x)
+    for row, live in last.items():
+        try:
+            if logits is None or row in sampled:
+                live.sequence.sampler.accept(sampled[row])
+                live.accept([SampledToken(sampled[row], None)])
+            else:
+                live.accept([live.sequence.sample(logits[row])])
+        except Exception as error:
+            live.fail(error)
+
+
 class PagedRequests:
     """Live requests in the cache of an engine whose backend runs batches."""
 
@@ -214,19 +238,7 @@ class PagedRequests:
         samples_there = engine.capabilities.sampling_history is not None
         runs_ahead = ahead and samples_there and len(last) == len(tokens)
         following = self._following(last) if runs_ahead else None
-        plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
-        rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
-        sampled = engine.sample_batch(x, rows, following)
-        logits = None if sampled.keys() >= last.keys() else engine.logits(x)
-        for row, live in last.items():
-            try:
-                if logits is None or row in sampled:
-                    live.sequence.sampler.accept(sampled[row])
-                    live.accept([SampledToken(sampled[row], None)])
-                else:
-                    live.accept([live.sequence.sample(logits[row])])
-            except Exception as error:
-                live.fail(error)
+        sample_rows(engine, x, last, following)
 
     def _append(self, tokens: Sequence[Row]) -> HiddenStates:
         """Append tokens to sequences that have pages for them; the hidden states after each."""

@@ -12,6 +12,7 @@ from typing import Protocol
 from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
+from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.loop import LiveRequest
 from edgeinfer_kernels.backend import PAGE
@@ -65,7 +66,7 @@ class Requests(Protocol):
 
 def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool) -> Requests:
     """Paged if the engine's backend runs batches and all its caches hold all positions; else each request is
-    the text of an engine. What the engine has cached is dropped.
+    the text of an engine, which share their steps if they can. What the engine has cached is dropped.
     """
     for each in (engine, *engine.others):
         each.rewind(0)
@@ -73,6 +74,8 @@ def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool)
     is_paged = engine.capabilities.max_batch_tokens > 0 and not engine.others
     if is_paged and isinstance(engine, NativeEngine) and engine.cache.rings is None:
         return PagedRequests(engine, start)
+    if isinstance(engine, NativeEngine) and engine.joins_steps:
+        return JoinedRequests(engine, start)
     return EngineRequests(engine, start)
 
 

@@ -127,6 +127,10 @@ class BlockState(Protocol):
         """Evict `positions` (ascending) and compact the others up to `end`."""
         ...
 
+    def pooled(self, count: int) -> "tuple[BlockState, Sequence[BlockState]]":
+        """`count` zeroed states like this one in common arrays: all as one state, and each."""
+        ...
+
 
 class BlockSpec(Protocol):
     """What a block computes. Specifications are frozen and compare by value."""

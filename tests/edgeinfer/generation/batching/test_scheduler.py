@@ -8,6 +8,7 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.generation.batching.engine_requests import EngineRequests
+from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS, PAUSED_STEPS
 from edgeinfer.generation.context_shift import ContextShift
@@ -26,6 +27,8 @@ ARRIVALS = {
 PLACES = {
     "paged": ("llama", 4 * CONTEXT, 0),
     "states": ("lfm2", CONTEXT, 3),
+    "states and rings": ("gemma3", CONTEXT, 3),
+    "few states": ("qwen35", CONTEXT, 1),
     "one state": ("lfm2", CONTEXT, 0),
 }
 
@@ -53,8 +56,8 @@ def test_requests_together_give_the_ids_of_each_alone(
     for step, each in zip(ARRIVALS[arrival], requests, strict=True):
         arrivals.setdefault(step, []).append(each)
     run = Run(engine_of(zoo_file(model), build, positions, others))
-    kind = PagedRequests if place == "paged" else EngineRequests
-    assert isinstance(run.scheduler.requests, kind)
+    kind = PagedRequests if place == "paged" else JoinedRequests if others else EngineRequests
+    assert type(run.scheduler.requests) is kind
     assert run.finish(arrivals) == alone(zoo_file(model), requests, build)
     assert [token.logprob is not None for token in run.tokens[2]] == [True] * 25
     assert [live.sequence.reason for live in run.live] == ["length"] * 4
