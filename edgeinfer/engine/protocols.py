@@ -133,7 +133,8 @@ class Engine(Protocol):
 
     def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
         """How many of the first `length` tokens of the cache, or of a snapshot, needn't be processed again:
-        all, or none if ring caches no longer hold what the next token needs.
+        all; of recurrent states those before a stored one; or none if ring caches no longer hold what the
+        next token needs.
         """
         ...
 

@@ -198,6 +198,10 @@ class Backend(Protocol[X]):
         """
         return length
 
+    def reach(self, length: int) -> int:
+        """How many positions `rewind` would keep."""
+        return length
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending). The remaining ones up to `end` are compacted and their keys get the
         RoPE of their new positions.
@@ -346,6 +350,9 @@ class MainMemoryBackend(Backend[X]):
 
     def rewind(self, length: int) -> int:
         return self.state.rewind(length)
+
+    def reach(self, length: int) -> int:
+        return length if self.state.slots is None else self.state.slots.reach(length)
 
     def is_at(self, position: int) -> bool:
         return self.state.slots is None or self.state.slots.is_next(position)

@@ -214,6 +214,13 @@ class StateSlots:
             closest = min(range(len(slots) - 1), key=lambda index: at[index + 2] - at[index])
             self._checkpoints.discard(slots[closest])
 
+    def reach(self, length: int) -> int:
+        """How many positions `rewind` would keep."""
+        if length >= self.end:
+            return self.end
+        base = max((position for position in self._positions.values() if position <= length), default=0)
+        return base if base < self._first_row or length - base > RING_ROWS else length
+
     def rewind(self, length: int) -> int:
         """Drop all positions from `length` on; return how many of the others are kept."""
         if length >= self.end:

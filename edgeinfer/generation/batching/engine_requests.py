@@ -65,7 +65,7 @@ class EngineRequests:
     If the engine allows it, a text that makes place for another one is kept in main memory.
     """
 
-    shares_prefixes = False
+    shared_unit = 0
 
     def __init__(self, engine: Engine, start: EngineStart) -> None:
         self._engines = [engine, *engine.others]
@@ -137,8 +137,12 @@ class EngineRequests:
         lost = len(engine.ids) - shared_prefix(engine.ids, live.sequence.ids)
         if idle is not None and lost >= MIN_SNAPSHOT_TOKENS:
             idle.keep()
+        self._before_begin(live, engine)
         self._start.begin(live, engine, idle)
         return True
+
+    def _before_begin(self, live: LiveRequest, engine: Engine) -> None:
+        """The request is about to become the engine's text."""
 
     def _best(self, live: LiveRequest, usable: Sequence[int]) -> int:
         """The engine whose text the request continues, else the one that was used least recently."""

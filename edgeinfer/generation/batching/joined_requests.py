@@ -2,18 +2,29 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
 from edgeinfer.generation.batching.paged_requests import sample_rows
 from edgeinfer.generation.decoding import forced_tokens
 from edgeinfer.generation.loop import LiveRequest
+from edgeinfer.snapshots.engine_snapshots import MIN_SNAPSHOT_TOKENS
+
+
+def reusable_tokens(engine: Engine, ids: Sequence[int]) -> int:
+    """Number of these tokens that an engine's text begins with and that needn't be processed again."""
+    return 0 if engine.first_evicted is not None else engine.reusable(shared_prefix(engine.ids, ids))
 
 
 class JoinedRequests(EngineRequests):
     """Live requests on an engine and its `others`, whose backend computes a token of each in one step.
 
-    A request that has several tokens to process, or whose context is full, makes its step alone.
+    A request that has several tokens to process, or whose context is full, makes its step alone. One that
+    begins copies the state of another engine that has read more of its prompt, up to a position to which
+    that state can be rewound.
     """
+
+    shared_unit = MIN_SNAPSHOT_TOKENS
 
     def __init__(self, engine: NativeEngine, start: EngineStart) -> None:
         super().__init__(engine, start)
@@ -29,6 +40,17 @@ class JoinedRequests(EngineRequests):
         width = self._engine.capabilities.max_joined_tokens
         for first in range(0, len(joined), width):
             self._advance(joined[first : first + width])
+
+    def _before_begin(self, live: LiveRequest, engine: Engine) -> None:
+        if live.sequence.evicted:
+            return
+        prompt = live.sequence.ids[:-1]
+        donor = max(self._engines, key=lambda each: reusable_tokens(each, prompt))
+        count = reusable_tokens(donor, prompt)
+        if count >= reusable_tokens(engine, prompt) + MIN_SNAPSHOT_TOKENS:
+            snapshot = donor.snapshot()
+            assert snapshot is not None
+            engine.restore(snapshot, count)
 
     def _joinable(self, live: LiveRequest) -> NativeEngine | None:
         """The engine of a request that has one token to process; forced tokens are appended first."""

@@ -65,7 +65,7 @@ def sample_rows(
 class PagedRequests:
     """Live requests in the cache of an engine whose backend runs batches."""
 
-    shares_prefixes = True
+    shared_unit = PAGE
 
     def __init__(self, engine: NativeEngine, start: EngineStart) -> None:
         self._engine = engine

@@ -15,7 +15,6 @@ from edgeinfer.generation.batching.engine_requests import EngineRequests, Engine
 from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.loop import LiveRequest
-from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.system.locks import call_in_child
 
 CHUNK_TOKENS = 64
@@ -29,8 +28,8 @@ FULL_CHUNK_TOKENS = 256
 class Requests(Protocol):
     """Where the live requests have their keys, values and states, and how their steps are computed."""
 
-    shares_prefixes: bool
-    """Whether a request uses the pages that another one has read."""
+    shared_unit: int
+    """A request uses whole multiples of this number of tokens that another one has read; 0: none."""
 
     @property
     def places(self) -> int:
@@ -192,18 +191,20 @@ class Scheduler:
         One that shares pages with an earlier one waits until that has read them.
         """
         ready = [each for each in reading if self.requests.has_place(each)][: self.requests.places]
-        if self.requests.shares_prefixes:
-            ready = [each for index, each in enumerate(ready) if not self._is_read_by(ready[:index], each)]
+        if unit := self.requests.shared_unit:
+            ready = [
+                each for index, each in enumerate(ready) if not self._is_read_by(ready[:index], each, unit)
+            ]
         return min(ready, key=lambda each: each.turn, default=None)
 
     @staticmethod
-    def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest) -> bool:
-        """Whether an earlier request has yet to read pages that this one shares, or the same prompt."""
+    def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest, unit: int) -> bool:
+        """Whether an earlier request has yet to read tokens that this one shares, or the same prompt."""
         ids = live.sequence.ids
         for each in earlier:
             shared = shared_prefix(each.sequence.ids, ids)
             is_same = shared == len(ids) == len(each.sequence.ids)
-            wanted = shared if is_same else min(shared, len(ids) - 1) // PAGE * PAGE
+            wanted = shared if is_same else min(shared, len(ids) - 1) // unit * unit
             if max(each.processed, live.processed) < wanted:
                 return True
         return False

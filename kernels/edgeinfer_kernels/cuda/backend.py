@@ -388,6 +388,9 @@ class CudaBackend(Backend[DeviceRows]):
         self._discard_ahead()
         return self._caches.slots.rewind(length)
 
+    def reach(self, length: int) -> int:
+        return length if self._caches.slots is None else self._caches.slots.reach(length)
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`; a step that was started ahead is discarded too."""
         check_evicted(positions, end)

@@ -92,6 +92,12 @@ class SplitBackend(Backend[SplitStates]):
         kept = self.cpu_shard.state.rewind(length)
         return self.cpu_shard.state.rewind(self.gpu_shard.rewind(kept))
 
+    def reach(self, length: int) -> int:
+        slots = self.cpu_shard.slots
+        kept = length if slots is None else slots.reach(length)
+        kept = self.gpu_shard.reach(kept)
+        return kept if slots is None else slots.reach(kept)
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.gpu_shard.evict(positions, end)
         if self.cpu_shard.state.blocks:
