@@ -226,9 +226,7 @@ class EngineBuilder:
         requested = self.source.options.parallel or AUTOMATIC_SEQUENCES[0]
         count = max(0, min(requested, free // max(1, nbytes)))
         size = binary_size(nbytes)
-        return count, Detail(
-            f"one request runs at a time; up to {count} texts are kept in main memory, {size} each"
-        )
+        return count, Detail(f"up to {count} texts are kept in main memory, {size} each")
 
 
 def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> StatePool:

@@ -18,6 +18,10 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
+SPLIT_QUEUE = Detail("requests run one at a time: a model that is split between devices has no batches")
+STATE_QUEUE = Detail(
+    "requests run one at a time: on a GPU there are no batches of recurrent states or windows"
+)
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 
@@ -145,7 +149,10 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         return _split(request, measured(machine))
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
-    return DevicePlan(plan, fitting, (dense,) if request.sparse_required else ())
+    warnings = [dense] if request.sparse_required else []
+    if request.parallel != 1 and not _has_device_pages(request):
+        warnings.append(STATE_QUEUE)
+    return DevicePlan(plan, fitting, tuple(warnings))
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
@@ -157,7 +164,8 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    return DevicePlan(plan, request.context, request.warnings)
+    queue = (SPLIT_QUEUE,) if request.parallel != 1 else ()
+    return DevicePlan(plan, request.context, (*request.warnings, *queue))
 
 
 def _split_with_disk(
@@ -207,10 +215,13 @@ def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> 
 
 def _gpu_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
     """The number of sequences on a GPU: one, if they can't share the caches there."""
+    return _sequences(request, machine, options) if _has_device_pages(request) else 1
+
+
+def _has_device_pages(request: PlanRequest) -> bool:
+    """Whether sequences can share the caches of a GPU that holds the whole model."""
     positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
-    if not all(block.has_device_pages(positions) for block in request.sizes.blocks):
-        return 1
-    return _sequences(request, machine, options)
+    return all(block.has_device_pages(positions) for block in request.sizes.blocks)
 
 
 def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:

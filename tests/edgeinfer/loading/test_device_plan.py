@@ -72,3 +72,13 @@ def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | Non
         assert advised == more.memory.prediction.decode_tokens_per_second
     whole = plan_devices(request(), laptop())
     assert with_one_gib_more(request(), laptop(), whole).rate_with_one_gib_more is None
+
+
+def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
+    split = plan_devices(request(vram=3 * GIB, parallel=4), laptop())
+    assert [str(line) for line in split.warnings] == [
+        "requests run one at a time: a model that is split between devices has no batches"
+    ]
+    assert plan_devices(request(vram=3 * GIB), laptop()).warnings == ()
+    whole = plan_devices(request(parallel=2), laptop())
+    assert (whole.memory.device, whole.warnings) == ("gpu", ())
