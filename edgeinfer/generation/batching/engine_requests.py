@@ -12,6 +12,7 @@ from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
 from edgeinfer.generation.loop import Decode, LiveRequest
 from edgeinfer.generation.prefill import rewind_to_shared
 from edgeinfer.generation.request import Restore
+from edgeinfer.generation.shared_prefix import AlternatingSequences, Sequences
 from edgeinfer.snapshots.engine_snapshots import MIN_SNAPSHOT_TOKENS, EngineSnapshots
 from edgeinfer.snapshots.memory_store import MemoryStore
 
@@ -114,6 +115,10 @@ class EngineRequests:
         if live in self._holders:
             self._holders[self._holders.index(live)] = None
         live.leave_engine()
+
+    def sequences(self) -> Sequences:
+        """As `Requests.sequences`: the first engine holds one at a time."""
+        return AlternatingSequences(self._engines[0])
 
     def suspend(self) -> None:
         """The first engine is about to be used otherwise: its request reads its tokens again."""

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.prefix_tree import Node, PrefixTree
 from edgeinfer.generation.shared_prefix import CacheFullError
-from edgeinfer_kernels.backend import PAGE
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 
 PAGES_PER_RUN = 4
 """Pages that a sequence takes together: the kernels read this many contiguous pages without a copy."""
@@ -46,6 +48,18 @@ class PagedText:
 def pages_for(positions: int) -> int:
     """Pages for this number of positions."""
     return -(-positions // PAGE)
+
+
+def next_positions(texts: Sequence[PagedText]) -> BatchPositions:
+    """The positions after each sequence, which has a page for it; one that is there again has the next."""
+    lengths, page_rows = {text: text.length for text in texts}, {text: text.pages for text in texts}
+    positions = np.zeros(len(texts), np.int64)
+    pages = np.zeros((len(texts), max(map(len, page_rows.values()))), np.int64)
+    for row, text in enumerate(texts):
+        positions[row] = lengths[text]
+        pages[row, : len(page_rows[text])] = page_rows[text]
+        lengths[text] += 1
+    return BatchPositions(positions, pages)
 
 
 def _never() -> bool:

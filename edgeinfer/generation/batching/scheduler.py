@@ -15,6 +15,7 @@ from edgeinfer.generation.batching.engine_requests import EngineRequests, Engine
 from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.loop import LiveRequest
+from edgeinfer.generation.shared_prefix import Sequences
 from edgeinfer_kernels.system.locks import call_in_child
 
 CHUNK_TOKENS = 64
@@ -56,6 +57,10 @@ class Requests(Protocol):
 
     def release(self, live: LiveRequest) -> None:
         """The request has ended."""
+        ...
+
+    def sequences(self) -> Sequences:
+        """The text of the engine, which is used otherwise, as the first of several sequences."""
         ...
 
     def suspend(self) -> None:

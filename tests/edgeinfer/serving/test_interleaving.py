@@ -28,7 +28,7 @@ class Source:
             self.closed = True
 
 
-async def test_items_come_in_turns_and_each_source_in_its_order() -> None:
+async def test_sources_alternate_and_each_keeps_the_order() -> None:
     sources = [Source("a", 4), Source("b", 4), Source("c", 1)]
     found = [item async for item in interleaved([each.items() for each in sources])]
     assert sorted(found) == ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3", "c0"]

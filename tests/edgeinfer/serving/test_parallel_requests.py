@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -70,7 +71,7 @@ async def test_completions_of_one_streamed_request_come_interleaved(model: Model
     indices = [each["index"] for each in choices]
     lasts = [len(indices) - 1 - indices[::-1].index(index) for index in range(3)]
     assert max(indices.index(index) for index in range(3)) < min(lasts)
-    assert sum(a != b for a, b in zip(indices, indices[1:], strict=False)) >= 12
+    assert sum(a != b for a, b in pairwise(indices)) >= 12
 
 
 async def test_the_server_shows_the_number_of_parallel_requests(model: Model) -> None:
