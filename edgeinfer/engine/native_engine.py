@@ -16,6 +16,7 @@ from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
@@ -152,6 +153,8 @@ class NativeEngine(CacheChanges):
         """The backend of steps that all of them share."""
         self.idle_texts = 0
         """As `Engine.idle_texts`."""
+        self.spill = SpillBudget()
+        """For the pages of idle prefixes."""
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""

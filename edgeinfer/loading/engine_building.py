@@ -13,6 +13,7 @@ from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
 from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -36,6 +37,10 @@ if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+
+
+SPILLED_CACHES = 4
+"""Idle prefixes take at most this multiple of the cache by default."""
 
 
 @dataclass(frozen=True)
@@ -211,12 +216,23 @@ class EngineBuilder:
             source.file.check_size if reads_file else None,
             pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
+        engine.spill = self._spill_budget()
         warnings = [*self.planned.warnings, *warnings]
         takes_turns = not backend.capabilities.max_batch_tokens
         if self.gpu is not None and takes_turns and source.options.parallel != 1:
             engine.idle_texts, note = self._idle_texts(engine.cache.nbytes)
             warnings.append(note)
         return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, warnings)
+
+    def _spill_budget(self) -> SpillBudget:
+        """Bytes for idle prefixes: as requested, or what main memory has besides the plan, at most a multiple
+        of the cache, if several requests are answered.
+        """
+        plan, options = self.plan, self.source.options
+        free = plan.ram_bytes - plan.bytes_on("cpu")
+        automatic = min(free // 2, SPILLED_CACHES * plan.cache_bytes) if options.parallel != 1 else 0
+        ram = max(0, automatic) if options.spill is None else options.spill
+        return SpillBudget(ram, options.spill_disk or 0)
 
     def _idle_texts(self, nbytes: int) -> tuple[int, Detail]:
         """The number of texts of `nbytes` that main memory has space for besides the plan, at most

@@ -247,6 +247,14 @@ class Backend(Protocol[X]):
         """Copy cache pages. All sources are read before a target is written. For batches."""
         _refuse(self)
 
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        """Copies of cache pages in main memory: arrays (heads, pages, …). For batches."""
+        _refuse(self)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        """Write what `read_pages` returned to cache pages. For batches."""
+        _refuse(self)
+
     def with_state(self, state: DecoderState) -> "Backend[X]":
         """A backend with the same weights and buffers and another state, for another sequence. It is used
         alternately with this one, which closes both.
@@ -362,6 +370,12 @@ class MainMemoryBackend(Backend[X]):
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.state.copy_pages(sources, targets)
+
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        return self.state.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        self.state.write_pages(pages, arrays)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.state.evict(positions, end)

@@ -131,6 +131,16 @@ class DecoderState:
         for state in self.blocks.values():
             state.copy_pages(sources, targets)
 
+    def read_pages(self, pages: Sequence[int]) -> list[npt.NDArray[np.generic]]:
+        """As `Backend.read_pages`."""
+        return [array[:, list(pages)] for state in self.blocks.values() for array in state.pages()]
+
+    def write_pages(self, pages: Sequence[int], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        """As `Backend.write_pages`."""
+        targets = [target for state in self.blocks.values() for target in state.pages()]
+        for target, array in zip(targets, arrays, strict=True):
+            target[:, list(pages)] = array
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`."""
         check_evicted(positions, end)

@@ -102,9 +102,12 @@ class CacheState:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `BlockState.copy_pages`."""
         a, b = list(sources), list(targets)
-        for array in self.cache.arrays():
-            pages = array.reshape(len(array), -1, *_page_shape(array))
+        for pages in self.pages():
             pages[:, b] = pages[:, a]
+
+    def pages(self) -> list[npt.NDArray[np.generic]]:
+        """As `BlockState.pages`."""
+        return [array.reshape(len(array), -1, *_page_shape(array)) for array in self.cache.arrays()]
 
 
 def _page_shape(array: npt.NDArray[np.generic]) -> tuple[int, ...]:

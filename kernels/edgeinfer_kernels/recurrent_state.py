@@ -104,6 +104,9 @@ class RecurrentState:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         raise NotImplementedError("a recurrent state has no pages")
 
+    def pages(self) -> list[npt.NDArray[np.generic]]:
+        raise NotImplementedError("a recurrent state has no pages")
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         raise NotImplementedError("a recurrent state has no positions to evict")
 

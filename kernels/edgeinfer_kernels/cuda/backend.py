@@ -237,6 +237,15 @@ class CudaBackend(Backend[DeviceRows]):
             self._discard_ahead()
             self._caches.copy_pages(sources, targets)
 
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        with device_errors():
+            return self._caches.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        with device_errors():
+            self._discard_ahead()
+            self._caches.write_pages(pages, arrays)
+
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
         """As `Backend.forward_texts`, for the ids passed to `embed`."""
         with device_errors():

@@ -123,6 +123,10 @@ class BlockState(Protocol):
         """Copy pages of 16 positions; all sources are read before a target is written."""
         ...
 
+    def pages(self) -> list[npt.NDArray[np.generic]]:
+        """Views (heads, pages, …) of the arrays."""
+        ...
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending) and compact the others up to `end`."""
         ...
