@@ -137,7 +137,9 @@ class EngineBuilder:
             spec,
             source.weights,
             plan.stages,
-            DecoderState.allocate(spec, source.context, source.options.kv, blocks),
+            DecoderState.allocate(
+                spec, pool_positions(source.context, plan.options.sequences), source.options.kv, blocks
+            ),
             kernels,
             exchange.addresses,
             ShardOptions(

@@ -18,9 +18,14 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
-SPLIT_QUEUE = Detail("requests run one at a time: a model that is split between devices has no batches")
+SPLIT_QUEUE = Detail(
+    "requests run one at a time: the caches of several would slow a single one down by more than a tenth; "
+    "take them with parallel=N"
+)
+MIN_RATE_SHARE = 0.9
+"""Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
 STATE_QUEUE = Detail(
-    "requests run one at a time: on a GPU there are no batches of recurrent states or windows"
+    "requests run one at a time: a GPU has no batches of recurrent states or windows"
 )
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
@@ -158,14 +163,16 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
     options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
+    options = replace(options, sequences=_split_sequences(request, machine, options))
     try:
         plan = plan_memory(request.sizes, machine, options)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    queue = (SPLIT_QUEUE,) if request.parallel != 1 else ()
-    return DevicePlan(plan, request.context, (*request.warnings, *queue))
+    queue = SPLIT_QUEUE if _has_device_pages(request) else STATE_QUEUE
+    has_queue = request.parallel != 1 and options.sequences == 1
+    return DevicePlan(plan, request.context, (*request.warnings, *[queue] * has_queue))
 
 
 def _split_with_disk(
@@ -216,6 +223,28 @@ def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> 
 def _gpu_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
     """The number of sequences on a GPU: one, if they can't share the caches there."""
     return _sequences(request, machine, options) if _has_device_pages(request) else 1
+
+
+def _split_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
+    """The number of sequences of a split model: as requested, or the largest usual one whose caches leave
+    enough of the model on the GPU; one, if they can't share the caches.
+    """
+    if request.parallel == 1 or not _has_device_pages(request):
+        return 1
+    if request.parallel:
+        return request.parallel
+    rates = {count: _split_rate(request, machine, options, count) for count in (*AUTOMATIC_SEQUENCES, 1)}
+    fitting = [count for count in AUTOMATIC_SEQUENCES if rates[count] >= MIN_RATE_SHARE * rates[1] > 0]
+    return max(fitting, default=1)
+
+
+def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions, sequences: int) -> float:
+    """Tokens/s of one request if the caches hold this number of sequences; 0: there is no such split."""
+    try:
+        plan = plan_memory(request.sizes, machine, replace(options, sequences=sequences))
+    except PlanError:
+        return 0.0
+    return plan.prediction.decode_tokens_per_second if plan.head == "gpu" else 0.0
 
 
 def _has_device_pages(request: PlanRequest) -> bool:

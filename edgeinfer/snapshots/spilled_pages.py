@@ -62,10 +62,10 @@ class SpilledPage(NamedTuple):
 
 
 class _FilePlace(NamedTuple):
-    """Where a page is on the disk: a file, and its index there; and the key of the page before it."""
+    """Where a page is on the disk: a file, and its number there; and the key of the page before it."""
 
     path: Path
-    index: int
+    number: int
     before: Key
 
 
@@ -130,8 +130,8 @@ class SpilledPages:
             return None
         self._checked.add(place.path)
         self._disk.files.move_to_end(place.path)
-        tokens = tuple(snapshot.ids[place.index * PAGE : (place.index + 1) * PAGE])
-        arrays: Arrays = [np.array(array[:, place.index]) for array in snapshot.arrays]
+        tokens = tuple(snapshot.ids[place.number * PAGE : (place.number + 1) * PAGE])
+        arrays: Arrays = [np.array(array[:, place.number]) for array in snapshot.arrays]
         return SpilledPage(place.before, tokens, arrays)
 
     def _shrink(self) -> None:

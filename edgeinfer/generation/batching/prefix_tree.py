@@ -17,9 +17,9 @@ class Node:
 
     def __init__(self, tokens: tuple[int, ...], page: int, parent: "Node | None") -> None:
         self.tokens, self.page, self.parent = tokens, page, parent
-        self.before = ROOT if parent is None else parent.key
+        self.before: bytes = ROOT if parent is None else parent.key
         """The key of the page before it."""
-        self.key = ROOT if parent is None else page_key(self.before, tokens)
+        self.key: bytes = ROOT if parent is None else page_key(self.before, tokens)
         self.children: dict[tuple[int, ...], Node] = {}
         self.users = 0
         self.used = 0

@@ -5,9 +5,16 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
+from edgeinfer.planning.device_plan import (
+    MIN_RATE_SHARE,
+    STATE_QUEUE,
+    PlanRequest,
+    plan_devices,
+    with_one_gib_more,
+)
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.blocks.attention import AttentionSizes
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
@@ -74,11 +81,34 @@ def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | Non
     assert with_one_gib_more(request(), laptop(), whole).rate_with_one_gib_more is None
 
 
-def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
+def test_a_split_model_holds_the_requested_sequences() -> None:
     split = plan_devices(request(vram=3 * GIB, parallel=4), laptop())
-    assert [str(line) for line in split.warnings] == [
-        "requests run one at a time: a model that is split between devices has no batches"
-    ]
-    assert plan_devices(request(vram=3 * GIB), laptop()).warnings == ()
-    whole = plan_devices(request(parallel=2), laptop())
-    assert (whole.memory.device, whole.warnings) == ("gpu", ())
+    assert (split.memory.device, split.memory.options.sequences, split.warnings) == (None, 4, ())
+    single = plan_devices(request(vram=3 * GIB), laptop())
+    assert split.memory.cache_bytes == pytest.approx(4 * single.memory.cache_bytes, rel=0.01)
+    assert split.memory.bytes_on("gpu") <= 3 * GIB
+
+
+@pytest.mark.parametrize(("context", "sequences"), [(512, 4), (8192, 2)])
+def test_automatic_sequences_leave_the_speed_of_one_to_a_split_model(context: int, sequences: int) -> None:
+    one, several, four = (
+        plan_devices(request(vram=3 * GIB, context=context, parallel=parallel), laptop()).memory
+        for parallel in (1, 0, 4)
+    )
+    assert several.options.sequences == sequences
+    wanted = MIN_RATE_SHARE * one.prediction.decode_tokens_per_second
+    assert several.prediction.decode_tokens_per_second >= wanted
+    assert (four.prediction.decode_tokens_per_second >= wanted) == (sequences == 4)
+
+
+@pytest.mark.parametrize("vram", [8, 3])
+def test_a_plan_says_where_several_requests_run_one_at_a_time(vram: int) -> None:
+    sizes = dense_model(window=512)
+    attention = sizes.layers[0].blocks[0]
+    assert isinstance(attention, AttentionSizes)
+    rings = replace(attention, spec=replace(attention.spec, ring=1296))
+    layers = tuple(LayerSizes((rings, *layer.blocks[1:])) for layer in sizes.layers)
+    windows = replace(sizes, layers=layers)
+    planned = plan_devices(request(windows, vram=vram * GIB, parallel=4), laptop())
+    assert (planned.memory.options.sequences, planned.warnings) == (1, (STATE_QUEUE,))
+    assert plan_devices(request(windows, vram=vram * GIB), laptop()).warnings == ()

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer import Model
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.snapshots.spilled_pages import ROOT, SpillBudget, SpilledPage, SpilledPages
 from edgeinfer_kernels.backend import PAGE
@@ -139,12 +141,17 @@ def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) ->
     assert cache.free + cache.idle == cache.total
 
 
+def engine_in(model: Model) -> NativeEngine:
+    assert isinstance(model.engine, NativeEngine)
+    return model.engine
+
+
 def test_a_model_takes_the_budgets_of_its_options(zoo_file: ZooFile) -> None:
     options: dict[str, Any] = {"device": "cpu", "threads": 1, "context": CONTEXT, "draft": None}
     with edgeinfer.load(zoo_file("llama"), **options) as model:
-        assert model.engine.spill == SpillBudget()
+        assert engine_in(model).spill == SpillBudget()
     with edgeinfer.load(zoo_file("llama"), **options, spill="3MiB", spill_disk="2MiB") as model:
-        assert model.engine.spill == SpillBudget(3 * MIB, 2 * MIB)
+        assert engine_in(model).spill == SpillBudget(3 * MIB, 2 * MIB)
     with edgeinfer.load(zoo_file("llama"), **options, parallel=2) as model:
         assert model.plan is not None
-        assert 0 < model.engine.spill.ram <= 4 * model.plan.cache_bytes
+        assert 0 < engine_in(model).spill.ram <= 4 * model.plan.cache_bytes
