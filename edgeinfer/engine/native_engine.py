@@ -151,10 +151,8 @@ class NativeEngine(CacheChanges):
         """Engines of the same weights, with separate states for further sequences."""
         self._joined: Backend[Any] | None = None
         """The backend of steps that all of them share."""
-        self.idle_texts = 0
-        """As `Engine.idle_texts`."""
         self.spill = SpillBudget()
-        """For the pages of idle prefixes."""
+        """As `Engine.spill`."""
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""

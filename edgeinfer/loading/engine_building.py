@@ -11,7 +11,7 @@ from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
-from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, DevicePlan
+from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer.user_folders import user_folder
@@ -218,33 +218,22 @@ class EngineBuilder:
             source.file.check_size if reads_file else None,
             pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
-        engine.spill = self._spill_budget()
+        engine.spill = self._spill_budget(states * engine.cache.nbytes)
         warnings = [*self.planned.warnings, *warnings]
-        takes_turns = not backend.capabilities.max_batch_tokens
-        if self.gpu is not None and takes_turns and source.options.parallel != 1:
-            engine.idle_texts, note = self._idle_texts(engine.cache.nbytes)
-            warnings.append(note)
+        if not backend.capabilities.max_batch_tokens and engine.spill.ram:
+            size, each = binary_size(engine.spill.ram), binary_size(engine.cache.nbytes)
+            warnings.append(Detail(f"{size} of idle texts are kept in main memory, each at most {each}"))
         return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, warnings)
 
-    def _spill_budget(self) -> SpillBudget:
-        """Bytes for idle prefixes: as requested, or what main memory has besides the plan, at most a multiple
-        of the cache, if several requests are answered.
+    def _spill_budget(self, cache_bytes: int) -> SpillBudget:
+        """Bytes for idle prefixes: as requested, or half of what main memory has besides the plan, at most a
+        multiple of all caches, if several requests are answered.
         """
         plan, options = self.plan, self.source.options
         free = plan.ram_bytes - plan.bytes_on("cpu")
-        automatic = min(free // 2, SPILLED_CACHES * plan.cache_bytes) if options.parallel != 1 else 0
+        automatic = min(free // 2, SPILLED_CACHES * cache_bytes) if options.parallel != 1 else 0
         ram = max(0, automatic) if options.spill is None else options.spill
         return SpillBudget(ram, options.spill_disk or 0)
-
-    def _idle_texts(self, nbytes: int) -> tuple[int, Detail]:
-        """The number of texts of `nbytes` that main memory has space for besides the plan, at most
-        `parallel`; and a sentence on that.
-        """
-        free = self.plan.ram_bytes - self.plan.bytes_on("cpu")
-        requested = self.source.options.parallel or AUTOMATIC_SEQUENCES[0]
-        count = max(0, min(requested, free // max(1, nbytes)))
-        size = binary_size(nbytes)
-        return count, Detail(f"up to {count} texts are kept in main memory, {size} each")
 
 
 def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> StatePool:

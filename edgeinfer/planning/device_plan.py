@@ -24,9 +24,7 @@ SPLIT_QUEUE = Detail(
 )
 MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
-STATE_QUEUE = Detail(
-    "requests run one at a time: a GPU has no batches of recurrent states or windows"
-)
+STATE_QUEUE = Detail("requests run one at a time: a GPU has no batches of recurrent states or windows")
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 

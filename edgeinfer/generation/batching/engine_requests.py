@@ -75,10 +75,8 @@ class EngineRequests:
         """When each was in use last, as a number of a clock."""
         self._clock = 0
         self._start = start
-        self._idle = [
-            EngineSnapshots(each, MemoryStore(each.idle_texts)) if each.idle_texts else None
-            for each in self._engines
-        ]
+        store = MemoryStore(engine.spill.ram) if engine.spill.ram else None
+        self._idle = [None if store is None else EngineSnapshots(each, store) for each in self._engines]
 
     @property
     def places(self) -> int:

@@ -141,6 +141,23 @@ def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) ->
     assert cache.free + cache.idle == cache.total
 
 
+@pytest.mark.parametrize("model", ["lfm2", "qwen35", "gemma3"])
+def test_chats_beyond_the_states_are_restored_from_main_memory(zoo_file: ZooFile, model: str) -> None:
+    engine = engine_of(zoo_file(model), cpu(), others=1)
+    engine.spill = BUDGETS["memory"]
+    run = Run(engine)
+    texts = [prompt(70, seed) for seed in range(3)]
+    for turn in range(6):
+        text = texts[turn % 3]
+        asked = request([*text, 7], 6)
+        live = run.add(asked)
+        ids = run.finish()[-1]
+        assert ids == alone(zoo_file(model), [asked], cpu())[0]
+        if turn > 2:
+            assert len(text) + 1 - live.timer.cached_tokens <= 16
+        text += [7, *ids]
+
+
 def engine_in(model: Model) -> NativeEngine:
     assert isinstance(model.engine, NativeEngine)
     return model.engine
