@@ -10,7 +10,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
-from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.snapshots.spilled_pages import SpillBudget
@@ -131,7 +131,7 @@ class EngineBuilder:
     def _cpu_shard(self, exchange: "ExchangeBuffer", kernels: Kernels, progress: LoadProgress) -> "CpuShard":
         from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 
-        source, plan, spec = self.source, self.plan, self.source.specification
+        source, plan, spec = self.source, self.plan, planned_specification(self.source, self.plan)
         blocks = list(chain.from_iterable(stage_blocks(spec, CPU, plan.stages)))
         return CpuShard(
             spec,
@@ -209,7 +209,7 @@ class EngineBuilder:
         reads_file = any(device.kind == "cpu" for device in plan.devices)
         engine_class = EncoderEngine if source.specification.is_encoder else NativeEngine
         engine = engine_class(
-            source.specification,
+            planned_specification(source, plan),
             backend,
             source.context,
             batch,

@@ -7,7 +7,8 @@ import pytest
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.planning.device_plan import (
     MIN_RATE_SHARE,
-    STATE_QUEUE,
+    SPLIT_QUEUE,
+    WHOLE_CACHES,
     PlanRequest,
     plan_devices,
     with_one_gib_more,
@@ -101,14 +102,28 @@ def test_automatic_sequences_leave_the_speed_of_one_to_a_split_model(context: in
     assert (four.prediction.decode_tokens_per_second >= wanted) == (sequences == 4)
 
 
-@pytest.mark.parametrize("vram", [8, 3])
-def test_a_plan_says_where_several_requests_run_one_at_a_time(vram: int) -> None:
+def with_rings() -> ModelSizes:
+    """A model with windows whose caches are rings."""
     sizes = dense_model(window=512)
     attention = sizes.layers[0].blocks[0]
     assert isinstance(attention, AttentionSizes)
     rings = replace(attention, spec=replace(attention.spec, ring=1296))
-    layers = tuple(LayerSizes((rings, *layer.blocks[1:])) for layer in sizes.layers)
-    windows = replace(sizes, layers=layers)
-    planned = plan_devices(request(windows, vram=vram * GIB, parallel=4), laptop())
-    assert (planned.memory.options.sequences, planned.warnings) == (1, (STATE_QUEUE,))
-    assert plan_devices(request(windows, vram=vram * GIB), laptop()).warnings == ()
+    return replace(sizes, layers=tuple(LayerSizes((rings, *layer.blocks[1:])) for layer in sizes.layers))
+
+
+@pytest.mark.parametrize("vram", [8, 3])
+def test_several_requests_on_a_gpu_share_whole_caches_of_windows(vram: int) -> None:
+    several = plan_devices(request(with_rings(), context=4096, vram=vram * GIB, parallel=2), laptop())
+    options = several.memory.options
+    assert (options.sequences, options.whole_caches, several.warnings) == (2, True, (WHOLE_CACHES,))
+    whole = plan_devices(request(dense_model(), context=4096, vram=vram * GIB, parallel=2), laptop())
+    assert several.memory.cache_bytes == pytest.approx(whole.memory.cache_bytes, rel=0.01)
+    one = plan_devices(request(with_rings(), context=4096, vram=vram * GIB), laptop())
+    assert (one.memory.options.whole_caches, one.warnings) == (False, ())
+    assert one.memory.cache_bytes < several.memory.cache_bytes / 4
+
+
+def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
+    planned = plan_devices(request(with_rings(), context=1 << 16, parallel=4, ram=6 * GIB), laptop())
+    options = planned.memory.options
+    assert (options.sequences, options.whole_caches, planned.warnings) == (1, False, (SPLIT_QUEUE,))

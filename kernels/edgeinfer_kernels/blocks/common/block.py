@@ -272,6 +272,10 @@ class BlockSizes:
         """Bytes of the state on a GPU."""
         return 0
 
+    def with_whole_cache(self) -> "BlockSizes":
+        """The same block with a cache of all positions, if it had a ring."""
+        return self
+
     def has_device_pages(self, context: int) -> bool:
         """Whether sequences can share its state on a GPU, which holds `context` tokens in pages."""
         return not self.state_label

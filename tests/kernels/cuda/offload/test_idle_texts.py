@@ -10,6 +10,7 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.engine_building import SPILLED_CACHES
+from edgeinfer.planning.device_plan import STATE_QUEUE
 from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from tests.model_zoo import ZOO
@@ -32,6 +33,7 @@ def test_alternating_chats_on_a_gpu_are_not_read_again(
     texts = [np.random.default_rng(seed).integers(3, VOCABULARY, 70).tolist() for seed in range(2)]
     with edgeinfer.load(path, context=128, threads=1, device="cuda", draft=None, parallel=2) as model:
         assert model.parallel == places
+        assert (STATE_QUEUE in model.details) == (places == 1)
         assert any("of idle texts are kept in main memory" in line for line in model.details) == (places == 1)
         for turn in range(4):
             text = texts[turn % 2]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -16,7 +17,6 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decode.test_batches import BATCHED, LENGTHS, PAGES, relative, table
 from tests.kernels.cuda.decoders import opened
-from tests.kernels.cuda.offload.conftest import gpu_bytes
 from tests.kernels.cuda.offload.test_split_backend import (
     TOLERANCE,
     Divide,
@@ -30,6 +30,8 @@ from tests.kernels.cuda.split_decoders import split_decoder
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
 
+DECIDED = (0, 2)
+"""Seeds of prompts after which no two tokens are nearly as probable."""
 CASES = [
     ("llama", mixed),
     ("llama", split_halves),
@@ -85,24 +87,33 @@ def test_a_split_model_with_states_or_rings_has_no_batches(
 
 
 @pytest.mark.slow
-def test_requests_on_a_split_model_run_together(
-    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "missing"), [("llama", 0), ("llama", 1), ("gemma3", 0)])
+def test_requests_on_a_gpu_run_together(
+    small_gpu: Callable[[int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    missing: int,
 ) -> None:
-    path = replace(ZOO["llama"], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    context = 1000 if name == "gemma3" else 64
     small_gpu(1 << 40)
-    whole = gpu_bytes(path)
-    small_gpu(whole - 1)
     monkeypatch.setattr(CudaBackend, "warm_up", lambda *_: None)
-    prompts = [np.random.default_rng(seed).integers(3, VOCABULARY, 20).tolist() for seed in range(2)]
-    options: dict[str, Any] = {"context": 64, "threads": 2, "draft": None}
+    options: dict[str, Any] = {"context": context, "threads": 2, "draft": None}
     with edgeinfer.load(path, **options, parallel=2) as model:
-        engine: Any = model.engine
-        assert isinstance(engine.backend, SplitBackend)
+        assert model.plan is not None
+        nbytes = model.plan.bytes_on("gpu")
+    small_gpu(nbytes - missing)
+    prompts = [np.random.default_rng(seed).integers(3, VOCABULARY, 20).tolist() for seed in DECIDED]
+    with edgeinfer.load(path, **options, parallel=2) as model:
+        assert model.plan is not None
+        assert isinstance(model.engine, NativeEngine)
+        assert isinstance(model.engine.backend, SplitBackend) == bool(missing)
         assert isinstance(model.completer.scheduler.requests, PagedRequests)
-        assert (model.parallel, model.plan is not None and model.plan.to_dict()["parallel"]) == (2, 2)
+        assert (model.parallel, model.plan.options.whole_caches) == (2, name == "gemma3")
         together = [each.ids for each in model.generate(prompts, max_tokens=4, temperature=0.0)]
         again = model.generate([*prompts[0], *together[0], 5], max_tokens=2, temperature=0.0)
         assert again.speed.cached_tokens >= PAGE
-    with edgeinfer.load(path, **options) as model:
+    with edgeinfer.load(path, **options, device="cpu") as model:
         alone = [model.generate(prompt, max_tokens=4, temperature=0.0).ids for prompt in prompts]
     assert together == alone
