@@ -1,6 +1,6 @@
 """Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -43,6 +43,9 @@ class BatchSteps:
         self._ahead: _Batch | None = None
         """The step that was started with the tokens sampled after the last one."""
 
+        self.before: Callable[[Sequence[int], BatchPositions], None] | None = None
+        """Called before each step: the CPU shard of a split model takes its tokens."""
+
     def discard_ahead(self) -> None:
         """Discard the step that was started ahead, because it is not the requested one."""
         if self._ahead is not None:
@@ -65,9 +68,13 @@ class BatchSteps:
                 self._logits.collect(rows, len(ids))
 
     def _run(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        if self.before is not None:
+            self.before(ids, positions)
         self._steps.set_batch(ids, positions)
         self._steps.per_layer.send(ids)
         self._steps.run(len(ids), layout=BATCH)
+        if self.before is not None:
+            synchronize(self._steps.step.workspace.state.device)
 
     def sample(
         self,
@@ -79,7 +86,8 @@ class BatchSteps:
         if self._logits.are_collected:
             return [-1] * len(requests)
         self._launch_sampling(requests, recent)
-        runs_ahead = following is not None and self._steps.per_layer.may_follow
+        may_follow = self.before is None and self._steps.per_layer.may_follow
+        runs_ahead = following is not None and may_follow
         if following is not None and runs_ahead:
             self._start_ahead(following)
         sampled = [0] * len(requests)

@@ -113,7 +113,7 @@ class CapturedSteps:
     def run(self, tokens: int, mode: str = NONE, layout: Layout = TEXT) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.exchange:
-            self._run_split(tokens, mode, self.step.exchange)
+            self._run_split(tokens, mode, self.step.exchange, layout)
         elif not self._cuda:
             self._launch(self.width(tokens), mode, layout)
         else:
@@ -122,18 +122,18 @@ class CapturedSteps:
     def _graph(self, tokens: int, mode: str, layout: Layout = TEXT) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, mode, layout)) or self._capture(tokens, mode, layout)
 
-    def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
+    def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange, layout: Layout) -> None:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
         exchange_buffer, host, start = exchange.exchange_buffer, self.host, self._start
         if self.expert_cache is not None:
             self.expert_cache.before_step(tokens)
         if not self.meets_in_graph:
-            self._launch_with_host(tokens, mode, exchange, host)
+            self._launch_with_host(tokens, mode, exchange, host, layout)
             if self.expert_cache is not None:
                 self.expert_cache.after_launch()
             return
-        graph = self._graph(self.width(tokens), mode)
+        graph = self._graph(self.width(tokens), mode, layout)
         exchange_buffer.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
         if self.expert_cache is not None:
@@ -166,7 +166,9 @@ class CapturedSteps:
         """Capture steps again from now on, because the tile configs have changed."""
         self._graphs.clear()
 
-    def _launch_with_host(self, tokens: int, mode: str, exchange: DecodeExchange, host: Host) -> None:
+    def _launch_with_host(
+        self, tokens: int, mode: str, exchange: DecodeExchange, host: Host, layout: Layout
+    ) -> None:
         """Launch kernels one by one; the CPU shard runs each stage when all earlier work is complete."""
         start = self._start
 
@@ -177,7 +179,7 @@ class CapturedSteps:
         exchange.exchange_buffer.open()
         exchange.between = run_stage
         try:
-            self._launch(self.width(tokens), mode)
+            self._launch(self.width(tokens), mode, layout)
         finally:
             exchange.between = None
 

@@ -124,6 +124,8 @@ class Prefill:
         """
         x = self.x[:tokens]
         sent = self.sent if self.sent and tokens >= self.sent.min_tokens else None
+        if sent and pages is not None and sent.host_states:  # a state is fetched as one text
+            sent = None
         exchange = None if sent else self.exchange
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks

@@ -140,6 +140,22 @@ def test_copied_pages_hold_the_same_positions(tmp_path: Path, kind: CacheType) -
         backend.close()
 
 
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+def test_pages_that_were_read_to_main_memory_are_written_back(tmp_path: Path, kind: CacheType) -> None:
+    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+        ids, backend = decoder.ids(19), decoder.backend(DEVICE, kv=kind)
+        expected = read(backend, ids, (16, 2, 1))
+        kept = backend.read_pages([1, 0])
+        backend.forward(backend.embed(ids[3:19]), 0)
+        backend.write_pages([2, 1], kept)
+        backend.forward(backend.embed(ids[3:19]), 0)
+        x = backend.embed(ids[18:])
+        backend.forward_batch(x, BatchPositions(np.array([18]), table([1, 2])[None, :]))
+        assert relative(backend.logits(x)[0].astype(np.float64), expected[18]) < FLOATS_AGREE
+        backend.close()
+
+
 def test_padding_of_a_batch_writes_to_no_page(tmp_path: Path) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
         ids, backend = decoder.ids(14), decoder.backend(DEVICE)
