@@ -83,7 +83,7 @@ def _bytes_read(model: BenchedModel) -> dict[str, int]:
     sizes = model_sizes(model.path)
     read: Counter[str] = Counter(head=matrix_bytes(sizes.head))
     for layer in sizes.layers:
-        attention, feed_forward = layer.blocks
+        attention, feed_forward = layer.blocks[:2]
         read["q, k, v"] += sum(map(matrix_bytes, attention.inputs()))
         read["output"] += sum(map(matrix_bytes, attention.outputs()))
         read["gate and up"] += sum(map(matrix_bytes, feed_forward.inputs()))

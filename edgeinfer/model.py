@@ -261,8 +261,13 @@ class Model:
             dropped_messages=dropped,
             context_shift=ContextShift.requested(run.context_overflow, keep, self.engine),
             constraint=self._grammars.constraint(run.schema, run.grammar),
-            restore=self._snapshots.restore if self._snapshots else None,
+            restore=self._restore if self._snapshots else None,
         )
+
+    def _restore(self, ids: list[int], held: int) -> int:
+        """As `EngineSnapshots.restore`, from those of the adapters that are in use now."""
+        assert self._snapshots is not None
+        return self._snapshots.restore(ids, held)
 
     def refuse_encoder(self) -> None:
         """Raises `SettingError`: the model completes no text."""

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from urllib.parse import unquote, urlsplit, urlunsplit
 
-from edgeinfer.download.header_check import refuse_unsupported
+from edgeinfer.download.header_check import check_header
 from edgeinfer.download.header_sizes import remote_sizes
 from edgeinfer.download.http_source import RemoteFile
 from edgeinfer.download.hub import HubAddress, HubModel, list_hub_models, parse_hub_address
@@ -268,7 +268,8 @@ def _fetched(
     for index, (file, destination) in enumerate(zip(files, destinations, strict=True), 1):
         if len(files) > 1:
             settings.callbacks.say(f"part {index} of {len(files)}: {file.name}")
-        check = refuse_unsupported(requested) if index == 1 and settings.engine == "edgeinfer" else None
+        is_checked = index == 1 and settings.engine == "edgeinfer"
+        check = check_header(requested, settings.callbacks.say) if is_checked else None
         downloaded.append(fetch(file, destination, settings.callbacks, settings.retry_policy, check))
     _check_model(downloaded)
     return PulledModel(name, tuple(downloaded))

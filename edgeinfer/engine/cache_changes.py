@@ -61,10 +61,13 @@ class CacheChanges:
     def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
         """As `Engine.reusable`."""
         rings = self.cache.rings
-        if rings is None or (snapshot is None and length == len(self.cache.ids)):
+        if snapshot is not None:
+            held = rings if rings is None else rings.of_snapshot(snapshot.arrays)
+            return length if rings is None or (held is not None and held.can_rewind(length)) else 0
+        if length == len(self.cache.ids):
             return length
-        held = rings if snapshot is None else rings.of_snapshot(snapshot.arrays)
-        return length if held is not None and held.can_rewind(length) else 0
+        length = self.backend.reach(length)
+        return length if rings is None or rings.can_rewind(length) else 0
 
     @property
     def text(self) -> list[int]:

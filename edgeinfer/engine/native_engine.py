@@ -16,9 +16,10 @@ from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
 from edgeinfer.sampling import Sampler
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, LayerCache
 from edgeinfer_kernels.lora.weights import ModelLora
@@ -149,8 +150,10 @@ class NativeEngine(CacheChanges):
         self.positions = positions or context
         self.others: tuple[NativeEngine, ...] = ()
         """Engines of the same weights, with separate states for further sequences."""
-        self.idle_texts = 0
-        """As `Engine.idle_texts`."""
+        self._joined: Backend[Any] | None = None
+        """The backend of steps that all of them share."""
+        self.spill = SpillBudget()
+        """As `Engine.spill`."""
         self._closed = False
         self._check_file = check_file
         """Raises if the file from which weights are read has been truncated."""
@@ -352,8 +355,17 @@ class NativeEngine(CacheChanges):
         """The backend as the token sampler of a stream, if it supports that."""
         return DeviceSampler.offered(self.backend, self.cache, sampler)
 
+    def join(self, pool: StatePool) -> None:
+        """Make the other states of a pool, whose first is this engine's, `others`: engines of the same
+        weights for further sequences. This one closes them.
+        """
+        if len(pool.states) == 1:
+            return
+        self.others = tuple(self.with_state(state) for state in pool.states[1:])
+        if self.capabilities.max_joined_tokens:
+            self._joined = self.backend.joined(pool)
+
     def with_state(self, state: DecoderState) -> "NativeEngine":
-        """An engine of the same weights with a separate state, for another sequence; this one closes both."""
         return NativeEngine(
             self.specification,
             self.backend.with_state(state),
@@ -373,6 +385,36 @@ class NativeEngine(CacheChanges):
         self.backend.set_lora(lora)
         for each in (self, *self.others):
             each.rewind(0)
+
+    @property
+    def joins_steps(self) -> bool:
+        """Whether a step can take a token of each of this engine and its `others`."""
+        return self._joined is not None
+
+    @property
+    def can_join(self) -> bool:
+        """Whether the next token may be processed by `append_each`."""
+        end = len(self.cache.ids)
+        return end < self.context and self.backend.is_at(end)
+
+    def append_each(self, engines: Sequence["NativeEngine"], ids: Sequence[int]) -> HiddenStates:
+        """Process one token in each of several engines, which are this one and its `others`, in one step;
+        the hidden states after the last layer, for `logits`, valid until the next step.
+        """
+        self._check_usable()
+        self._check_ids(ids)
+        assert self._joined is not None
+        every = (self, *self.others)
+        starts = [len(engine.ids) for engine in engines]
+        for engine, start in zip(engines, starts, strict=True):
+            if engine.cache.rings is not None:
+                engine.cache.rings.extend(start + 1)
+        with DEVICE_FAILURES:
+            x: HiddenStates = self._joined.embed(ids)
+            self._joined.forward_states(x, starts, [every.index(engine) for engine in engines])
+        for engine, token in zip(engines, ids, strict=True):
+            engine.cache.append([token])
+        return x
 
     @property
     def parallel(self) -> int:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import Capabilities, ExpertCounts
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
@@ -73,8 +74,8 @@ class Engine(Protocol):
         ...
 
     @property
-    def idle_texts(self) -> int:
-        """Number of texts that may be kept in main memory, also while the engine holds one of them."""
+    def spill(self) -> SpillBudget:
+        """Bytes for idle prefixes besides its cache, and those of `others`."""
         ...
 
     @property
@@ -133,7 +134,8 @@ class Engine(Protocol):
 
     def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
         """How many of the first `length` tokens of the cache, or of a snapshot, needn't be processed again:
-        all, or none if ring caches no longer hold what the next token needs.
+        all; of recurrent states those before a stored one; or none if ring caches no longer hold what the
+        next token needs.
         """
         ...
 
@@ -195,7 +197,7 @@ class BasicEngine:
     ids: list[int]
     others: Sequence[Engine] = ()
     parallel = 1
-    idle_texts = 0
+    spill = SpillBudget()
     capabilities = Capabilities()
 
     @property

@@ -1,6 +1,7 @@
 """Beam search: finds the most probable completions by extending the best partial sequences."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +11,7 @@ from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.loop import GenerationTimer
 from edgeinfer.generation.prefill import read_prompt
 from edgeinfer.generation.request import Request
-from edgeinfer.generation.shared_prefix import CacheFullError, Sequences, cached_sequences
+from edgeinfer.generation.shared_prefix import CacheFullError, Sequences
 from edgeinfer.results import FinishReason, Generation, Token
 from edgeinfer.sampling import Sampler
 from edgeinfer.tokenizer.detokenizer import Detokenizer
@@ -62,15 +63,18 @@ class BeamSearch:
         self._sequences: set[int] = set()
         self._max_tokens = request.max_new_tokens(engine.context)
 
-    def run(self) -> list[Generation]:
-        """The best completions, at most `beams`, most probable first."""
+    def run(self, sequences: Callable[[], Sequences]) -> list[Generation]:
+        """The best completions, at most `beams`, most probable first. `sequences`: returns those that
+        continue the engine's text.
+        """
         logits = read_prompt(self._engine, self._request, self._timer)
-        self._search(logits, cached_sequences(self._engine))
+        with closing(sequences()) as cached:
+            self._search(logits, cached)
         ranked = sorted(self._completions, key=lambda beam: beam.mean, reverse=True)
         return [self._generation(beam) for beam in ranked[: self._beams]]
 
     def _search(self, logits: Logits, cached: Sequences) -> None:
-        live, rows = [_Beam(cached.fork())], [logits]
+        live, rows = [_Beam(cached.first)], [logits]
         self._sequences = {live[0].sequence}
         for length in range(1, self._max_tokens + 1):
             live = self._extended(live, rows)

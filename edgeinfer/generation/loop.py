@@ -273,8 +273,10 @@ class LiveRequest:
 
     @property
     def processed(self) -> int:
-        """Number of its first tokens whose keys and values are in its pages."""
-        return 0 if self.text is None else self.text.length
+        """Number of its first tokens that its pages or its engine hold."""
+        if self.text is not None:
+            return self.text.length
+        return 0 if self.engine is None else len(self.engine.ids)
 
     def start(self, held: int) -> None:
         """Begin to read its tokens, of which the cache holds `held`."""

@@ -10,9 +10,10 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
-from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource
-from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, DevicePlan
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
+from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -23,7 +24,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.layer_cache import CacheType, pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
@@ -36,6 +37,10 @@ if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+
+
+SPILLED_CACHES = 4
+"""Idle prefixes take at most this multiple of the cache by default."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,13 @@ class EngineBuilder:
         has_head, batch = not source.specification.is_encoder, plan.options.batch
         kernels, progress = self._kernels(head=has_head), LoadProgress(source, plan.file_weight_bytes)
         threads = plan.machine.processor.threads
-        states = sequence_states(
+        pool = sequence_states(
             source.specification, source.context, source.options.kv, plan.options.sequences
         )
         backend = CpuBackend(
             source.specification,
             source.weights,
-            states[0],
+            pool.states[0],
             kernels,
             CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
             routing=Routing.allocate(source.specification, batch),
@@ -87,8 +92,8 @@ class EngineBuilder:
             pool=self.thread_pool,
         )
         repacking = Repacking(backend.repacked_bytes, backend.repack_seconds, progress.released)
-        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels), len(states))
-        loaded.engine.others = tuple(loaded.engine.with_state(state) for state in states[1:])
+        loaded = self._loaded(backend, batch, self._cpu_warnings(kernels), len(pool.states))
+        loaded.engine.join(pool)
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
     def _split(self) -> LoadedEngine:
@@ -126,13 +131,15 @@ class EngineBuilder:
     def _cpu_shard(self, exchange: "ExchangeBuffer", kernels: Kernels, progress: LoadProgress) -> "CpuShard":
         from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 
-        source, plan, spec = self.source, self.plan, self.source.specification
+        source, plan, spec = self.source, self.plan, planned_specification(self.source, self.plan)
         blocks = list(chain.from_iterable(stage_blocks(spec, CPU, plan.stages)))
         return CpuShard(
             spec,
             source.weights,
             plan.stages,
-            DecoderState.allocate(spec, source.context, source.options.kv, blocks),
+            DecoderState.allocate(
+                spec, pool_positions(source.context, plan.options.sequences), source.options.kv, blocks
+            ),
             kernels,
             exchange.addresses,
             ShardOptions(
@@ -202,7 +209,7 @@ class EngineBuilder:
         reads_file = any(device.kind == "cpu" for device in plan.devices)
         engine_class = EncoderEngine if source.specification.is_encoder else NativeEngine
         engine = engine_class(
-            source.specification,
+            planned_specification(source, plan),
             backend,
             source.context,
             batch,
@@ -211,32 +218,31 @@ class EngineBuilder:
             source.file.check_size if reads_file else None,
             pool_positions(source.context, plan.options.sequences) if states == 1 else None,
         )
+        engine.spill = self._spill_budget(states * engine.cache.nbytes)
         warnings = [*self.planned.warnings, *warnings]
-        takes_turns = not backend.capabilities.max_batch_tokens
-        if self.gpu is not None and takes_turns and source.options.parallel != 1:
-            engine.idle_texts, note = self._idle_texts(engine.cache.nbytes)
-            warnings.append(note)
+        if not backend.capabilities.max_batch_tokens and engine.spill.ram:
+            size, each = binary_size(engine.spill.ram), binary_size(engine.cache.nbytes)
+            warnings.append(Detail(f"{size} of idle texts are kept in main memory, each at most {each}"))
         return LoadedEngine(engine, plan, lambda: plan, self.gpu, None, warnings)
 
-    def _idle_texts(self, nbytes: int) -> tuple[int, Detail]:
-        """The number of texts of `nbytes` that main memory has space for besides the plan, at most
-        `parallel`; and a sentence on that.
+    def _spill_budget(self, cache_bytes: int) -> SpillBudget:
+        """Bytes for idle prefixes: as requested, or half of what main memory has besides the plan, at most a
+        multiple of all caches, if several requests are answered.
         """
-        free = self.plan.ram_bytes - self.plan.bytes_on("cpu")
-        requested = self.source.options.parallel or AUTOMATIC_SEQUENCES[0]
-        count = max(0, min(requested, free // max(1, nbytes)))
-        size = binary_size(nbytes)
-        return count, Detail(
-            f"one request runs at a time; up to {count} texts are kept in main memory, {size} each"
-        )
+        plan, options = self.plan, self.source.options
+        free = plan.ram_bytes - plan.bytes_on("cpu")
+        automatic = min(free // 2, SPILLED_CACHES * cache_bytes) if options.parallel != 1 else 0
+        ram = max(0, automatic) if options.spill is None else options.spill
+        return SpillBudget(ram, options.spill_disk or 0)
 
 
-def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> list[DecoderState]:
+def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences: int) -> StatePool:
     """The states of some sequences: one for all if all its positions can be pages, else one for each."""
     positions = pool_positions(context, sequences)
-    if spec.is_recurrent or RingPositions(spec, positions).shapes:
-        return [DecoderState.allocate(spec, context, kind) for _ in range(sequences)]
-    return [DecoderState.allocate(spec, positions, kind)]
+    if sequences > 1 and (spec.is_recurrent or RingPositions(spec, positions).shapes):
+        return DecoderState.allocate(spec, context, kind).pooled(sequences)
+    state = DecoderState.allocate(spec, positions, kind)
+    return StatePool([state], state)
 
 
 def placed_note(plan: MemoryPlan) -> str:

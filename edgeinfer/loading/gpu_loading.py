@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from edgeinfer.loading.model_source import LoadProgress, ModelSource
+from edgeinfer.loading.model_source import LoadProgress, ModelSource, planned_specification
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -48,7 +48,7 @@ def load_gpu_shard(
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:
         backend = CudaBackend(
-            source.specification,
+            planned_specification(source, plan),
             source.weights,
             pool_positions(source.context, plan.options.sequences),
             cuda_device(gpu.index),

@@ -65,6 +65,12 @@ class ModelSource:
         return read_adapters(self.options.lora, self.config)
 
 
+def planned_specification(source: ModelSource, plan: MemoryPlan) -> DecoderSpec:
+    """The decoder with the caches of a plan."""
+    spec = source.specification
+    return spec.with_whole_caches() if plan.options.whole_caches else spec
+
+
 @dataclass(frozen=True)
 class LoadedEngine:
     """An engine with the plan that it executes, and warnings for the user."""

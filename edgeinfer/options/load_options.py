@@ -103,6 +103,8 @@ class LoadOptions:
     - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     - `parallel`: requests whose KV caches (or recurrent states) are held at once, each of the whole context,
       on the CPU; 0: automatic.
+    - `spill`, `spill_disk`: bytes, or as "2GiB", of main memory and of the disk for the prefixes of idle
+      requests that the KV cache has no place for. `spill` None: what is free, with several requests.
     - `chat_template`: Jinja text that replaces the file's.
     - `thinking`, `template_args`: defaults for all completions, as in `RunOptions`; without them those of
       models.toml.
@@ -184,6 +186,16 @@ class LoadOptions:
         1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "
         "0: 4, or fewer if these don't fit.", allowed=whole(0, MAX_PARALLEL),
         commands="run serve batch plan",
+    )  # fmt: skip
+    spill: int | None = _option(
+        None, "Main memory for the prefixes of idle requests that the KV cache has no place for, as 2GiB. A "
+        "request that continues one reads it back.", argument="size", convert=parse_bytes, metavar="SIZE",
+        commands="serve batch", default_note="what is free, at most four times the cache",
+    )  # fmt: skip
+    spill_disk: int | None = _option(
+        None, "The same on the disk, for what main memory has no place for. The files are deleted at "
+        "the end.",
+        argument="size", convert=parse_bytes, metavar="SIZE", commands="serve batch", default_note="0",
     )  # fmt: skip
     chat_template: str | None = _option(
         None,
@@ -278,6 +290,8 @@ class LoadKeywords(TypedDict, total=False):
     lookup_files: str | Path | Iterable[str | Path]
     kv: KvType
     parallel: int
+    spill: int | str | None
+    spill_disk: int | str | None
     chat_template: str | None
     thinking: Thinking | None
     template_args: Mapping[str, Any] | None

@@ -19,6 +19,14 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
+STATE_QUEUE = Detail("requests run one at a time: a GPU has no batches of recurrent states")
+SPLIT_QUEUE = Detail(
+    "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
+    "than a tenth; parallel=N takes N if they fit"
+)
+WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
+MIN_RATE_SHARE = 0.9
+"""Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 
@@ -141,26 +149,28 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
             f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
-    whole = replace(whole, sequences=_gpu_sequences(request, machine, whole))
+    whole = _gpu_options(request, machine, whole)
     try:
         plan = plan_memory(request.sizes, machine, whole)
     except PlanError:
         return _split(request, measured(machine))
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
-    return DevicePlan(plan, fitting, (dense,) if request.sparse_required else ())
+    warnings = (dense,) if request.sparse_required else ()
+    return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
     options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
+    options = _split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    return DevicePlan(plan, request.context, request.warnings)
+    return DevicePlan(plan, request.context, (*request.warnings, *_notes(request, options)))
 
 
 def _split_with_disk(
@@ -208,12 +218,76 @@ def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> 
     return 1
 
 
-def _gpu_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
-    """The number of sequences on a GPU: one, if they can't share the caches there."""
+def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
+    """The options with the number of sequences on a GPU: one, if they can't share the caches there, or if
+    caches that can be shared don't fit.
+    """
+    shared = _shared_caches(request, options)
+    if request.parallel == 1 or shared is None:
+        return options
+    if not shared.whole_caches:
+        return replace(shared, sequences=_sequences(request, machine, shared))
+    for count in _counts(request):
+        try:
+            plan_memory(request.sizes, machine, replace(shared, sequences=count))
+        except PlanError:
+            continue
+        return replace(shared, sequences=count)
+    return options
+
+
+def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
+    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU."""
+    shared = _shared_caches(request, options)
+    if request.parallel == 1 or shared is None:
+        return options
+    if request.parallel and not shared.whole_caches:
+        return replace(shared, sequences=request.parallel)
+    least = 0.0 if request.parallel else MIN_RATE_SHARE * _split_rate(request, machine, options)
+    for count in _counts(request):
+        found = replace(shared, sequences=count)
+        if (rate := _split_rate(request, machine, found)) and rate >= least:
+            return found
+    return options
+
+
+def _counts(request: PlanRequest) -> tuple[int, ...]:
+    """The numbers of sequences to try."""
+    return (request.parallel,) if request.parallel else AUTOMATIC_SEQUENCES
+
+
+def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions) -> float:
+    """Tokens/s of one request; 0: there is no such split."""
+    try:
+        plan = plan_memory(request.sizes, machine, options)
+    except PlanError:
+        return 0.0
+    return plan.prediction.decode_tokens_per_second if plan.head == "gpu" else 0.0
+
+
+def _shared_caches(request: PlanRequest, options: PlanOptions) -> PlanOptions | None:
+    """The options with caches that sequences on a GPU can share, if need be without rings; None: the model
+    has recurrent states.
+    """
     positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
-    if not all(block.has_device_pages(positions) for block in request.sizes.blocks):
-        return 1
-    return _sequences(request, machine, options)
+    if all(block.has_device_pages(positions) for block in request.sizes.blocks):
+        return options
+    whole = request.sizes.with_whole_caches()
+    if all(block.has_device_pages(positions) for block in whole.blocks):
+        return replace(options, whole_caches=True)
+    return None
+
+
+def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
+    """What the user should know about several requests on a GPU."""
+    if request.parallel == 1:
+        return ()
+    if options.whole_caches:
+        return (WHOLE_CACHES,)
+    if options.sequences > 1:
+        return ()
+    shared = _shared_caches(request, options)
+    return (STATE_QUEUE if shared is None else SPLIT_QUEUE,)
 
 
 def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:

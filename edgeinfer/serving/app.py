@@ -41,6 +41,7 @@ from edgeinfer.model import Model
 from edgeinfer.options.lora_option import LoraChoice
 from edgeinfer.results import Generation
 from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, TextsRequest, TextsRoute, Writer
+from edgeinfer.serving.completion.interleaving import interleaved
 from edgeinfer.serving.completion.reasoning import with_reasoning
 from edgeinfer.serving.completion.requests import CompletionRequest, body_of, prompts_of
 from edgeinfer.serving.completion.response_format import ResponseFormat, warnings_of
@@ -53,7 +54,7 @@ from edgeinfer.serving.routes import all_routes
 from edgeinfer.serving.text_steps import TextSteps
 from edgeinfer.serving.transport.access import LOCAL_HOSTS, Access
 from edgeinfer.serving.transport.bodies import Workers, largest_body, read_body, unless_disconnected
-from edgeinfer.serving.transport.event_stream import EventStream
+from edgeinfer.serving.transport.event_stream import EventStream, completion_events
 from edgeinfer.serving.transport.failures import failure, message_of
 from edgeinfer.serving.transport.records import CLIENT_LEFT, RECORD, Metrics, Recorder, RequestRecord
 
@@ -295,28 +296,26 @@ class _Server:
         return EventStream(first, events, responses, ended.pop_all().close)
 
     async def _events(self, responses: ResponseFormat, record: RequestRecord) -> AsyncGenerator[bytes, None]:
-        """Events of every completion; a client that disconnects ends generation."""
-        completions = []
+        """Events of all completions, as they come; a client that disconnects ends generation."""
         keys = _keys(responses)
         started = await self._start(responses, *keys[0])
+        completions = dict[int, Generation]()
+
+        async def of(index: int, key: tuple[Any, dict[str, Any]]) -> AsyncGenerator[bytes, None]:
+            stream = started if index == 0 else await self._start(responses, *key)
+            async with aclosing(stream), aclosing(completion_events(responses, index, stream)) as own:
+                async for event in own:
+                    yield event
+            completions[index] = self._ended(responses, key, stream.result, record)
+            for event in responses.finish(index, stream.result):
+                yield event
+
         async with self._queue.slot(responses.model):
-            for index, key in enumerate(keys):
-                stream = started if index == 0 else await self._start(responses, *key)
-                opened = False
-                async with aclosing(stream):
-                    async for token in stream:
-                        if not opened:
-                            opened = True
-                            for event in responses.start(index, stream.result):
-                                yield event
-                        for event in responses.token(index, token):
-                            yield event
-                completions.append(self._ended(responses, key, stream.result, record))
-                for event in [] if opened else responses.start(index, stream.result):
+            sources = [of(index, key) for index, key in enumerate(keys)]
+            async with aclosing(interleaved(sources)) as events:
+                async for event in events:
                     yield event
-                for event in responses.finish(index, stream.result):
-                    yield event
-        for event in responses.end(completions):
+        for event in responses.end([completions[index] for index in range(len(keys))]):
             yield event
 
     async def _texts(self, route: TextsRoute, request: Request) -> Response:

@@ -9,11 +9,16 @@ from edgeinfer.snapshots.snapshot_file import Snapshot
 
 
 class MemoryStore:
-    """The last `count` snapshots that were kept or restored."""
+    """Snapshots of at most `limit_bytes`; those that were kept or restored least recently are dropped."""
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit = limit_bytes
         self._snapshots: list[Snapshot] = []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all snapshots."""
+        return sum(snapshot.nbytes for snapshot in self._snapshots)
 
     def longest(self, ids: Sequence[int], more_than: int = 0) -> tuple[Snapshot, int] | None:
         """The snapshot with the longest common prefix with `ids`, and its length: more than `more_than`."""
@@ -26,10 +31,15 @@ class MemoryStore:
         return found, lengths[index]
 
     def keep(self, snapshot: Snapshot, owner: str | None = None) -> bool:
-        """Copy a snapshot, whose arrays may be views of the cache; those of its prefixes are dropped."""
+        """Copy a snapshot, whose arrays may be views of the cache; those of its prefixes are dropped. False:
+        it is larger than all that may be kept.
+        """
         if any(held.ids[: len(snapshot.ids)] == snapshot.ids for held in self._snapshots):
             return True
-        kept = [held for held in self._snapshots if snapshot.ids[: len(held.ids)] != held.ids]
-        copied = Snapshot(snapshot.ids, [np.array(array) for array in snapshot.arrays])
-        self._snapshots = [*kept, copied][-self._count :]
+        if snapshot.nbytes > self._limit:
+            return False
+        self._snapshots = [held for held in self._snapshots if snapshot.ids[: len(held.ids)] != held.ids]
+        while self.nbytes + snapshot.nbytes > self._limit:
+            del self._snapshots[0]
+        self._snapshots.append(Snapshot(snapshot.ids, [np.array(array) for array in snapshot.arrays]))
         return True

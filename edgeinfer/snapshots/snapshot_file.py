@@ -15,6 +15,7 @@ import numpy.typing as npt
 VERSION = 2
 DIGEST_BYTES = 32
 """Bytes of the SHA-256 of all preceding data."""
+SUFFIX = ".kv"
 PART_SUFFIX = ".part"
 ARRAY_TYPE = re.compile(r"[<|][fiu][1248]")
 READ_BYTES = 1 << 20

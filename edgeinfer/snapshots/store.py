@@ -13,6 +13,7 @@ import numpy as np
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.snapshots.snapshot_file import (
     PART_SUFFIX,
+    SUFFIX,
     DamagedSnapshotError,
     Snapshot,
     is_whole,
@@ -27,7 +28,6 @@ Result = TypeVar("Result")
 
 LIMIT_BYTES = 4 << 30
 """Maximum bytes of all snapshots of all models."""
-SUFFIX = ".kv"
 HEAD_BYTES = 1 << 20
 SAMPLES = 64
 SAMPLE_BYTES = 4096

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import LANES
 from edgeinfer_kernels.lora.weights import ModelLora
@@ -39,6 +39,7 @@ class Capabilities:
     - `skips_layers`: `forward` can run some of the layers.
     - `has_attention_scores`: `attention_scores` is supported.
     - `has_separate_states`: `with_state` is supported.
+    - `max_joined_tokens`: maximum tokens of `forward_states` of a `joined` backend; 0: unsupported.
     - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
     - `takes_lora`: `set_lora` is supported.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
@@ -54,6 +55,7 @@ class Capabilities:
     skips_layers: bool = False
     has_attention_scores: bool = False
     has_separate_states: bool = False
+    max_joined_tokens: int = 0
     can_evict: bool = False
     unevictable: str = "the cache of this engine"
     takes_lora: bool = False
@@ -201,6 +203,10 @@ class Backend(Protocol[X]):
         """
         return length
 
+    def reach(self, length: int) -> int:
+        """How many positions `rewind` would keep."""
+        return length
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending). The remaining ones up to `end` are compacted and their keys get the
         RoPE of their new positions.
@@ -246,11 +252,37 @@ class Backend(Protocol[X]):
         """Copy cache pages. All sources are read before a target is written. For batches."""
         _refuse(self)
 
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        """Copies of cache pages in main memory: arrays (heads, pages, …). For batches."""
+        _refuse(self)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        """Write what `read_pages` returned to cache pages. For batches."""
+        _refuse(self)
+
     def with_state(self, state: DecoderState) -> "Backend[X]":
         """A backend with the same weights and buffers and another state, for another sequence. It is used
         alternately with this one, which closes both.
         """
         _refuse(self)
+
+    def joined(self, pool: StatePool) -> "Backend[X]":
+        """A backend with the same weights and buffers for `forward_states`, on the states of a pool, which
+        other backends have too. It is used alternately with those.
+        """
+        _refuse(self)
+
+    def forward_states(self, x: X, starts: Sequence[int], states: Sequence[int]) -> None:
+        """As `forward`, for one token of each of some states of the pool, whose numbers are `states`, at
+        these positions. The result is bit-identical to that of each alone.
+
+        The backend of each state `is_at` its position.
+        """
+        _refuse(self)
+
+    def is_at(self, position: int) -> bool:
+        """Whether `forward_states` may take a token at this position, the next one."""
+        return True
 
     def forward_layers(self, x: X, start: int, layers: Sequence[int]) -> None:
         """As `forward`, for these layers only."""
@@ -340,11 +372,23 @@ class MainMemoryBackend(Backend[X]):
     def rewind(self, length: int) -> int:
         return self.state.rewind(length)
 
+    def reach(self, length: int) -> int:
+        return length if self.state.slots is None else self.state.slots.reach(length)
+
+    def is_at(self, position: int) -> bool:
+        return self.state.slots is None or self.state.slots.is_next(position)
+
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self.state.copy(source, target, count)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.state.copy_pages(sources, targets)
+
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        return self.state.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        self.state.write_pages(pages, arrays)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.state.evict(positions, end)

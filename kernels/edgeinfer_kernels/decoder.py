@@ -178,6 +178,16 @@ class DecoderSpec:
         slots = slots_for(sum(4 * shape.slot_width for shape in shapes))
         return replace(self, layers=tuple(layer.with_slots(slots) for layer in self.layers))
 
+    def with_whole_caches(self) -> "DecoderSpec":
+        """The same decoder without rings: the caches of windows hold all positions."""
+
+        def whole(residual: ResidualBlock[Any]) -> ResidualBlock[Any]:
+            block = residual.block
+            return replace(residual, block=replace(block, ring=0)) if hasattr(block, "ring") else residual
+
+        layers = (LayerSpec(tuple(whole(each) for each in layer.blocks)) for layer in self.layers)
+        return replace(self, layers=tuple(layers))
+
     def indices(self) -> Iterator[BlockIndex]:
         """All blocks, in order."""
         for layer, spec in enumerate(self.layers):

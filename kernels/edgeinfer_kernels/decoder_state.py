@@ -11,7 +11,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.layer_cache import LANES, CacheType
 from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
 
@@ -50,6 +50,20 @@ class DecoderState:
                 states[index] = state
         is_recurrent = any(spec.residual(index).block.recurrent for index in states)
         return cls(states, StateSlots(spec.slots) if is_recurrent else None, sources)
+
+    def pooled(self, count: int) -> "StatePool":
+        """`count` zeroed states like this one, in common arrays."""
+        pooled = {index: block.pooled(count) for index, block in self.blocks.items()}
+        states = [
+            DecoderState(
+                {index: parts[number] for index, (_, parts) in pooled.items()},
+                None if self.slots is None else StateSlots(self.slots.count),
+                self.sources,
+            )
+            for number in range(count)
+        ]
+        joined = {index: whole for index, (whole, _) in pooled.items()}
+        return StatePool(states, DecoderState(joined, None, self.sources))
 
     @staticmethod
     def nbytes_for(spec: DecoderSpec, context: int, kind: CacheType) -> int:
@@ -117,11 +131,38 @@ class DecoderState:
         for state in self.blocks.values():
             state.copy_pages(sources, targets)
 
+    def read_pages(self, pages: Sequence[int]) -> list[npt.NDArray[np.generic]]:
+        """As `Backend.read_pages`."""
+        return [array[:, list(pages)] for state in self.blocks.values() for array in state.pages()]
+
+    def write_pages(self, pages: Sequence[int], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        """As `Backend.write_pages`."""
+        targets = [target for state in self.blocks.values() for target in state.pages()]
+        for target, array in zip(targets, arrays, strict=True):
+            target[:, list(pages)] = array
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`."""
         check_evicted(positions, end)
         for state in self.blocks.values():
             state.evict(positions, end)
+
+
+@dataclass(frozen=True)
+class StatePool:
+    """The states of several sequences in common arrays, so that a step can take a token of each.
+
+    `joined`: the arrays as one state, without slots. A cache there has the positions of all states, one
+    state after the other; a recurrent state their rows and slots.
+    """
+
+    states: Sequence[DecoderState]
+    joined: DecoderState
+
+    def page_table(self, index: BlockIndex) -> tuple[int, int] | None:
+        """(pages of a state, pages of its ring) of the cache that a block reads; None: it reads none."""
+        cache = getattr(self.states[0].get(index), "cache", None)
+        return None if cache is None else (cache.positions // LANES, cache.ring // LANES)
 
 
 def snapshot_slots(slots: StateSlots | None) -> tuple[list[int], list[npt.NDArray[np.int64]]]:

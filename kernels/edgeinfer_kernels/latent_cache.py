@@ -1,6 +1,6 @@
 """The cache of latent attention in main memory, in the layout of the kernels, and its size in bytes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,6 +22,7 @@ from edgeinfer_kernels.layer_cache import (
     LayerCache,
     by_position,
     padded,
+    pooled_arrays,
     scale_count,
     value_bytes,
 )
@@ -71,6 +72,17 @@ class LatentCache:
     def positions(self) -> int:
         """Allocated positions."""
         return int(self.rows.shape[1])
+
+    def pooled(self, count: int) -> "tuple[LatentCache, list[LatentCache]]":
+        """As `LayerCache.pooled`."""
+        (rows, scales), parts = pooled_arrays([self.rows, self.scales], count)
+        joined = replace(self, rows=rows, scales=scales)
+        return joined, [replace(self, rows=rows, scales=scales) for rows, scales in parts]
+
+    @property
+    def ring(self) -> int:
+        """As of a `LayerCache`."""
+        return self.positions
 
     @property
     def has_hadamard_rows(self) -> bool:

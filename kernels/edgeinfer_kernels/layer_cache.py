@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -85,6 +85,11 @@ class CacheState:
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
 
+    def pooled(self, count: int) -> "tuple[Self, list[Self]]":
+        """As `BlockState.pooled`."""
+        joined, caches = self.cache.pooled(count)
+        return replace(self, cache=joined), [replace(self, cache=cache) for cache in caches]
+
     def views(self, end: int, slots: Any = ()) -> tuple[npt.NDArray[np.generic], ...]:
         """As `BlockState.views`."""
         views: tuple[npt.NDArray[np.generic], ...] = self.cache.first(end)
@@ -97,9 +102,12 @@ class CacheState:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `BlockState.copy_pages`."""
         a, b = list(sources), list(targets)
-        for array in self.cache.arrays():
-            pages = array.reshape(len(array), -1, *_page_shape(array))
+        for pages in self.pages():
             pages[:, b] = pages[:, a]
+
+    def pages(self) -> list[npt.NDArray[np.generic]]:
+        """As `BlockState.pages`."""
+        return [array.reshape(len(array), -1, *_page_shape(array)) for array in self.cache.arrays()]
 
 
 def _page_shape(array: npt.NDArray[np.generic]) -> tuple[int, ...]:
@@ -200,6 +208,18 @@ class LayerCache:
     def positions(self) -> int:
         """Allocated positions."""
         return int(self.values.shape[1])
+
+    @property
+    def head_positions(self) -> int:
+        """Number of positions between two heads in the arrays, more than `positions` in a pool."""
+        return self.values.strides[0] // self.values.strides[1]
+
+    def pooled(self, count: int) -> "tuple[LayerCache, list[LayerCache]]":
+        """A zeroed cache of `count` times the positions, and its parts as caches like this one."""
+        names = ("keys", "values", "key_scales", "value_scales")
+        whole, parts = pooled_arrays([getattr(self, name) for name in names], count)
+        joined = LayerCache(**dict(zip(names, whole, strict=True)))
+        return joined, [replace(self, **dict(zip(names, part, strict=True))) for part in parts]
 
     @property
     def has_hadamard_heads(self) -> bool:
@@ -322,6 +342,25 @@ class LayerCache:
     @property
     def nbytes(self) -> int:
         return self.values.nbytes + sum(part.nbytes for part in self.parts())
+
+
+def pooled_arrays(arrays: Sequence[Any], count: int) -> tuple[list[Any], list[list[Any]]]:
+    """Zeroed arrays whose second axis is `count` times as long, and for each part of them the views that
+    have the shapes of `arrays`; None for None.
+    """
+    whole = [
+        None if a is None else np.zeros((a.shape[0], count * a.shape[1], *a.shape[2:]), a.dtype)
+        for a in arrays
+    ]
+
+    def part(index: int) -> list[Any]:
+        sizes = [0 if a is None else a.shape[1] for a in arrays]
+        return [
+            None if each is None else each[:, index * size : (index + 1) * size]
+            for each, size in zip(whole, sizes, strict=True)
+        ]
+
+    return whole, [part(index) for index in range(count)]
 
 
 def pool_positions(context: int, sequences: int) -> int:

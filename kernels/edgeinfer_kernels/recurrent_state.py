@@ -86,6 +86,14 @@ class RecurrentState:
     def nbytes(self) -> int:
         return int(self.ring.nbytes + self.slots.nbytes)
 
+    def pooled(self, count: int) -> "tuple[RecurrentState, list[RecurrentState]]":
+        """As `BlockState.pooled`: the arrays of all states, one after the other."""
+        shape = self.shape
+        ring = aligned_zeros((count * RING_ROWS, shape.row_width), np.float32)
+        slots = aligned_zeros((count * shape.slots, shape.slot_width), np.float32)
+        parts = zip(np.split(ring, count), np.split(slots, count), strict=True)
+        return RecurrentState(shape, ring, slots), [RecurrentState(shape, *part) for part in parts]
+
     def views(self, end: int, slots: Any = ()) -> tuple[Any, ...]:
         """The ring and some slots: views for a slice, else copies."""
         return self.ring[None], self.slots[None][:, slots]
@@ -94,6 +102,9 @@ class RecurrentState:
         raise NotImplementedError("a recurrent state belongs to one sequence")
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        raise NotImplementedError("a recurrent state has no pages")
+
+    def pages(self) -> list[npt.NDArray[np.generic]]:
         raise NotImplementedError("a recurrent state has no pages")
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
@@ -136,7 +147,7 @@ class StateSlots:
     """
 
     def __init__(self, slots: int) -> None:
-        self._count = slots
+        self.count = slots
         self.end = 0
         self._clear()
 
@@ -170,6 +181,10 @@ class StateSlots:
         self._last = start, tokens
         return self._step
 
+    def is_next(self, start: int) -> bool:
+        """Whether a step at `start` reads the newest slot, without positions between."""
+        return start == self.end == self._base
+
     def extend(self, tokens: int) -> None:
         """The last step was followed by this many single-token steps that wrote the same slot."""
         if tokens:
@@ -181,7 +196,7 @@ class StateSlots:
         """A slot for the next state: neither a checkpoint nor the next step's source. The newest one is
         replaced, so that older ones remain, unless these are too close to each other.
         """
-        free = [i for i in range(self._count) if i not in self._checkpoints and i != self._source]
+        free = [i for i in range(self.count) if i not in self._checkpoints and i != self._source]
         for slot in free:
             if slot not in self._positions:
                 return slot
@@ -196,11 +211,18 @@ class StateSlots:
         if self._base != self.end or not self.end:
             return
         self._checkpoints.add(self._source)
-        if len(self._checkpoints) > self._count - WORKING_SLOTS:
+        if len(self._checkpoints) > self.count - WORKING_SLOTS:
             slots = sorted(self._checkpoints, key=self._positions.__getitem__)
             at = [0, *(self._positions[slot] for slot in slots)]
             closest = min(range(len(slots) - 1), key=lambda index: at[index + 2] - at[index])
             self._checkpoints.discard(slots[closest])
+
+    def reach(self, length: int) -> int:
+        """How many positions `rewind` would keep."""
+        if length >= self.end:
+            return self.end
+        base = max((position for position in self._positions.values() if position <= length), default=0)
+        return base if base < self._first_row or length - base > RING_ROWS else length
 
     def rewind(self, length: int) -> int:
         """Drop all positions from `length` on; return how many of the others are kept."""
@@ -243,7 +265,7 @@ class StateSlots:
         positions = values[2:]
         is_rising = all(0 < a < b for a, b in pairwise(positions))
         base = positions[-1] if positions else 0
-        if len(values) < 2 or len(positions) > self._count - WORKING_SLOTS + 1 or not is_rising:
+        if len(values) < 2 or len(positions) > self.count - WORKING_SLOTS + 1 or not is_rising:
             raise ValueError("the snapshot is of another cache")
         end, first_row = values[:2]
         if not 0 <= base <= end <= base + RING_ROWS or not 0 <= first_row <= max(base, end):

@@ -116,4 +116,5 @@ class Completer:
     def by_beams(self, request: Request, beams: int) -> list[Generation]:
         """The completions of a beam search."""
         with self.engine_use(0) as engine:
-            return BeamSearch(engine, self.tokenizer, request, beams).run()
+            search = BeamSearch(engine, self.tokenizer, request, beams)
+            return search.run(lambda: self.scheduler.requests.sequences())

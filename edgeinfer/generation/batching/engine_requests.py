@@ -12,6 +12,7 @@ from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
 from edgeinfer.generation.loop import Decode, LiveRequest
 from edgeinfer.generation.prefill import rewind_to_shared
 from edgeinfer.generation.request import Restore
+from edgeinfer.generation.shared_prefix import AlternatingSequences, Sequences
 from edgeinfer.snapshots.engine_snapshots import MIN_SNAPSHOT_TOKENS, EngineSnapshots
 from edgeinfer.snapshots.memory_store import MemoryStore
 
@@ -65,7 +66,7 @@ class EngineRequests:
     If the engine allows it, a text that makes place for another one is kept in main memory.
     """
 
-    shares_prefixes = False
+    shared_unit = 0
 
     def __init__(self, engine: Engine, start: EngineStart) -> None:
         self._engines = [engine, *engine.others]
@@ -74,10 +75,8 @@ class EngineRequests:
         """When each was in use last, as a number of a clock."""
         self._clock = 0
         self._start = start
-        self._idle = [
-            EngineSnapshots(each, MemoryStore(each.idle_texts)) if each.idle_texts else None
-            for each in self._engines
-        ]
+        store = MemoryStore(engine.spill.ram) if engine.spill.ram else None
+        self._idle = [None if store is None else EngineSnapshots(each, store) for each in self._engines]
 
     @property
     def places(self) -> int:
@@ -115,6 +114,10 @@ class EngineRequests:
             self._holders[self._holders.index(live)] = None
         live.leave_engine()
 
+    def sequences(self) -> Sequences:
+        """As `Requests.sequences`: the first engine holds one at a time."""
+        return AlternatingSequences(self._engines[0])
+
     def suspend(self) -> None:
         """The first engine is about to be used otherwise: its request reads its tokens again."""
 
@@ -137,8 +140,12 @@ class EngineRequests:
         lost = len(engine.ids) - shared_prefix(engine.ids, live.sequence.ids)
         if idle is not None and lost >= MIN_SNAPSHOT_TOKENS:
             idle.keep()
+        self._before_begin(live, engine)
         self._start.begin(live, engine, idle)
         return True
+
+    def _before_begin(self, live: LiveRequest, engine: Engine) -> None:
+        """The request is about to become the engine's text."""
 
     def _best(self, live: LiveRequest, usable: Sequence[int]) -> int:
         """The engine whose text the request continues, else the one that was used least recently."""

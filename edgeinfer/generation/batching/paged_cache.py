@@ -8,10 +8,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.prefix_tree import Node, PrefixTree
 from edgeinfer.generation.shared_prefix import CacheFullError
-from edgeinfer_kernels.backend import PAGE
+from edgeinfer.snapshots.spilled_pages import ROOT, SpilledPage, SpilledPages, page_key
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 
 PAGES_PER_RUN = 4
 """Pages that a sequence takes together: the kernels read this many contiguous pages without a copy."""
@@ -48,6 +51,18 @@ def pages_for(positions: int) -> int:
     return -(-positions // PAGE)
 
 
+def next_positions(texts: Sequence[PagedText]) -> BatchPositions:
+    """The positions after each sequence, which has a page for it; one that is there again has the next."""
+    lengths, page_rows = {text: text.length for text in texts}, {text: text.pages for text in texts}
+    positions = np.zeros(len(texts), np.int64)
+    pages = np.zeros((len(texts), max(map(len, page_rows.values()))), np.int64)
+    for row, text in enumerate(texts):
+        positions[row] = lengths[text]
+        pages[row, : len(page_rows[text])] = page_rows[text]
+        lengths[text] += 1
+    return BatchPositions(positions, pages)
+
+
 def _never() -> bool:
     return False
 
@@ -66,6 +81,7 @@ class PagedCache:
         self._path: list[Node] = []
         """The nodes of the first pages of the engine's text; node i is page i."""
         self.total = pages_for(engine.positions)
+        self._spilled = SpilledPages(engine.spill) if engine.spill.ram else None
         self._cache.shared = self._cache.reserved = 0
         self._cache.make_room = self._make_room
 
@@ -91,14 +107,57 @@ class PagedCache:
         """A sequence with the longest stored prefix of `ids`, without their last token."""
         nodes = self._tree.match(ids, len(ids) - 1)
         self._tree.pin(nodes)
+        if self._spilled is not None:
+            nodes += self._read_back(ids, nodes)
         return PagedText(nodes, [], len(nodes) * PAGE)
 
+    def _read_back(self, ids: Sequence[int], nodes: Sequence[Node]) -> list[Node]:
+        """Read spilled pages that continue `nodes`, which are in use, back to the cache; their nodes, which
+        are in use then, too.
+        """
+        assert self._spilled is not None
+        found = list[SpilledPage]()
+        for key in self._spilled_keys(ids, nodes):
+            if (page := self._spilled.take(key)) is None:
+                break
+            found.append(page)
+        try:
+            pages = self._take(len(found))
+        except CacheFullError:
+            for page in found:
+                self._spilled.keep(page)
+            return []
+        if found:
+            arrays = [np.stack(each, 1) for each in zip(*(page.arrays for page in found), strict=True)]
+            self._engine.backend.write_pages(pages, arrays)
+        added, parent = list[Node](), nodes[-1] if nodes else None
+        for number, page in zip(pages, found, strict=True):
+            parent = self._tree.insert(parent, page.tokens, number)
+            self._owners[number] = parent
+            self._tree.pin([parent])
+            added.append(parent)
+        return added
+
+    def _spilled_keys(self, ids: Sequence[int], nodes: Sequence[Node]) -> list[bytes]:
+        """The keys of the spilled pages of `ids`, without their last token, that continue `nodes`."""
+        keys, key = list[bytes](), nodes[-1].key if nodes else ROOT
+        for first in range(PAGE * len(nodes), len(ids) - PAGE, PAGE):
+            key = page_key(key, ids[first : first + PAGE])
+            if self._spilled is None or key not in self._spilled:
+                break
+            keys.append(key)
+        return keys
+
     def extend(self, text: PagedText, ids: Sequence[int]) -> None:
-        """Use pages that other sequences have added to the tree since `open`, if they continue this one."""
+        """Use pages that other sequences have added to the tree since `open`, or that have been spilled, if
+        they continue this one.
+        """
         if not text.tail:
             nodes = self._tree.match(ids, len(ids) - 1)[len(text.nodes) :]
             self._tree.pin(nodes)
             text.nodes += nodes
+            if self._spilled is not None:
+                text.nodes += self._read_back(ids, text.nodes)
             text.length = len(text.nodes) * PAGE
 
     def fork(self, text: PagedText) -> PagedText:
@@ -166,8 +225,9 @@ class PagedCache:
         cache.shared = len(path) * PAGE
 
     def matched(self, ids: Sequence[int]) -> int:
-        """The length of the longest stored prefix of `ids`."""
-        return len(self._tree.match(ids, len(ids) - 1)) * PAGE
+        """The length of the longest stored prefix of `ids`, with spilled pages."""
+        nodes = self._tree.match(ids, len(ids) - 1)
+        return (len(nodes) + len(self._spilled_keys(ids, nodes))) * PAGE
 
     def store(self) -> None:
         """Make the engine's text an idle prefix; the engine then has no text."""
@@ -242,18 +302,26 @@ class PagedCache:
         """
         free = self._free_from(self._end)
         while len(free) < count:
-            page = self._evict()
-            if page is None:
+            pages = self._evict(count - len(free))
+            if not pages:
                 raise CacheFullError
-            free.append(page)
+            free += pages
         return sorted(free)[:count]
 
-    def _evict(self) -> int | None:
-        """Free the least recently used page of an idle prefix; its number. None: there is none."""
-        page = self._tree.evict()
-        if page is not None:
-            del self._owners[page]
-        return page
+    def _evict(self, count: int) -> list[int]:
+        """Free at most `count` pages of idle prefixes, the least recently used first, and spill them; their
+        numbers.
+        """
+        nodes = list[Node]()
+        while len(nodes) < count and (node := self._tree.evict()) is not None:
+            del self._owners[node.page]
+            nodes.append(node)
+        if nodes and self._spilled is not None:
+            arrays = self._engine.backend.read_pages([node.page for node in nodes])
+            for index, node in enumerate(nodes):
+                own = [np.ascontiguousarray(array[:, index]) for array in arrays]
+                self._spilled.keep(SpilledPage(node.before, node.tokens, own))
+        return [node.page for node in nodes]
 
     def _drop_unshared(self) -> None:
         """The engine's text no longer shares the pages from `cache.shared` on."""
@@ -270,15 +338,10 @@ class PagedCache:
             last = needed
         occupied, free = set(self._occupied(last)), self._free_from(last)
         while len(occupied) > len(free):
-            page = self._evict()
-            if page is None:
-                if not self._preempt():
-                    raise CacheFullError
-                occupied, free = set(self._occupied(last)), self._free_from(last)
-            elif page in occupied:
-                occupied.remove(page)
-            elif page >= last:
-                free.append(page)
+            pages = self._evict(len(occupied) - len(free))
+            if not pages and not self._preempt():
+                raise CacheFullError
+            occupied, free = set(self._occupied(last)), self._free_from(last)
         self._move(dict(zip(sorted(occupied), free, strict=False)))
         self._cache.reserved = sys.maxsize if last == self.total else last * PAGE
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.engine_requests import EngineStart
-from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN, PagedCache, PagedText
+from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN, PagedCache, PagedText, next_positions
+from edgeinfer.generation.batching.paged_sequences import PagedSequences
 from edgeinfer.generation.context_shift import shared_with
 from edgeinfer.generation.decoding import forced_tokens
 from edgeinfer.generation.loop import LiveRequest, SampledToken
@@ -26,22 +27,34 @@ SHORT_CHUNK = 16
 """Tokens that are read with the chunk before them: short steps split attention otherwise than long ones."""
 
 
-def _next_positions(texts: Sequence[PagedText]) -> BatchPositions:
-    """The positions after each sequence, which has a page for it; one that is there again has the next."""
-    lengths, page_rows = {text: text.length for text in texts}, {text: text.pages for text in texts}
-    positions = np.zeros(len(texts), np.int64)
-    pages = np.zeros((len(texts), max(map(len, page_rows.values()))), np.int64)
-    for row, text in enumerate(texts):
-        positions[row] = lengths[text]
-        pages[row, : len(page_rows[text])] = page_rows[text]
-        lengths[text] += 1
-    return BatchPositions(positions, pages)
+def sample_rows(
+    engine: NativeEngine,
+    x: HiddenStates,
+    last: Mapping[int, LiveRequest],
+    following: BatchPositions | None = None,
+) -> None:
+    """Sample the next token of each request after its row of the hidden states x, as
+    `NativeEngine.sample_batch`, or on the host.
+    """
+    plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
+    rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
+    sampled = engine.sample_batch(x, rows, following)
+    logits = None if sampled.keys() >= last.keys() else engine.logits(x)
+    for row, live in last.items():
+        try:
+            if logits is None or row in sampled:
+                live.sequence.sampler.accept(sampled[row])
+                live.accept([SampledToken(sampled[row], None)])
+            else:
+                live.accept([live.sequence.sample(logits[row])])
+        except Exception as error:
+            live.fail(error)
 
 
 class PagedRequests:
     """Live requests in the cache of an engine whose backend runs batches."""
 
-    shares_prefixes = True
+    shared_unit = PAGE
 
     def __init__(self, engine: NativeEngine, start: EngineStart) -> None:
         self._engine = engine
@@ -214,23 +227,11 @@ class PagedRequests:
         samples_there = engine.capabilities.sampling_history is not None
         runs_ahead = ahead and samples_there and len(last) == len(tokens)
         following = self._following(last) if runs_ahead else None
-        plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
-        rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
-        sampled = engine.sample_batch(x, rows, following)
-        logits = None if sampled.keys() >= last.keys() else engine.logits(x)
-        for row, live in last.items():
-            try:
-                if logits is None or row in sampled:
-                    live.sequence.sampler.accept(sampled[row])
-                    live.accept([SampledToken(sampled[row], None)])
-                else:
-                    live.accept([live.sequence.sample(logits[row])])
-            except Exception as error:
-                live.fail(error)
+        sample_rows(engine, x, last, following)
 
     def _append(self, tokens: Sequence[Row]) -> HiddenStates:
         """Append tokens to sequences that have pages for them; the hidden states after each."""
-        positions = _next_positions([text for text, _ in tokens])
+        positions = next_positions([text for text, _ in tokens])
         x = self._engine.forward_batch([token for _, token in tokens], positions)
         for text, _ in tokens:
             text.length += 1
@@ -248,7 +249,7 @@ class PagedRequests:
             if live.sequence.remaining < 2 or not has_room or live.text.length + 1 >= self._engine.context:
                 return None
             texts.append(live.text)
-        return _next_positions(texts)
+        return next_positions(texts)
 
     def _reserve(self, live: LiveRequest, count: int) -> bool:
         """Reserve pages for `count` more tokens. If there are none, a request gives its pages up: one that
@@ -299,6 +300,10 @@ class PagedRequests:
         if self._alone is live:
             self._alone = None
             live.leave_engine()
+
+    def sequences(self) -> PagedSequences:
+        """As `Requests.sequences`."""
+        return PagedSequences(self._engine, self.cache, self._preempt_last)
 
     def suspend(self) -> None:
         """The engine is about to be used otherwise: what its text holds stays in pages."""

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from itertools import count
 
+from edgeinfer.snapshots.spilled_pages import ROOT, page_key
 from edgeinfer_kernels.backend import PAGE
 
 MIN_LISTED = 64
@@ -12,10 +13,13 @@ MIN_LISTED = 64
 class Node:
     """A page after the pages of its parents. `users`: the live sequences that need it."""
 
-    __slots__ = ("children", "page", "parent", "tokens", "used", "users")
+    __slots__ = ("before", "children", "key", "page", "parent", "tokens", "used", "users")
 
     def __init__(self, tokens: tuple[int, ...], page: int, parent: "Node | None") -> None:
         self.tokens, self.page, self.parent = tokens, page, parent
+        self.before: bytes = ROOT if parent is None else parent.key
+        """The key of the page before it."""
+        self.key: bytes = ROOT if parent is None else page_key(self.before, tokens)
         self.children: dict[tuple[int, ...], Node] = {}
         self.users = 0
         self.used = 0
@@ -72,8 +76,8 @@ class PrefixTree:
             node.users -= 1
             self._touch(node)
 
-    def evict(self) -> int | None:
-        """Remove the least recently used page that nothing needs; returns its number. None: there is none."""
+    def evict(self) -> Node | None:
+        """Remove the least recently used page that nothing needs, and return it. None: there is none."""
         while self._idle:
             entry = heappop(self._idle)
             node = entry[2]
@@ -84,7 +88,7 @@ class PrefixTree:
             self.pages -= 1
             if parent is not self._root:
                 self._list(parent)
-            return node.page
+            return node
         return None
 
     def _touch(self, node: Node) -> None:

@@ -12,9 +12,10 @@ from typing import Protocol
 from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
+from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.loop import LiveRequest
-from edgeinfer_kernels.backend import PAGE
+from edgeinfer.generation.shared_prefix import Sequences
 from edgeinfer_kernels.system.locks import call_in_child
 
 CHUNK_TOKENS = 64
@@ -28,8 +29,8 @@ FULL_CHUNK_TOKENS = 256
 class Requests(Protocol):
     """Where the live requests have their keys, values and states, and how their steps are computed."""
 
-    shares_prefixes: bool
-    """Whether a request uses the pages that another one has read."""
+    shared_unit: int
+    """A request uses whole multiples of this number of tokens that another one has read; 0: none."""
 
     @property
     def places(self) -> int:
@@ -58,6 +59,10 @@ class Requests(Protocol):
         """The request has ended."""
         ...
 
+    def sequences(self) -> Sequences:
+        """The text of the engine, which is used otherwise, as the first of several sequences."""
+        ...
+
     def suspend(self) -> None:
         """The engine is about to be used otherwise."""
         ...
@@ -65,7 +70,7 @@ class Requests(Protocol):
 
 def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool) -> Requests:
     """Paged if the engine's backend runs batches and all its caches hold all positions; else each request is
-    the text of an engine. What the engine has cached is dropped.
+    the text of an engine, which share their steps if they can. What the engine has cached is dropped.
     """
     for each in (engine, *engine.others):
         each.rewind(0)
@@ -73,6 +78,8 @@ def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool)
     is_paged = engine.capabilities.max_batch_tokens > 0 and not engine.others
     if is_paged and isinstance(engine, NativeEngine) and engine.cache.rings is None:
         return PagedRequests(engine, start)
+    if isinstance(engine, NativeEngine) and engine.joins_steps:
+        return JoinedRequests(engine, start)
     return EngineRequests(engine, start)
 
 
@@ -193,18 +200,20 @@ class Scheduler:
         One that shares pages with an earlier one waits until that has read them.
         """
         ready = [each for each in reading if self.requests.has_place(each)][: self.requests.places]
-        if self.requests.shares_prefixes:
-            ready = [each for index, each in enumerate(ready) if not self._is_read_by(ready[:index], each)]
+        if unit := self.requests.shared_unit:
+            ready = [
+                each for index, each in enumerate(ready) if not self._is_read_by(ready[:index], each, unit)
+            ]
         return min(ready, key=lambda each: each.turn, default=None)
 
     @staticmethod
-    def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest) -> bool:
-        """Whether an earlier request has yet to read pages that this one shares, or the same prompt."""
+    def _is_read_by(earlier: Sequence[LiveRequest], live: LiveRequest, unit: int) -> bool:
+        """Whether an earlier request has yet to read tokens that this one shares, or the same prompt."""
         ids = live.sequence.ids
         for each in earlier:
             shared = shared_prefix(each.sequence.ids, ids)
             is_same = shared == len(ids) == len(each.sequence.ids)
-            wanted = shared if is_same else min(shared, len(ids) - 1) // PAGE * PAGE
+            wanted = shared if is_same else min(shared, len(ids) - 1) // unit * unit
             if max(each.processed, live.processed) < wanted:
                 return True
         return False

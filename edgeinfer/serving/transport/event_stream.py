@@ -6,8 +6,27 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from edgeinfer.errors import EdgeInferError
+from edgeinfer.generation.async_stream import AsyncTokenStream
+from edgeinfer.generation.completion_cache import StoredStream
 from edgeinfer.serving.completion.response_format import ResponseFormat
 from edgeinfer.serving.transport.failures import message_of
+
+
+async def completion_events(
+    responses: ResponseFormat, index: int, stream: AsyncTokenStream | StoredStream
+) -> AsyncGenerator[bytes, None]:
+    """The events of a completion's start, when its first token or its end has come, and of its tokens."""
+    opened = False
+    async for token in stream:
+        if not opened:
+            opened = True
+            for event in responses.start(index, stream.result):
+                yield event
+        for event in responses.token(index, token):
+            yield event
+    if not opened:
+        for event in responses.start(index, stream.result):
+            yield event
 
 
 class EventStream(StreamingResponse):

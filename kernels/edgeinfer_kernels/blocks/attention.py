@@ -1,7 +1,7 @@
 """Grouped-query attention: specification, weights, KV cache and sizes of one block."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
@@ -299,6 +299,9 @@ class AttentionSizes(BlockSizes):
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         return 0 if self.reads_other_layers else self.read_state_device_bytes(context, cache_type)
+
+    def with_whole_cache(self) -> "AttentionSizes":
+        return replace(self, spec=replace(self.spec, ring=0))
 
     def has_device_pages(self, context: int) -> bool:
         return not self.spec.has_ring(context)

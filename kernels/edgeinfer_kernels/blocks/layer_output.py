@@ -143,8 +143,9 @@ class LayerOutputSizes(BlockSizes):
         hidden = activation_bytes(
             step.tokens, width, has_floats(m for block in blocks for m in block.outputs())
         )
-        floats = padded_rows(width), padded_rows(columns), columns, columns
-        return hidden + sum(taken(step.tokens * count, 4) for count in floats)
+        floats = padded_rows(width), padded_rows(columns), columns
+        numbers = taken(3, 8)
+        return hidden + numbers + sum(taken(step.tokens * count, 4) for count in floats)
 
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["LayerOutputSizes"], chunk: int, hidden_size: int) -> int:

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
+from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
@@ -36,7 +37,7 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.lora.weights import ModelLora
@@ -121,6 +122,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.batch, self.routing, self._kernels = options.batch, routing, kernels
         self.pool = pool or ThreadPool(kernels, options.threads or usable_cpus())
         self._owns_pool = pool is None
+        self._pool: StatePool | None = None
+        """The states that `state` joins."""
+        self._joined: JoinedStates | None = None
         placement = WeightPlacement(
             weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded
         )
@@ -141,6 +145,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             skips_layers=True,
             has_attention_scores=True,
             has_separate_states=True,
+            max_joined_tokens=STEP_TOKENS,
             can_evict=True,
             takes_lora=True,
             is_fork_safe=True,
@@ -194,8 +199,18 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def _layer_calls(self, layer: int) -> list[StepCall]:
         """The kernels of a layer in order; all share the call of its RoPE."""
         own = [calls for index, calls in self.decoder.calls.items() if index.layer == layer]
-        rope = self.decoder.ropes.get(layer)
-        return [StepCall(self._functions[each.kernel], each.block, rope) for each in chain.from_iterable(own)]
+        rope, pages = self.decoder.ropes.get(layer), self._layer_pages(layer)
+        return [
+            StepCall(self._functions[each.kernel], each.block, rope, pages)
+            for each in chain.from_iterable(own)
+        ]
+
+    def _layer_pages(self, layer: int) -> tuple[int, int] | None:
+        """The pages of the cache that a layer reads, if the states are joined."""
+        if self._pool is None:
+            return None
+        indices = (index for index in self.decoder.calls if index.layer == layer)
+        return next((pages for index in indices if (pages := self._pool.page_table(index))), None)
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -283,14 +298,28 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.pool.run(*self._layers_run)
 
     def with_state(self, state: DecoderState) -> "CpuBackend":
+        return self._on(state, None)
+
+    def joined(self, pool: StatePool) -> "CpuBackend":
+        other = self._on(pool.joined, pool)
+        other._joined = JoinedStates(pool, other._schedules)
+        return other
+
+    def _on(self, state: DecoderState, pool: StatePool | None) -> "CpuBackend":
+        """The same weights and buffers with another state, maybe that of a pool."""
         other = copy(self)
-        other.state, other._owns_pool = state, False
+        other.state, other._owns_pool, other._pool = state, False, pool
         other.decoder = self.decoder.with_state(state)
         other._build(bool(self._head))
         return other
 
     def set_lora(self, lora: ModelLora) -> None:
         self.decoder.set_lora(lora)
+
+    def forward_states(self, x: Activations, starts: Sequence[int], states: Sequence[int]) -> None:
+        assert self._joined is not None
+        self._joined.fill(quick_address(x), starts, states)
+        self.pool.run(*self._layers_run)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the

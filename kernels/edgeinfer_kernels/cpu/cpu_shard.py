@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edgeinfer_kernels.backend import Activations, ExpertCounts
+from edgeinfer_kernels.backend import Activations, BatchPositions, ExpertCounts
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRows
@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, in
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
-from edgeinfer_kernels.cpu.runtime.schedule import RopeTable, fill_slots, fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import PositionTable, RopeTable, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
@@ -81,6 +81,9 @@ class CpuShard:
         self.stages, self._shards = stage_blocks(spec, CPU, stages), shards_on(CPU, stages)
         self._exchange_buffer, self._kernels = exchange_buffer, kernels
         self._computed = options.computed or self.batch
+        self._placed: PositionTable | None = None
+        self._placed_at = 0, 0
+        """The first position of a placed step, and the number of positions up to its last one."""
         self._parts = {
             index: part_of_block(weights.residual(index), self._shards[index.layer])
             for index in chain.from_iterable(self.stages)
@@ -187,12 +190,33 @@ class CpuShard:
         self._decoder.embedding.write(ids, x)
         return x
 
+    @property
+    def computed(self) -> int:
+        """Maximum tokens of a step with stages."""
+        return self._computed
+
+    @property
+    def have_pages(self) -> bool:
+        """Whether several sequences can have pages in the caches here."""
+        caches = [getattr(state, "cache", None) for state in self.state.blocks.values()]
+        return all(cache is not None and cache.ring == cache.positions for cache in caches)
+
+    def place(self, positions: BatchPositions | None) -> None:
+        """The following steps have tokens at these positions of sequences in pages; None: of one text."""
+        self._placed = None if positions is None else PositionTable(positions)
+        if positions is not None:
+            first, last = int(positions.positions.min()), int(positions.positions.max())
+            self._placed_at = first, last + 1 - first
+
     def _fill_step_args(self, tokens: int, start: int) -> None:
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
-        box = self._exchange_buffer
+        box, count, token_args = self._exchange_buffer, tokens, 0
+        if self._placed is not None:
+            (start, count), token_args = self._placed_at, self._placed.address
         for table, step_args in self._step_args:
-            fill_step(step_args, box.rows, box.row_bytes, tokens, start, table.address_of(start, tokens))
+            rope = table.address_of(start, count)
+            fill_step(step_args, box.rows, box.row_bytes, tokens, start, rope, token_args)
             if self.state.slots is not None:
                 fill_slots(step_args, self.state.slots.begin(start, tokens))
 

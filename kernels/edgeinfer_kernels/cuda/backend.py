@@ -1,6 +1,6 @@
 """The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -126,7 +126,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._server: ServingHost | None = None
         self._build(cpu, tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
-            max_batch_tokens=MAX_TOKENS if self._caches.have_pages and not stages else 0,
+            max_batch_tokens=MAX_TOKENS if self._caches.have_pages else 0,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -240,6 +240,15 @@ class CudaBackend(Backend[DeviceRows]):
             self._discard_ahead()
             self._caches.copy_pages(sources, targets)
 
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        with device_errors():
+            return self._caches.read_pages(pages)
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        with device_errors():
+            self._discard_ahead()
+            self._caches.write_pages(pages, arrays)
+
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
         """As `Backend.forward_texts`, for the ids passed to `embed`."""
         with device_errors():
@@ -302,21 +311,39 @@ class CudaBackend(Backend[DeviceRows]):
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= MAX_TOKENS and not self.spec.is_encoder)
 
-    def enter(self, ids: Sequence[int], start: int) -> DeviceRows:
+    def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
-        through all layers.
+        through all layers; in the `pages` (1, pages) of their sequence, if given.
         """
         rows = self._rows(len(ids))
         with device_errors():
             self._check_open()
+            self._logits.forget()
+            if pages is not None:
+                self.steps.set_pages(pages)
             if rows.in_step:
                 self.steps.set_state(ids, start)
-                self.steps.run(len(ids))
+                self.steps.run(len(ids), layout=TEXT if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
-                self._parts.prefill.read(len(ids), start)
+                held = None if pages is None else self._parts.workspace.pages[0]
+                self._parts.prefill.read(len(ids), start, held)
             synchronize(self.device)
         return rows
+
+    def enter_batch(
+        self,
+        ids: Sequence[int],
+        positions: BatchPositions,
+        before: Callable[[Sequence[int], BatchPositions], None],
+    ) -> DeviceRows:
+        """As `forward_batch`, of a split model; `before` each step the host embeds its tokens."""
+        with device_errors():
+            self._check_open()
+            self._logits.forget()
+            self._batches.before = before
+            self._batches.forward(ids, positions)
+        return self._rows(len(ids))
 
     def sample_entered(
         self, token_id: int, start: int, request: Sequence[float] | None, recent: Sequence[int]
@@ -403,6 +430,9 @@ class CudaBackend(Backend[DeviceRows]):
             return length
         self._discard_ahead()
         return self._caches.slots.rewind(length)
+
+    def reach(self, length: int) -> int:
+        return length if self._caches.slots is None else self._caches.slots.reach(length)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`; a step that was started ahead is discarded too."""

@@ -1,6 +1,6 @@
 """Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +10,7 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.cache.layout import BATCH, independent_tokens
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
-from edgeinfer_kernels.cuda.decode.sampling import sample
+from edgeinfer_kernels.cuda.decode.sampling import argmax, sample
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, REQUEST_SIZE
 
@@ -43,6 +43,9 @@ class BatchSteps:
         self._ahead: _Batch | None = None
         """The step that was started with the tokens sampled after the last one."""
 
+        self.before: Callable[[Sequence[int], BatchPositions], None] | None = None
+        """Called before each step: the CPU shard of a split model takes its tokens."""
+
     def discard_ahead(self) -> None:
         """Discard the step that was started ahead, because it is not the requested one."""
         if self._ahead is not None:
@@ -65,8 +68,13 @@ class BatchSteps:
                 self._logits.collect(rows, len(ids))
 
     def _run(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        if self.before is not None:
+            self.before(ids, positions)
         self._steps.set_batch(ids, positions)
+        self._steps.per_layer.send(ids)
         self._steps.run(len(ids), layout=BATCH)
+        if self.before is not None:
+            synchronize(self._steps.step.workspace.state.device)
 
     def sample(
         self,
@@ -78,12 +86,23 @@ class BatchSteps:
         if self._logits.are_collected:
             return [-1] * len(requests)
         self._launch_sampling(requests, recent)
-        runs_ahead = following is not None and self._steps.step.model.per_layer is None
+        may_follow = self.before is None and self._steps.per_layer.may_follow
+        runs_ahead = following is not None and may_follow
         if following is not None and runs_ahead:
             self._start_ahead(following)
-        if self._sampled is not None:
-            self._sampled.synchronize()
-        sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+        sampled = [0] * len(requests)
+        try:
+            if self._sampled is not None:
+                self._sampled.synchronize()
+            sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+        finally:  # The started step waits for its rows, even if it's interrupted.
+            if following is not None and runs_ahead:
+                self._steps.per_layer.give([max(token, 0) for token in sampled])
+        if self._steps.per_layer.were_late():
+            assert self._last is not None
+            self.discard_ahead()
+            self._run(*self._last)
+            return self.sample(requests, recent, None)
         if following is not None and runs_ahead:
             self._ahead = _Batch(tuple(sampled), following)
             if min(sampled) < 0:  # the host needs the logits, which the next step has overwritten
@@ -94,20 +113,29 @@ class BatchSteps:
 
     def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)
+        logits = self._steps.step.workspace.logits[:count]
+        if all(request[0] == 0 for request in requests) and not any(recent):
+            argmax(logits, space.buffers, space.sampled, space.results)
+        else:
+            self._send_requests(requests, recent)
+            sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
+        self._results[:count].copy_(space.results[:count], non_blocking=True)
+        self._steps.per_layer.report()
+        if self._sampled is not None:
+            self._sampled.record()
+
+    def _send_requests(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
+        space, count = self._space, len(requests)
         self._requests[:count] = torch.tensor(requests, dtype=torch.float64)
         space.requests[:count].copy_(self._requests[:count], non_blocking=True)
         for row, ids in enumerate(recent):
             if ids:
                 space.recent[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
-        logits = self._steps.step.workspace.logits[:count]
-        sample(logits, space.requests, space.recent, space.buffers, space.sampled, space.results)
-        self._results[:count].copy_(space.results[:count], non_blocking=True)
-        if self._sampled is not None:
-            self._sampled.record()
 
     def _start_ahead(self, following: BatchPositions) -> None:
         """Start the step of the sampled tokens, which only the device knows."""
         count = len(following.positions)
         self._steps.set_batch([0] * count, following)
+        self._steps.per_layer.expect()
         self._steps.step.workspace.state[:count] = self._space.results[:count, 0].clamp(min=0)
         self._steps.run(count, layout=BATCH)

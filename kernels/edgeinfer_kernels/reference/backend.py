@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.decoder_state import DecoderState, Routing
+from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
@@ -53,6 +53,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             text_tokens=CPU_TEXT_TOKENS,
             skips_layers=True,
             has_separate_states=True,
+            max_joined_tokens=64,
             can_evict=True,
             is_fork_safe=True,
         )
@@ -60,6 +61,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.dtype = dtype
         self.routing = routing
         self._recurrent = RecurrentStep()
+        self._pool: list[ReferenceBackend] = []
         self._shared: dict[str, Array] = {}
         self._input: Array = np.empty(0)
         self._normed: Array = np.empty(0)
@@ -86,6 +88,18 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def with_state(self, state: DecoderState) -> "ReferenceBackend":
         return ReferenceBackend(self.spec, self.weights, state, self.dtype, self.routing)
+
+    def joined(self, pool: StatePool) -> "ReferenceBackend":
+        backend = self.with_state(pool.joined)
+        backend._pool = [self.with_state(state) for state in pool.states]
+        return backend
+
+    def forward_states(self, x: Array, starts: Sequence[int], states: Sequence[int]) -> None:
+        shared = dict(self._shared)
+        for row, (start, state) in enumerate(zip(starts, states, strict=True)):
+            backend = self._pool[state]
+            backend._shared = {name: rows[row : row + 1] for name, rows in shared.items()}
+            backend.forward(x[row : row + 1], start)
 
     def forward_texts(self, x: Array, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))

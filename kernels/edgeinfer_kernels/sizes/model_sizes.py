@@ -1,7 +1,7 @@
 """The sizes of a decoder without its weights, from which all byte counts are computed."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
@@ -62,6 +62,13 @@ class ModelSizes:
     vectors: tuple[int, ...] = ()
     per_layer: MatrixSize | None = None
     """The per-layer embeddings, of which rows are read from the file."""
+
+    def with_whole_caches(self) -> "ModelSizes":
+        """As `DecoderSpec.with_whole_caches`."""
+        layers = (
+            LayerSizes(tuple(block.with_whole_cache() for block in each.blocks)) for each in self.layers
+        )
+        return replace(self, layers=tuple(layers))
 
     @classmethod
     def of(cls, spec: DecoderSpec, weights: DecoderWeights) -> "ModelSizes":

@@ -76,7 +76,8 @@ class PlanOptions:
     - `device`: "any", or everything on the "cpu" or on the "gpu".
     - `vram`, `ram`: maximum bytes; None: all free memory.
     - `repack`: False keeps the CPU's weights memory-mapped.
-    - `sequences`: sequences whose states are held at once, each of `context` tokens.
+    - `sequences`: sequences whose states are held at once, each of `context` tokens. `whole_caches`: caches
+      of windows hold all positions instead of a ring, so that sequences can share them.
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model. `lora`: adapters.
@@ -89,6 +90,7 @@ class PlanOptions:
 
     context: int
     sequences: int = 1
+    whole_caches: bool = False
     kv: CacheType = "f16"
     device: Literal["any", "cpu", "gpu"] = "any"
     vram: int | None = None

@@ -31,6 +31,7 @@ def plan_memory(sizes: ModelSizes, machine: Machine, options: PlanOptions) -> Me
     Raises:
         PlanError: nothing fits, or the single requested device can't hold it.
     """
+    sizes = sizes.with_whole_caches() if options.whole_caches else sizes
     plan, placement = _with_relaxations(sizes, machine, replace(options, expert_cache=False))
     if not options.expert_cache:
         return plan
@@ -99,6 +100,7 @@ def largest_context(sizes: ModelSizes, machine: Machine, options: PlanOptions, t
         here = largest_context(sizes, machine, replace(options, device="cpu"), trained)
         return here or _split_context(sizes, machine, options)
     device_index = GPU if options.device == "gpu" else CPU
+    sizes = sizes.with_whole_caches() if options.whole_caches else sizes
     problem = PlacementProblem(sizes, machine, options)
     if device_index == GPU and not problem.can_be_whole:
         return 0

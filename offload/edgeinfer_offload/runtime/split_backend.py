@@ -14,11 +14,13 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import (
     Activations,
     Backend,
+    BatchPositions,
     ExpertCounts,
     Logits,
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.cuda.cache.layout import is_chunk
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
@@ -55,7 +57,8 @@ class SplitBackend(Backend[SplitStates]):
     def __init__(self, cpu_shard: "CpuShard", gpu_shard: "CudaBackend") -> None:
         self.cpu_shard = cpu_shard
         self.gpu_shard = gpu_shard
-        self.capabilities = replace(gpu_shard.capabilities)
+        can = gpu_shard.capabilities
+        self.capabilities = replace(can, max_batch_tokens=can.max_batch_tokens * cpu_shard.have_pages)
 
     @property
     def state_nbytes(self) -> int:
@@ -70,6 +73,61 @@ class SplitBackend(Backend[SplitStates]):
 
     def forward(self, x: SplitStates, start: int) -> None:
         x.final = self.gpu_shard.enter(x.ids, start)
+
+    def forward_batch(self, x: SplitStates, positions: BatchPositions) -> None:
+        try:
+            if is_chunk(positions):
+                x.final = self._read_chunk(x.ids, positions)
+            else:
+                x.final = self.gpu_shard.enter_batch(x.ids, positions, self._take_tokens)
+        finally:
+            self.cpu_shard.place(None)
+
+    def _take_tokens(self, ids: Sequence[int], positions: BatchPositions) -> None:
+        """The CPU shard's part of the next step is at these positions."""
+        self.cpu_shard.embed(ids)
+        self.cpu_shard.place(positions)
+
+    def _read_chunk(self, ids: Sequence[int], positions: BatchPositions) -> "DeviceRows":
+        """Process a chunk of a prompt in pages, in as many parts as the CPU needs; the hidden states of the
+        last one are kept.
+        """
+        size = self.cpu_shard.computed if self.cpu_shard.state.blocks else len(ids)
+        rows: DeviceRows | None = None
+        first = 0
+        for first in range(0, len(ids), size):
+            part, at = ids[first : first + size], positions.positions[first : first + size]
+            pages = positions.pages[first : first + size]
+            self._take_tokens(part, BatchPositions(at, pages))
+            rows = self.gpu_shard.enter(part, int(at[0]), pages[:1])
+        assert rows is not None
+        return replace(rows, first=-first, count=len(ids))
+
+    def sample_batch(
+        self,
+        x: SplitStates,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
+    ) -> list[int]:
+        """As `Backend.sample_batch`. The GPU can't run ahead, because the CPU has the next embeddings."""
+        return self.gpu_shard.sample_batch(_final(x), requests, recent)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        self.cpu_shard.state.copy(source, target, count)
+        self.gpu_shard.copy_positions(source, target, count)
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.cpu_shard.state.copy_pages(sources, targets)
+        self.gpu_shard.copy_pages(sources, targets)
+
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        return [*self.cpu_shard.state.read_pages(pages), *self.gpu_shard.read_pages(pages)]
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        own = sum(len(state.pages()) for state in self.cpu_shard.state.blocks.values())
+        self.cpu_shard.state.write_pages(pages, arrays[:own])
+        self.gpu_shard.write_pages(pages, arrays[own:])
 
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))
@@ -91,6 +149,12 @@ class SplitBackend(Backend[SplitStates]):
     def rewind(self, length: int) -> int:
         kept = self.cpu_shard.state.rewind(length)
         return self.cpu_shard.state.rewind(self.gpu_shard.rewind(kept))
+
+    def reach(self, length: int) -> int:
+        slots = self.cpu_shard.slots
+        kept = length if slots is None else slots.reach(length)
+        kept = self.gpu_shard.reach(kept)
+        return kept if slots is None else slots.reach(kept)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.gpu_shard.evict(positions, end)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer.download.header_check import incoming_support
+from edgeinfer.download.header_check import incoming_model
 from edgeinfer.download.pulling import Pull, pull
 from edgeinfer.download.transfer import TransferCallbacks
 from edgeinfer.errors import DownloadError
@@ -71,10 +71,11 @@ def test_an_unsupported_model_is_refused_before_its_weights_are_downloaded(
 
 
 def test_a_supported_model_is_downloaded_completely(valid_model: bytes, tmp_path: Path) -> None:
-    assert incoming_support(valid_model[:200], "m.gguf") is None
-    support = incoming_support(valid_model[:100_000], "m.gguf")
-    assert support is not None
-    assert support.is_native
+    assert incoming_model(valid_model[:200], "m.gguf") is None
+    model = incoming_model(valid_model[:100_000], "m.gguf")
+    assert model is not None
+    assert model.support.is_native
+    assert model.note is None
     with HostileServer(valid_model) as server:
         assert (
             pull(
@@ -82,3 +83,13 @@ def test_a_supported_model_is_downloaded_completely(valid_model: bytes, tmp_path
             ).path.read_bytes()
             == valid_model
         )
+
+
+def test_what_few_bits_per_weight_lose_is_printed_before_the_download(tmp_path: Path) -> None:
+    model = RandomModel("llama", width=256, feed_forward=1024, formats=("Q2_K",), tied=True)
+    path, lines = model.write(tmp_path / "s.gguf"), list[str]()
+    with HostileServer(path.read_bytes()) as server:
+        pull(server.url("/m.gguf"), Pull(tmp_path, TransferCallbacks(say=lines.append), quick_retries()))
+    (line,) = [line for line in lines if "bits per weight" in line]
+    assert line.startswith("3.2 bits")
+    assert "0.45 with Q2_K (3.2 bits, the same most probable token at 71 % of positions)" in line

@@ -11,7 +11,7 @@ import pytest
 from edgeinfer.benchmarking.bench_targets import bytes_per_token
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
-from edgeinfer.generation.shared_prefix import AlternatingSequences, PagedSequences, cached_sequences
+from edgeinfer.generation.shared_prefix import AlternatingSequences
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.snapshot_file import Snapshot
@@ -215,10 +215,8 @@ def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
 def test_sequences_alternate_in_rings(path: Path) -> None:
     engine = engine_of(path)
     engine.append(IDS[:400])
-    sequences = cached_sequences(engine)
-    assert isinstance(sequences, AlternatingSequences)
-    assert isinstance(cached_sequences(engine_of(path, context=RING)), PagedSequences)
-    first, second = sequences.fork(), sequences.fork()
+    sequences = AlternatingSequences(engine)
+    first, second = sequences.first, sequences.fork(sequences.first)
     for token in IDS[:60]:
         row = sequences.read([(first, token)])[-1]
     assert relative(row, fresh(path, IDS[:400] + IDS[:60])) < 1e-9

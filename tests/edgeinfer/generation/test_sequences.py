@@ -10,14 +10,11 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
-from edgeinfer.generation.shared_prefix import (
-    AlternatingSequences,
-    CacheFullError,
-    PagedSequences,
-    cached_sequences,
-)
+from edgeinfer.generation.batching.engine_requests import EngineRequests
+from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN
+from edgeinfer.generation.batching.paged_requests import PagedRequests
+from edgeinfer.generation.shared_prefix import AlternatingSequences, CacheFullError
 from edgeinfer_kernels.backend import PAGE
 from tests.edgeinfer.fake_engine import END, FakeEngine, model_on, seeded_logits
 
@@ -98,7 +95,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
 def test_batched_beams_equal_sequential_beams(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     actual = tiny.generate(PROMPT, **settings)
-    monkeypatch.setattr("edgeinfer.generation.beam_search.cached_sequences", AlternatingSequences)
+    monkeypatch.setattr(PagedRequests, "sequences", lambda _: AlternatingSequences(tiny.engine))
     expected = tiny.generate(PROMPT, **settings)
     assert [completion.ids for completion in actual] == [completion.ids for completion in expected]
     means = [completion.mean_logprob or 0.0 for completion in actual]
@@ -154,7 +151,7 @@ def test_enough_beams_find_the_most_probable_completions() -> None:
 def test_an_engine_without_batches_runs_sequences_one_by_one() -> None:
     engine = FakeEngine(seeded_logits)
     model = model_on(engine)
-    assert isinstance(cached_sequences(engine), AlternatingSequences)
+    assert isinstance(model.completer.scheduler.requests, EngineRequests)
     actual = model.generate([1, 5, 6], n=3, max_tokens=6, **VARIED)
     reads = sum(engine.read)
     expected = [model.generate([1, 5, 6], max_tokens=6, temperature=1.1, seed=5 + i).ids for i in range(3)]
@@ -162,24 +159,25 @@ def test_an_engine_without_batches_runs_sequences_one_by_one() -> None:
     assert reads == 3 + 1 + 1 + 3 * 5  # the prompt, twice its last token, and each completion but its last
 
 
-def test_sequences_share_pages_until_they_differ(tiny: Model) -> None:
-    engine = tiny.engine
-    assert isinstance(engine, NativeEngine)
-    engine.rewind(0)
-    engine.append(tiny.tokenizer.encode(PROMPT * 3)[:36])
-    branches = PagedSequences(engine)
-    free = branches.free_pages
-    first = branches.fork()
-    branches.read([(first, 5)])
-    assert branches.free_pages == free  # it continues in the last page of the prompt
-    second = branches.fork(first)
-    branches.read([(first, 6), (second, 7)])
-    assert branches.free_pages == free - 1
-    branches.drop(first)
-    assert branches.free_pages == free
+def test_beams_share_pages_until_they_differ_and_leave_an_idle_prefix(tiny: Model) -> None:
+    requests, engine = tiny.completer.scheduler.requests, tiny.engine
+    assert isinstance(requests, PagedRequests)
+    requests.cache.store()
+    ids = tiny.tokenizer.encode(PROMPT * 3)[: 2 * PAGE + 4]
+    engine.append(ids)
+    beams, total = requests.sequences(), requests.cache.total
+    free = requests.cache.free
+    beams.read([(beams.first, 5)])
+    assert requests.cache.free == free  # it continues in the last page of the prompt
+    second = beams.fork(beams.first)
+    free = requests.cache.free
+    beams.read([(beams.first, 6), (second, 7)])
+    assert requests.cache.free >= free - PAGES_PER_RUN
     with pytest.raises(CacheFullError):
-        branches.read([(second, 5)] * 500)
-    assert branches.free_pages == free
+        beams.read([(second, 5)] * 500)
+    beams.close()
+    assert requests.cache.free + requests.cache.idle == total
+    assert requests.cache.matched([*ids, 5]) == 2 * PAGE
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,17 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
+from edgeinfer.planning.device_plan import (
+    MIN_RATE_SHARE,
+    SPLIT_QUEUE,
+    WHOLE_CACHES,
+    PlanRequest,
+    plan_devices,
+    with_one_gib_more,
+)
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.blocks.attention import AttentionSizes
+from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
@@ -72,3 +80,50 @@ def test_advice_gives_the_speed_with_one_more_gibibyte(vram: int, ram: int | Non
         assert advised == more.memory.prediction.decode_tokens_per_second
     whole = plan_devices(request(), laptop())
     assert with_one_gib_more(request(), laptop(), whole).rate_with_one_gib_more is None
+
+
+def test_a_split_model_holds_the_requested_sequences() -> None:
+    split = plan_devices(request(vram=3 * GIB, parallel=4), laptop())
+    assert (split.memory.device, split.memory.options.sequences, split.warnings) == (None, 4, ())
+    single = plan_devices(request(vram=3 * GIB), laptop())
+    assert split.memory.cache_bytes == pytest.approx(4 * single.memory.cache_bytes, rel=0.01)
+    assert split.memory.bytes_on("gpu") <= 3 * GIB
+
+
+@pytest.mark.parametrize(("context", "sequences"), [(512, 4), (8192, 2)])
+def test_automatic_sequences_leave_the_speed_of_one_to_a_split_model(context: int, sequences: int) -> None:
+    one, several, four = (
+        plan_devices(request(vram=3 * GIB, context=context, parallel=parallel), laptop()).memory
+        for parallel in (1, 0, 4)
+    )
+    assert several.options.sequences == sequences
+    wanted = MIN_RATE_SHARE * one.prediction.decode_tokens_per_second
+    assert several.prediction.decode_tokens_per_second >= wanted
+    assert (four.prediction.decode_tokens_per_second >= wanted) == (sequences == 4)
+
+
+def with_rings() -> ModelSizes:
+    """A model with windows whose caches are rings."""
+    sizes = dense_model(window=512)
+    attention = sizes.layers[0].blocks[0]
+    assert isinstance(attention, AttentionSizes)
+    rings = replace(attention, spec=replace(attention.spec, ring=1296))
+    return replace(sizes, layers=tuple(LayerSizes((rings, *layer.blocks[1:])) for layer in sizes.layers))
+
+
+@pytest.mark.parametrize("vram", [8, 3])
+def test_several_requests_on_a_gpu_share_whole_caches_of_windows(vram: int) -> None:
+    several = plan_devices(request(with_rings(), context=4096, vram=vram * GIB, parallel=2), laptop())
+    options = several.memory.options
+    assert (options.sequences, options.whole_caches, several.warnings) == (2, True, (WHOLE_CACHES,))
+    whole = plan_devices(request(dense_model(), context=4096, vram=vram * GIB, parallel=2), laptop())
+    assert several.memory.cache_bytes == pytest.approx(whole.memory.cache_bytes, rel=0.01)
+    one = plan_devices(request(with_rings(), context=4096, vram=vram * GIB), laptop())
+    assert (one.memory.options.whole_caches, one.warnings) == (False, ())
+    assert one.memory.cache_bytes < several.memory.cache_bytes / 4
+
+
+def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
+    planned = plan_devices(request(with_rings(), context=1 << 16, parallel=4, ram=6 * GIB), laptop())
+    options = planned.memory.options
+    assert (options.sequences, options.whole_caches, planned.warnings) == (1, False, (SPLIT_QUEUE,))

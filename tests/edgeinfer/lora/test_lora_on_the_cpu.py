@@ -98,19 +98,43 @@ def test_what_other_adapters_cached_is_not_used_again(zoo_file: ZooFile, tmp_pat
         assert model.generate(IDS, **settings).ids == without != adapted
 
 
-def test_a_running_completion_continues_with_new_adapters(zoo_file: ZooFile, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["llama", "mamba2", "gpt-oss"])
+def test_requests_of_a_batch_have_the_adapters(zoo_file: ZooFile, tmp_path: Path, name: str) -> None:
+    path = zoo_file(name)
+    adapter = write_adapter(path, tmp_path / "a.gguf")
+    settings: dict[str, Any] = {"max_tokens": 10, "temperature": 0.0, "raw": True}
+    prompts = [IDS[:12], IDS[8:30], IDS]
+    with loaded(path, parallel=3, spill="4MiB") as model:
+        without = [model.generate(each, **settings).ids for each in prompts]
+        assert [each.ids for each in model.generate(prompts, **settings)] == without
+        model.set_lora(adapter)
+        together = [each.ids for each in model.generate(prompts, **settings)]
+    with loaded(path, lora=adapter) as model:
+        adapted = [model.generate(each, **settings).ids for each in prompts]
+    assert together == adapted != without
+
+
+@pytest.mark.parametrize("snapshots", [False, True])
+def test_a_running_completion_continues_with_new_adapters(
+    zoo_file: ZooFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: bool
+) -> None:
+    monkeypatch.setattr("edgeinfer.lora.model_lora.snapshots_folder", lambda: tmp_path / "snapshots")
     path = zoo_file("llama")
     adapter = write_adapter(path, tmp_path / "a.gguf")
     settings: dict[str, Any] = {"temperature": 0.0, "raw": True}
-    with loaded(path) as model:
-        stream = model.stream(IDS, max_tokens=12, **settings)
+    prompt = [*IDS, *IDS, 5]
+    with loaded(path, snapshots=snapshots) as model:
+        model.generate(prompt, max_tokens=2, **settings)
+        assert model.keep_snapshot() == snapshots
+        stream = model.stream(prompt, max_tokens=12, **settings)
         for _ in range(4):
             next(stream)
         model.set_lora(adapter)
         for _ in stream:
             pass
         begun = stream.result.ids
-        rest = model.generate([*IDS, *begun[:4]], max_tokens=8, **settings).ids
+    with loaded(path, lora=adapter) as model:
+        rest = model.generate([*prompt, *begun[:4]], max_tokens=8, **settings).ids
     assert begun[4:] == rest
 
 

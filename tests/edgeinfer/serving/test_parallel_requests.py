@@ -5,6 +5,7 @@ import json
 import random
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from edgeinfer import Model
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.serving.app import ServerOptions, serving_app
 from tests.edgeinfer.conftest import ZooFile
-from tests.edgeinfer.serving.http_client import CHAT, Fields, client
+from tests.edgeinfer.serving.http_client import CHAT, Fields, client, events
 
 pytestmark = pytest.mark.anyio
 
@@ -45,6 +46,32 @@ async def test_responses_together_are_those_of_each_alone(model: Model) -> None:
         alone = [(await http.post(CHAT, json=body(index))).json() for index in range(7)]
         together = await asyncio.gather(*(http.post(CHAT, json=body(index)) for index in range(7)))
     assert [each.json()["choices"] for each in together] == [each["choices"] for each in alone]
+
+
+def shown(chunk: Any) -> str:
+    """The text of a streamed choice of either API."""
+    return str(chunk.get("text") or chunk.get("delta", {}).get("content") or "")
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+async def test_completions_of_one_streamed_request_come_interleaved(model: Model, path: str) -> None:
+    fields = {"n": 3, "max_tokens": 24, "seed": 9, "temperature": 1.0}
+    asked = {**body(0, **fields), "prompt": "one and more"}
+    asked.pop("messages" if path != CHAT else "prompt")
+    async with client(model) as http:
+        reply = (await http.post(path, json=asked)).json()
+        stream = await http.post(
+            path, json={**asked, "stream": True, "stream_options": {"include_usage": True}}
+        )
+    *chunks, used = events(stream.text)
+    choices = [chunk["choices"][0] for chunk in chunks]
+    texts = ["".join(shown(each) for each in choices if each["index"] == index) for index in range(3)]
+    assert texts == [each.get("text") or each["message"]["content"] for each in reply["choices"]]
+    assert used["usage"]["completion_tokens"] == reply["usage"]["completion_tokens"] > 3 * 12
+    indices = [each["index"] for each in choices]
+    lasts = [len(indices) - 1 - indices[::-1].index(index) for index in range(3)]
+    assert max(indices.index(index) for index in range(3)) < min(lasts)
+    assert sum(a != b for a, b in pairwise(indices)) >= 12
 
 
 async def test_the_server_shows_the_number_of_parallel_requests(model: Model) -> None:

@@ -5,6 +5,7 @@ import pytest
 
 from edgeinfer.snapshots.memory_store import MemoryStore
 from edgeinfer.snapshots.snapshot_file import Snapshot
+from edgeinfer.snapshots.spilled_pages import SpillBudget
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.generation.batching.live_engines import prompt
 
@@ -14,7 +15,7 @@ def snapshot(ids: list[int]) -> Snapshot:
 
 
 def test_the_longest_prefix_is_found_and_the_least_recently_used_is_dropped() -> None:
-    store = MemoryStore(2)
+    store = MemoryStore(5 * 8)
     for ids in ([1, 2, 3], [1, 5, 6], [7, 8]):
         assert store.keep(snapshot(ids))
     assert store.longest([1, 2, 3]) == (snapshot_of(store, [1, 5]), 1)
@@ -33,7 +34,7 @@ def snapshot_of(store: MemoryStore, ids: list[int]) -> Snapshot:
 
 
 def test_a_longer_text_replaces_its_prefixes_and_arrays_are_copied() -> None:
-    store, array = MemoryStore(2), np.arange(3)
+    store, array = MemoryStore(1000), np.arange(3)
     store.keep(Snapshot([1, 2], [array]))
     array[:] = 0
     assert snapshot_of(store, [1, 2]).arrays[0].tolist() == [0, 1, 2]
@@ -42,10 +43,18 @@ def test_a_longer_text_replaces_its_prefixes_and_arrays_are_copied() -> None:
     assert snapshot_of(store, [1, 2]).ids == [1, 2, 3]
 
 
-@pytest.mark.parametrize("kept", [0, 2, 3])
+def test_a_text_that_is_larger_than_the_limit_drops_no_other() -> None:
+    store = MemoryStore(3 * 8)
+    store.keep(snapshot([1, 2]))
+    assert not store.keep(snapshot([5, 6, 7, 8]))
+    assert store.nbytes == 2 * 8
+    assert store.longest([1, 2]) is not None
+
+
+@pytest.mark.parametrize("kept", [0, 1 << 20])
 def test_alternating_chats_on_one_state_are_restored_from_main_memory(kept: int) -> None:
     engine = FakeEngine(seeded_logits, 1024)
-    engine.idle_texts = kept
+    engine.spill = SpillBudget(kept)
     model = model_on(engine)
     texts = [prompt(100, seed) for seed in range(2)]
     for turn in range(6):

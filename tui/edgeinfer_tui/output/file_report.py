@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from edgeinfer.registry.low_bits import low_bits_note
 from edgeinfer.tokenizer import tokenizer_kind
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, shown_bytes
 
@@ -71,6 +72,7 @@ def file_report(
         "runs_with": runs_with,
         "parameters": weights,
         "bits_per_weight": 8 * tensor_bytes / weights if weights else None,
+        "note": low_bits_note(file.tensors.values()),
         "facts": {label: _plain(value) for label, value in values.items() if value is not None}
         | dict(layers),
         "vocabulary": _vocabulary(file.metadata),
@@ -115,6 +117,7 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("architecture", one_line(report["architecture"])),
             ("runs with", one_line(report["runs_with"])),
             ("parameters", f"{shown_count(report['parameters'])} ({report['parameters']:,}{bits})"),
+            *([("note", report["note"])] if report["note"] else []),
             *(_fact(label, value) for label, value in report["facts"].items()),
             ("vocabulary", _shown_vocabulary(vocabulary)),
             ("tokenizer", vocabulary["tokenizer"] or "unknown"),

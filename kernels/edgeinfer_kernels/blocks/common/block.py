@@ -123,8 +123,16 @@ class BlockState(Protocol):
         """Copy pages of 16 positions; all sources are read before a target is written."""
         ...
 
+    def pages(self) -> list[npt.NDArray[np.generic]]:
+        """Views (heads, pages, …) of the arrays."""
+        ...
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending) and compact the others up to `end`."""
+        ...
+
+    def pooled(self, count: int) -> "tuple[BlockState, Sequence[BlockState]]":
+        """`count` zeroed states like this one in common arrays: all as one state, and each."""
         ...
 
 
@@ -263,6 +271,10 @@ class BlockSizes:
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Bytes of the state on a GPU."""
         return 0
+
+    def with_whole_cache(self) -> "BlockSizes":
+        """The same block with a cache of all positions, if it had a ring."""
+        return self
 
     def has_device_pages(self, context: int) -> bool:
         """Whether sequences can share its state on a GPU, which holds `context` tokens in pages."""

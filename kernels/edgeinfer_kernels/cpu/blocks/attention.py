@@ -107,7 +107,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
 def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
     keep = builder.arena.keep
     return {
-        "context": cache.positions,
+        "context": cache.head_positions,
         "ring": cache.ring,
         "cache_kind": CACHE_KINDS[cache.keys.dtype.name],
         "key_cache": keep(cache.keys),

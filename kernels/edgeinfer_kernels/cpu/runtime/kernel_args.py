@@ -54,7 +54,9 @@ class StepArgs(Structure):
 
     rope: `rope_dim` float32 per position from `start` on, cosines, then sines. token_args: 0 if token t is at
     position start + t of the only sequence in the cache, else one structure per token. pending, source,
-    target: the slots of recurrent states, see `RecurrentStep`.
+    target: the slots of recurrent states, see `RecurrentStep`. each: 0, or the address of a StepArgs of every
+    token, whose recurrent states are different ones: its row is `first`, its state the one with the number
+    `state` of a `StatePool`.
     """
 
     x: Int
@@ -66,6 +68,12 @@ class StepArgs(Structure):
     pending: Int
     source: Int
     target: Int
+    each: Int
+    first: Int
+    state: Int
+
+
+STEP_BYTES = ctypes.sizeof(StepArgs)
 
 
 @structure()

@@ -44,7 +44,7 @@ class RopeTable:
         if self._rope is None:
             return 0
         if not self._start <= start <= start + count <= self._end:
-            self._table = self._rope.table(start, max(count, ROPE_POSITIONS))
+            self._table = self._rope.table(start, count + ROPE_POSITIONS)
             self._start, self._end = start, start + len(self._table)
             self._address, self.stride = address(self._table), self._table.strides[0]
         return self._address + (start - self._start) * self.stride
@@ -83,20 +83,25 @@ class PositionTable:
         self.address = addressof(self._tokens)
 
 
+Pages = tuple[int, int] | None
+"""As `StatePool.page_table`."""
+
+
 class StepCall(NamedTuple):
-    """A kernel and its structure, and the RoPE whose table it reads."""
+    """A kernel and its structure, the RoPE whose table it reads, and the pages of joined states."""
 
     function: int
     block: int
     rope: RopeSpec | None
+    pages: Pages = None
 
 
 class StepSchedules:
     """Lists of kernels for `runner`, the kernel `run_schedule`; `layers`: those of each layer.
 
     `by_token`: functions that need no barrier afterwards in a decode step.
-    Kernels with the same RoPE share a call: `calls` are these calls with their RoPE tables. Hidden states are
-    at `x`, `stride` bytes apart.
+    Kernels with the same RoPE and pages share a call: `step_args` are these calls with their RoPE tables,
+    `pages` the pages of each. Hidden states are at `x`, `stride` bytes apart.
     """
 
     def __init__(
@@ -111,11 +116,12 @@ class StepSchedules:
         self._arena, self._runner, self._layers = arena, runner, layers
         self._by_token = by_token
         self.x, self.stride = x, stride
-        ropes = dict.fromkeys(step.rope for layer in layers for step in layer)
-        made = {rope: (RopeTable(rope), StepArgs()) for rope in ropes}
-        self.step_args = list(made.values())
-        self._step_args_of = {rope: arena.keep_args(args) for rope, (_, args) in made.items()}
-        self._table_of = {rope: table for rope, (table, _) in made.items()}
+        keys = dict.fromkeys((step.rope, step.pages) for layer in layers for step in layer)
+        self._table_of = {rope: RopeTable(rope) for rope, _ in keys}
+        made = {key: StepArgs() for key in keys}
+        self.step_args = [(self._table_of[rope], args) for (rope, _), args in made.items()]
+        self.pages = [pages for _, pages in keys]
+        self._step_args_of = {key: arena.keep_args(args) for key, args in made.items()}
         self._made = dict[tuple[int, ...], Run]()
 
     def of_layers(self, layers: Sequence[int]) -> Run:
@@ -127,7 +133,8 @@ class StepSchedules:
 
     def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_args: int) -> Run:
         """The schedule of `before` (called like the first layer), all layers and the head."""
-        args = self._step_args_of[self._layers[0][0].rope]
+        first_call = self._layers[0][0]
+        args = self._step_args_of[first_call.rope, first_call.pages]
         first = [(function, block, args) for function, block in before]
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
         return self._listed(steps, before_head=True)
@@ -156,7 +163,7 @@ class StepSchedules:
     def _steps(self, layers: Sequence[int]) -> list[tuple[int, int, int]]:
         """(function, block, call) for each block of these layers."""
         return [
-            (step.function, step.block, self._step_args_of[step.rope])
+            (step.function, step.block, self._step_args_of[step.rope, step.pages])
             for layer in layers
             for step in self._layers[layer]
         ]

@@ -85,9 +85,7 @@ def inactive_bytes(w: DeviceLayerOutput) -> int:
 
 
 class InputSpace(PerLayerSpace):
-    """The buffers of a decode step, shared by all layers. `rows`: those of the per-layer embeddings, which
-    the host sends before a step.
-    """
+    """The buffers of a decode step, shared by all layers."""
 
     def __init__(
         self, specs: Sequence[LayerOutputSpec], outputs: Sequence[DeviceMatrix], arena: Arena, tokens: int
@@ -96,7 +94,8 @@ class InputSpace(PerLayerSpace):
         self.hidden = take_activations(arena, tokens, width, has_floats(*outputs))
         self.gate = arena.take((tokens, padded_rows(width)), torch.float32)
         self.projected = arena.take((tokens, padded_rows(columns)), torch.float32)
-        self.rows = arena.take((tokens, columns), torch.float32)
+        self.rows_per_chunk = tokens
+        self.numbers = arena.take((3,), torch.int64)
         self.inputs = arena.take((tokens, columns), torch.float32)
 
 
@@ -109,14 +108,17 @@ class Space(InputSpace):
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
-    """Before the first layer: compute the per-layer inputs of all layers from x."""
-    compute_inputs(step, step.space("layer_output"), block.residual.block, block.weights, tokens)
+    """Before the first layer: project x to the per-layer inputs of all layers."""
+    project_hidden(step, step.space("layer_output"), block.residual.block, block.weights, tokens)
 
 
-def compute_inputs(
+def project_hidden(
     step: "DecodeStep", space: InputSpace, spec: LayerOutputSpec, w: DeviceLayerOutput, tokens: int
 ) -> None:
-    """Compute the per-layer inputs of all layers from x, if `w` are the weights of the first layer."""
+    """Project x to the per-layer inputs of all layers, if `w` are the weights of the first layer.
+
+    The per-layer embeddings are added at the end of that layer: until then the host may still send them.
+    """
     launches, workspace = step.launches, step.workspace
     if w.model_proj is None:
         return
@@ -124,11 +126,18 @@ def compute_inputs(
     launches.add_norm(None, None, 0.0, NextNorm(spec.norm, None, None), read, tokens)
     source = Source(read, workspace.sum_squares[1])
     launches.rows((w.model_proj,), source, space.projected, None, "output", tokens)
+
+
+def _add_embeddings(
+    step: "DecodeStep", space: InputSpace, spec: LayerOutputSpec, w: DeviceLayerOutput, tokens: int
+) -> None:
+    """Compute the per-layer inputs of all layers from the projected hidden states and the embeddings."""
+    launches, workspace = step.launches, step.workspace
     launches.launch(
         per_layer_inputs_kernel, (spec.layers, tokens),
-        space.projected, space.projected.stride(0), workspace.nothing, space.rows, _norm_args(spec, w),
-        space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
-        **_shape(spec.width), SCALED=False, warps=1,
+        space.projected, space.projected.stride(0), workspace.nothing, space.rows, space.numbers,
+        _norm_args(spec, w), space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
+        **_shape(spec.width), RAW=space.raw, SCALED=False, WAITS=True, warps=1,
     )  # fmt: skip
 
 
@@ -136,42 +145,41 @@ def decode(
     step: "DecodeStep", number: int, block: DeviceBlock, source: Source, tokens: int, stage: int
 ) -> Source:
     """x = scale · (x + the norm of the gated per-layer input, projected back)."""
-    spec, w, launches, x = block.residual.block, block.weights, step.launches, step.workspace.x
-    y = step.workspace.y
+    spec, w, launches, y = block.residual.block, block.weights, step.launches, None
     if w.inp_gate is not None:
         project_input(step, step.space("layer_output"), spec, w, source, tokens)
-    post_norm = NormArgs(launches.or_nothing(w.post_norm), launches.workspace.nothing, spec.norm.epsilon)
-    launches.launch(
-        finish_layer_kernel, (tokens,),
-        x, y, y.stride(0), launches.workspace.nothing, post_norm, w.scale,
-        **_shape(x.shape[1]), ADDS=w.inp_gate is not None, SCALED=False, warps=warps_for(x.shape[1]),
-    )  # fmt: skip
-    return step.add(number, None, 0.0, tokens)
+        y = step.workspace.y
+    target, post_norm = step.target(number), NextNorm(spec.norm, w.post_norm, None)
+    launches.add_norm(y, post_norm, 1.0, step.norm_after(number), target.activations, tokens, w.scale)
+    return target
 
 
 def project_input(
     step: "DecodeStep", space: InputSpace, spec: LayerOutputSpec, w: Any, source: Source, tokens: int
 ) -> None:
     """Set y to the layer's per-layer input, gated by the activations of `source` and projected back."""
+    if w.model_proj is not None:
+        _add_embeddings(step, space, spec, w, tokens)
     launches = step.launches
     inputs = space.inputs[:, spec.layer * spec.width :]
     launches.rows((w.inp_gate,), source, space.gate, None, "output", tokens)
     launches.launch(
         gate_inputs_kernel, (tokens,),
         space.gate, space.gate.stride(0), launches.workspace.nothing, inputs, inputs.stride(0),
-        **_shape(spec.width), ACTIVATION=activation_code(spec.activation), SCALED=False, warps=1,
+        space.hidden.words, **_shape(spec.width), ACTIVATION=activation_code(spec.activation), SCALED=False,
+        OUT=space.hidden.config, warps=1,
     )  # fmt: skip
-    launches.quantize(space.gate, spec.width, space.hidden, tokens, space.gate.stride(0))
     hidden = Source(space.hidden, source.sum_squares)
     launches.rows((w.proj,), hidden, step.workspace.y, None, "down", tokens)
 
 
 class PromptSpace(PerLayerSpace):
-    """The per-layer embeddings of a chunk of a prompt, `rows`, later the per-layer inputs."""
+    """The per-layer inputs of a chunk of a prompt."""
 
     def __init__(self, specs: Sequence[LayerOutputSpec], arena: Arena, chunk: int) -> None:
         columns = max(spec.columns for spec in specs)
-        self.rows = arena.take((chunk, columns), torch.float32)
+        self.rows_per_chunk = chunk
+        self.inputs = arena.take((chunk, columns), torch.float32)
 
 
 def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:
@@ -188,12 +196,13 @@ def compute_chunk_inputs(
     """
     if w.model_proj is None:
         return
-    inputs, (tokens, width) = space.rows, chunk.x.shape
+    tokens, width = chunk.x.shape
     scale_rows(chunk.x, chunk.h.rows, chunk.h.scales)
     projected = prompt.products.product(chunk.h.rows, w.model_proj)
     per_layer_inputs_kernel[(spec.layers, tokens)](
-        projected, projected.stride(0), chunk.h.scales, inputs, _norm_args(spec, w), inputs,
-        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), SCALED=True, DEPENDENT=False, num_warps=1,
+        projected, projected.stride(0), chunk.h.scales, space.rows, None, _norm_args(spec, w), space.inputs,
+        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), RAW=space.raw, SCALED=True, WAITS=False,
+        DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     prompt.apply_next_norm(chunk, -1)  # The rows of the first layer's input were overwritten.
 
@@ -206,7 +215,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         y, scales = project_chunk_input(prompt, prompt.space("layer_output"), spec, w, chunk.h)
     finish_layer_kernel[(tokens,)](
         chunk.x, y, y.stride(0), scales, NormArgs(w.post_norm, None, spec.norm.epsilon), w.scale,
-        **_shape(width), ADDS=scales is not None, SCALED=True, DEPENDENT=False, num_warps=warps_for(width),
+        **_shape(width), ADDS=scales is not None, DEPENDENT=False, num_warps=warps_for(width),
     )  # fmt: skip
     prompt.apply_next_norm(chunk, number)
 
@@ -217,11 +226,11 @@ def project_chunk_input(
     """The layer's per-layer input of a chunk, gated by h and projected back, and the row scales that remain
     to be multiplied. Both are overwritten by the next matmul.
     """
-    inputs, tokens = space.rows[:, spec.layer * spec.width :], len(h.rows)
+    inputs, tokens = space.inputs[:, spec.layer * spec.width :], len(h.rows)
     gate = prompt.products.product(h.rows, w.inp_gate)
     gate_inputs_kernel[(tokens,)](
-        gate, gate.stride(0), h.scales, inputs, inputs.stride(0), **_shape(spec.width),
-        ACTIVATION=activation_code(spec.activation), SCALED=True, DEPENDENT=False, num_warps=1,
+        gate, gate.stride(0), h.scales, inputs, inputs.stride(0), None, **_shape(spec.width),
+        ACTIVATION=activation_code(spec.activation), SCALED=True, OUT=None, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     hidden = prompt.products.hidden(tokens, spec.width)
     scale_rows(gate, hidden.rows, hidden.scales)

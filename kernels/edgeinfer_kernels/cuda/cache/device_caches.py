@@ -68,9 +68,24 @@ class DeviceCaches:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pages of PAGE positions; all sources are read before a target is written."""
-        for tensor in self._all():
-            pages = tensor.view(len(tensor), -1, PAGE, *tensor.shape[2:])
+        for pages in self._pages():
             pages[:, list(targets)] = pages[:, list(sources)]
+
+    def read_pages(self, pages: Sequence[int]) -> Arrays:
+        """As `Backend.read_pages`."""
+        found = [held[:, list(pages)].to("cpu", non_blocking=True) for held in self._pages()]
+        if found and self._all()[0].is_cuda:
+            torch.cuda.synchronize()
+        return [tensor.numpy() for tensor in found]
+
+    def write_pages(self, pages: Sequence[int], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+        """As `Backend.write_pages`."""
+        for held, array in zip(self._pages(), arrays, strict=True):
+            held[:, list(pages)] = torch.from_numpy(np.ascontiguousarray(array)).to(held.device)
+
+    def _pages(self) -> list[Tensor]:
+        """(heads, pages, PAGE, …): the tensors of all positions."""
+        return [tensor.view(len(tensor), -1, PAGE, *tensor.shape[2:]) for tensor in self._all()]
 
     def _all(self) -> list[Tensor]:
         """The tensors of all positions."""

@@ -37,8 +37,8 @@ class CapturedSteps:
         self.step, self._slots = step, slots
         self._sampling_space = sampling
         self._device = step.workspace.state.device
+        self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
         self._cuda = self._device.type == "cuda"
-        self._per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values())
         self._graphs: dict[tuple[int, str, Layout], torch.cuda.CUDAGraph] = {}
         self._start = 0
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
@@ -77,7 +77,7 @@ class CapturedSteps:
         if self._slots is not None:
             state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
-        self._per_layer.send(self._state[:count].tolist())
+        self.per_layer.send(ids)
 
     def set_pages(self, pages: npt.NDArray[np.int64], count: int = 1) -> None:
         """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what
@@ -91,7 +91,9 @@ class CapturedSteps:
         self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
 
     def set_batch(self, ids: Sequence[int], positions: BatchPositions) -> None:
-        """Set the step's tokens, each of another sequence. Padding tokens are alone in the spare page."""
+        """Set the step's tokens, each of another sequence, but not the rows of their per-layer embeddings.
+        Padding tokens are alone in the spare page.
+        """
         count = self.width(len(ids))
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         held = self._batches[self._turn]
@@ -100,7 +102,6 @@ class CapturedSteps:
         state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
         state[16 : 16 + count] = 1
         self.step.workspace.state.copy_(held, non_blocking=True)
-        self._per_layer.send(state[:count].tolist())
 
     def set_next_slots(self, start: int) -> None:
         """Set the slots of recurrent states for a step of one token, which is set by the step before it."""
@@ -112,7 +113,7 @@ class CapturedSteps:
     def run(self, tokens: int, mode: str = NONE, layout: Layout = TEXT) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""
         if self.step.exchange:
-            self._run_split(tokens, mode, self.step.exchange)
+            self._run_split(tokens, mode, self.step.exchange, layout)
         elif not self._cuda:
             self._launch(self.width(tokens), mode, layout)
         else:
@@ -121,18 +122,18 @@ class CapturedSteps:
     def _graph(self, tokens: int, mode: str, layout: Layout = TEXT) -> torch.cuda.CUDAGraph:
         return self._graphs.get((tokens, mode, layout)) or self._capture(tokens, mode, layout)
 
-    def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange) -> None:
+    def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange, layout: Layout) -> None:
         """The previous step must be complete, on both sides."""
         assert self.host is not None
         exchange_buffer, host, start = exchange.exchange_buffer, self.host, self._start
         if self.expert_cache is not None:
             self.expert_cache.before_step(tokens)
         if not self.meets_in_graph:
-            self._launch_with_host(tokens, mode, exchange, host)
+            self._launch_with_host(tokens, mode, exchange, host, layout)
             if self.expert_cache is not None:
                 self.expert_cache.after_launch()
             return
-        graph = self._graph(self.width(tokens), mode)
+        graph = self._graph(self.width(tokens), mode, layout)
         exchange_buffer.begin(answered=0 if exchange.stages.stages[0] else 1)
         graph.replay()
         if self.expert_cache is not None:
@@ -165,7 +166,9 @@ class CapturedSteps:
         """Capture steps again from now on, because the tile configs have changed."""
         self._graphs.clear()
 
-    def _launch_with_host(self, tokens: int, mode: str, exchange: DecodeExchange, host: Host) -> None:
+    def _launch_with_host(
+        self, tokens: int, mode: str, exchange: DecodeExchange, host: Host, layout: Layout
+    ) -> None:
         """Launch kernels one by one; the CPU shard runs each stage when all earlier work is complete."""
         start = self._start
 
@@ -176,7 +179,7 @@ class CapturedSteps:
         exchange.exchange_buffer.open()
         exchange.between = run_stage
         try:
-            self._launch(self.width(tokens), mode)
+            self._launch(self.width(tokens), mode, layout)
         finally:
             exchange.between = None
 

@@ -1,8 +1,9 @@
 """Attention of a decode step: up to 8 new tokens over a long cache, with KV splits along the positions.
 
 One kernel computes the q and k norm, RoPE, the append to the cache, the attention and the quantization of its
-result. A program processes one KV head, with all its query heads and tokens, and one KV split. The program
-that finishes last adds up the splits, in a fixed order.
+result. A program processes one KV head, with all its query heads and tokens, and one KV split; the new tokens
+are in the first split without cached positions, if there is one. The program that finishes last adds up the
+splits, in a fixed order.
 """
 
 import triton
@@ -197,7 +198,8 @@ def decode_attention_kernel(
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
-    if split == 0:
+    used = tl.minimum(used + 1, SPLITS)
+    if split == used - 1:
         new = append_new(qkv, stride, cache, pages, head, cached, state + 8, rope, ATTENTION, TOKENS)
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(

@@ -39,13 +39,22 @@ class DeviceSampling:
         if self._ahead != (token_id, start, is_random):
             self._steps.set_state([token_id], start)
             self._step(start, request, recent)
-        # The host sends the rows of per-layer embeddings, so it has to know the token.
-        may_run_ahead = may_run_ahead and self._steps.step.model.per_layer is None
+        rows = self._steps.per_layer
+        may_run_ahead = may_run_ahead and rows.may_follow
         runs_ahead = may_run_ahead and not recent and (next_request is not None or not is_random)
         if runs_ahead:
             self._steps.set_next_slots(start + 1)
+            rows.expect()
             self._step(start + 1, next_request, ())
-        sampled = self._sampled_at(start)
+        sampled = 0
+        try:
+            sampled = self._sampled_at(start)
+        finally:  # The started step waits for its rows, even if it's interrupted.
+            if runs_ahead:
+                rows.give([max(sampled, 0)])
+        if rows.were_late():
+            self._ahead = None
+            return self.sample_entered(token_id, start, request, recent)
         self._ahead = (sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None
         return sampled
 
@@ -68,6 +77,7 @@ class DeviceSampling:
                 self._recent[: len(recent)] = torch.tensor(recent, dtype=torch.int32)
                 self._sampling_space.recent[0].copy_(self._recent, non_blocking=True)
             self._steps.run(1, SAMPLE)
+        self._steps.per_layer.report()
         if self._events:
             self._events[start % 2].record()
 

@@ -283,8 +283,9 @@ class StepLaunches:
         norm: NextNorm,
         out: Activations,
         tokens: int,
+        gain: float = 1.0,
     ) -> None:
-        """x += scale·post_norm(y), or x unchanged without y; then its norm into `out`."""
+        """x = gain·(x + scale·post_norm(y)), or gain·x without y; then its norm into `out`."""
         read = self.workspace.x if y is None else y
         has_post_norm = post_norm is not None and post_norm.weight is not None
         self.launch(
@@ -294,10 +295,11 @@ class StepLaunches:
             read.shape[1],
             self.workspace.x,
             scale,
+            gain,
             self.norm_args(post_norm),
             self.norm_args(norm),
             out.words,
-            NORM=self.norm_config(norm, adds=y is not None, has_post_norm=has_post_norm),
+            NORM=self.norm_config(norm, adds=y is not None, has_post_norm=has_post_norm, scales=gain != 1),
             OUT=out.config,
             warps=8,
         )
@@ -308,11 +310,14 @@ class StepLaunches:
             return NormArgs(self.workspace.nothing, self.workspace.nothing, 0.0)
         return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.spec.epsilon)
 
-    def norm_config(self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False) -> NormConfig:
+    def norm_config(
+        self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False, scales: bool = False
+    ) -> NormConfig:
         """The configuration of a kernel that normalizes whole rows of x."""
         width = self.model.spec.hidden_size
         kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
-        return NormConfig(width, next_power_of_two(-(-width // 16)), adds, has_post_norm, *kinds)
+        groups = next_power_of_two(-(-width // 16))
+        return NormConfig(width, groups, adds, has_post_norm, *kinds, scales=scales)
 
     @staticmethod
     def rows_config(width: int, norm: NextNorm) -> NormConfig:
@@ -332,6 +337,7 @@ class StepLaunches:
             width if stride is None else stride,
             self.workspace.nothing,
             0.0,
+            1.0,
             no_norm,
             no_norm,
             out.words,
@@ -349,6 +355,7 @@ class StepLaunches:
             rows.stride(0),
             self.workspace.nothing,
             0.0,
+            1.0,
             self.norm_args(None),
             self.norm_args(norm),
             out.words,

@@ -8,10 +8,9 @@ import triton.language as tl
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
 
-MAX_POLLS = tl.constexpr(1 << 26)
-"""One to two minutes: the device stops waiting for a host that has not answered by then."""
 _ELSEWHERE = tl.constexpr(ELSEWHERE)
 
 
@@ -32,35 +31,6 @@ def _raise_number(number_address, number):
             is_pure=False,
             pack=1,
         )
-
-
-@triton.jit
-def _poll(number_address):
-    """Load the flag with acquire semantics: data written before it is read only afterwards."""
-    if INTERPRETED:
-        return tl.load(number_address)
-    else:
-        return tl.inline_asm_elementwise(
-            "nanosleep.u32 20; ld.acquire.sys.global.u64 $0, [$1];",
-            "=l,l",
-            [number_address],
-            dtype=tl.int64,
-            is_pure=False,
-            pack=1,
-        )
-
-
-@triton.jit
-def _await_number(number_address, number, lost, host_lost):
-    """Wait for the flag, with a timeout; afterwards `lost` keeps every later wait short."""
-    polls = tl.load(lost).to(tl.int32) * MAX_POLLS
-    seen = _poll(number_address)
-    while (seen < number) & (polls < MAX_POLLS):
-        seen = _poll(number_address)
-        polls += 1
-    if seen < number:
-        tl.store(lost, 1)
-        tl.store(host_lost, seen * 0 + 1)
 
 
 @triton.jit(do_not_specialize=["stage"])
@@ -128,7 +98,7 @@ def receive_sum_kernel(
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    _await_number(answered, stage.to(tl.int64), lost, host_lost)
+    await_number(answered, stage.to(tl.int64), lost, host_lost)
     token = tl.program_id(0)
     column = tl.arange(0, triton.next_power_of_2(WIDTH))
     inside = column < WIDTH
@@ -167,7 +137,7 @@ def receive_kernel(
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    _await_number(answered, stage.to(tl.int64), lost, host_lost)
+    await_number(answered, stage.to(tl.int64), lost, host_lost)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]

@@ -103,7 +103,7 @@ class Prefill:
         self.products.lora = model.lora
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
-        self.per_layer = PerLayerRows(model.per_layer, self._spaces.values())
+        self.per_layer = PerLayerRows(model.per_layer, self._spaces.values(), self.ids.device)
         self._can_capture = self.ids.is_cuda and not spec.is_encoder
         self.forget()
 
@@ -129,6 +129,8 @@ class Prefill:
         """
         x = self.x[:tokens]
         sent = self.sent if self.sent and tokens >= self.sent.min_tokens else None
+        if sent and pages is not None and sent.host_states:  # a state is fetched as one text
+            sent = None
         exchange = None if sent else self.exchange
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks

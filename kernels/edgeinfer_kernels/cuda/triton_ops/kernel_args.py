@@ -143,7 +143,8 @@ class DownConfig(NamedTuple):
 class NormConfig(NamedTuple):
     """A residual sum and a norm of rows of `width` columns, held in `groups` of sixteen.
 
-    adds: the sum is computed; has_post_norm: after a norm of the summand; is_layer_norm: else RMS.
+    adds: the sum is computed; has_post_norm: after a norm of the summand; is_layer_norm: else RMS;
+    scales: the sum is scaled.
     """
 
     width: int
@@ -153,6 +154,7 @@ class NormConfig(NamedTuple):
     has_norm: bool
     is_layer_norm: bool
     has_bias: bool
+    scales: bool = False
 
 
 class NormRowsConfig(NamedTuple):

@@ -7,19 +7,23 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import RMS, normed
 from edgeinfer_kernels.cuda.triton_ops.activations import activate
-from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.raw_rows import decode_raw
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 
 
 @triton.jit
 def per_layer_inputs_kernel(
-    projected, stride, row_scales, rows, norm, out, scale, embedding_scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    projected, stride, row_scales, rows, numbers, norm, out, scale, embedding_scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RAW: tl.constexpr, SCALED: tl.constexpr, WAITS: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (tokens, layers, WIDTH) = (rms(projected · scale) + rows · embedding_scale) / √2; program (layer,
     token).
 
-    `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`. `out`
-    may be `rows`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`.
+    `rows`, RAW and `numbers` as in `PerLayerSpace`; with WAITS the rows are valid when the first number has
+    reached the second. Reads WIDTH · 4 bytes and the rows, in host memory; writes WIDTH · 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -30,43 +34,52 @@ def per_layer_inputs_kernel(
     if SCALED:
         x = x * tl.load(row_scales + token)
     x = normed(x, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, RMS, False)
+    if WAITS:
+        await_number(numbers, tl.load(numbers + 1), numbers + 2, numbers + 2)
     at = (token * tl.num_programs(0) + layer) * WIDTH + offsets
-    value = (x + tl.load(rows + at, mask=mask, other=0.0) * embedding_scale) * 0.7071067811865476
-    tl.store(out + at, value, mask=mask)
+    if RAW is None:
+        row = tl.load(rows + at, mask=mask, other=0.0)
+    else:
+        row = decode_raw(rows + token * RAW.row_bytes, layer * WIDTH + offsets, mask, RAW)
+    tl.store(out + at, (x + row * embedding_scale) * 0.7071067811865476, mask=mask)
 
 
 @triton.jit
 def gate_inputs_kernel(
-    gate, stride, row_scales, inputs, inputs_stride,
+    gate, stride, row_scales, inputs, inputs_stride, out,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ACTIVATION: tl.constexpr,
-    SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    SCALED: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """gate (tokens, WIDTH) = activation(gate) ⊙ inputs, in place; program (token,).
+    """activation(gate) ⊙ inputs (tokens, WIDTH) as activations, or without OUT in place; program (token,).
 
-    With SCALED the gate is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    With SCALED the gate is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes; writes WIDTH · 4,
+    or 12 words (44 with floats) per 32 columns.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token = tl.program_id(0).to(tl.int64)
-    offsets = tl.arange(0, BLOCK)
-    mask = offsets < WIDTH
-    at = gate + token * stride + offsets
+    group = tl.arange(0, BLOCK // 16)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    mask = column < WIDTH
+    at = gate + token * stride + column
     x = tl.load(at, mask=mask, other=0.0)
     if SCALED:
         x = x * tl.load(row_scales + token)
-    own = tl.load(inputs + token * inputs_stride + offsets, mask=mask, other=0.0)
-    tl.store(at, activate(x, ACTIVATION) * own, mask=mask)
+    value = activate(x, ACTIVATION) * tl.load(inputs + token * inputs_stride + column, mask=mask, other=0.0)
+    if OUT is None:
+        tl.store(at, value, mask=mask)
+    else:
+        quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
 
 
 @triton.jit
 def finish_layer_kernel(
     x, y, stride, row_scales, norm, scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, SCALED: tl.constexpr,
-    DEPENDENT: tl.constexpr,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ADDS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """x (tokens, WIDTH) = scale · (x + rms(y)), or scale · x without ADDS; program (token,).
+    """x (tokens, WIDTH) = scale · (x + rms(y · row_scales)), or scale · x without ADDS; program (token,).
 
-    With SCALED y is still to be multiplied by `row_scales`. Reads WIDTH · 8 bytes, writes WIDTH · 4.
+    Reads WIDTH · 8 bytes, writes WIDTH · 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -76,9 +89,7 @@ def finish_layer_kernel(
     at = x + token * WIDTH + offsets
     value = tl.load(at, mask=mask, other=0.0)
     if ADDS:
-        result = tl.load(y + token * stride + offsets, mask=mask, other=0.0)
-        if SCALED:
-            result = result * tl.load(row_scales + token)
+        result = tl.load(y + token * stride + offsets, mask=mask, other=0.0) * tl.load(row_scales + token)
         value += normed(result, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, RMS, False)
     tl.store(at, value * scale, mask=mask)
 

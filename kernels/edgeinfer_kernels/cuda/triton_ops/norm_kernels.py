@@ -24,13 +24,14 @@ def normalized(value, norm, inside, column, NORM: tl.constexpr, BIAS: tl.constex
 
 @triton.jit
 def add_norm_kernel(
-    y, stride, x, scale, post_norm, norm, out, NORM: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr
-):
-    """x += scale·post_norm(y) if NORM.adds, then norm(x) as activations; one program per token, a whole row
-    at once.
+    y, stride, x, scale, gain, post_norm, norm, out,
+    NORM: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """x += scale·post_norm(y) if NORM.adds, x *= gain if NORM.scales, then norm(x) as activations; one
+    program per token, a whole row at once.
 
-    For norms that cannot be fused into the next kernel: layer norms and post-norms. Without a sum it
-    quantizes y. Reads width·4 bytes of y and of x, writes x again and 12 words (44 with floats) per 32
+    For norms that cannot be fused into the next kernel: layer norms and post-norms. Without a sum y is x, or
+    what it quantizes. Reads width·4 bytes of y and of x, writes x again and 12 words (44 with floats) per 32
     columns.
     """
     WIDTH: tl.constexpr = NORM.width
@@ -44,9 +45,12 @@ def add_norm_kernel(
     value = tl.load(y + token * stride + column, mask=inside, other=0.0)
     if NORM.has_post_norm:
         value = normalized(value, post_norm, inside, column, NORM, False)
+    pointers = x + token * WIDTH + column
     if NORM.adds:
-        pointers = x + token * WIDTH + column
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
+    if NORM.scales:
+        value *= gain
+    if NORM.adds or NORM.scales:
         tl.debug_barrier()  # As in `residual_kernel`.
         tl.store(pointers, value, mask=inside)
     if NORM.has_norm:

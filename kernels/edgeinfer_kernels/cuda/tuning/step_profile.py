@@ -10,11 +10,12 @@ import torch
 FIRST_KERNEL = "embed_kernel"
 """The first kernel of a step."""
 OUTPUT, DOWN = "output", "down"
-_ATTENTION, _RESIDUAL = "decode_attention_kernel", "residual_kernel"
+_ATTENTION, _GATED = "decode_attention_kernel", "gated_kernel"
+_GATE_INPUTS = "gate_inputs_kernel"
+_PRODUCTS = ("rows_kernel", "residual_kernel")
 ROLES = {
-    "rows_kernel": "q, k, v",
     _ATTENTION: "attention",
-    "gated_kernel": "gate and up",
+    _GATED: "gate and up",
     "head_kernel": "head",
 }
 
@@ -30,7 +31,8 @@ class KernelRun:
 
 @dataclass(frozen=True)
 class KernelShare:
-    """A kernel's share of a step: runs per step, and the median seconds that a run adds.
+    """A kernel's share of a step: runs per step, and the seconds that a run adds (means of a step; of these
+    the median of all steps).
 
     Kernels overlap by dependent launch: a run adds the time from the end of the previous run to its end.
     """
@@ -73,22 +75,32 @@ def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:
     if not steps:
         return []
     usual, _ = Counter(len(step) for step in steps).most_common(1)[0]
-    added: dict[str, list[float]] = defaultdict(list)
-    counted = [step for step in steps if len(step) == usual]
-    for step in counted:
+    added: dict[str, list[list[float]]] = defaultdict(list)
+    for step in (step for step in steps if len(step) == usual):
+        own: dict[str, list[float]] = defaultdict(list)
         for before, run, role in zip([None, *step], step, _roles(step), strict=False):
-            added[role].append(run.end - (run.begin if before is None else before.end))
-    return [KernelShare(role, len(times) // len(counted), median(times)) for role, times in added.items()]
+            own[role].append(run.end - (run.begin if before is None else before.end))
+        for role, times in own.items():
+            added[role].append(times)
+    return [
+        KernelShare(role, len(times[0]), median(map(sum, times)) / len(times[0]))
+        for role, times in added.items()
+    ]
 
 
 def _roles(step: Sequence[KernelRun]) -> list[str]:
-    """The role of each run; of a layer's two residuals, the one after attention belongs to attention."""
-    roles: list[str] = []
-    last = ""
-    for run in step:
-        if run.name == _RESIDUAL:
-            roles.append(OUTPUT if last == _ATTENTION else DOWN)
-        else:
-            roles.append(ROLES.get(run.name, run.name.removesuffix("_kernel")))
-        last = run.name
-    return roles
+    """The role of each run; products of a matrix are known by the kernels before and after them."""
+    names = [run.name for run in step]
+    return [_role(*around) for around in zip(["", *names], names, [*names[1:], ""], strict=False)]
+
+
+def _role(before: str, name: str, after: str) -> str:
+    if name not in _PRODUCTS:
+        return ROLES.get(name, name.removesuffix("_kernel"))
+    if before == _ATTENTION:
+        return OUTPUT
+    if before == _GATED:
+        return DOWN
+    if _GATE_INPUTS in (before, after):
+        return "per-layer gate" if after == _GATE_INPUTS else "per-layer projection"
+    return "q, k, v" if name == "rows_kernel" else DOWN

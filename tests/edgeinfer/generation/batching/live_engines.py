@@ -31,13 +31,10 @@ def engine_of(
     file = GGUFFile.open(path)
     config = read_config(file)
     spec = config.specification()
-
-    def state() -> DecoderState:
-        return DecoderState.allocate(spec, positions, "f32")
-
-    backend = build(spec, read_weights(file, config), state())
+    pool = DecoderState.allocate(spec, positions, "f32").pooled(1 + others)
+    backend = build(spec, read_weights(file, config), pool.states[0])
     engine = NativeEngine(spec, backend, context, 32, positions=positions)
-    engine.others = tuple(engine.with_state(state()) for _ in range(others))
+    engine.join(pool)
     return engine
 
 

@@ -1,6 +1,7 @@
 """The tree of prefixes: what it finds, and in which order it evicts."""
 
 from edgeinfer.generation.batching.prefix_tree import MIN_LISTED, Node, PrefixTree
+from edgeinfer.snapshots.spilled_pages import ROOT, page_key
 from edgeinfer_kernels.backend import PAGE
 
 
@@ -11,6 +12,12 @@ def stored(tree: PrefixTree, ids: list[int], first_page: int) -> list[Node]:
         tokens = ids[index * PAGE : (index + 1) * PAGE]
         nodes.append(tree.insert(nodes[-1] if nodes else None, tokens, first_page + index))
     return nodes
+
+
+def evicted(tree: PrefixTree, count: int) -> list[int | None]:
+    """The pages that are evicted next."""
+    nodes = [tree.evict() for _ in range(count)]
+    return [None if node is None else node.page for node in nodes]
 
 
 def text(*firsts: int) -> list[int]:
@@ -41,7 +48,7 @@ def test_the_least_recently_used_page_is_evicted_first_and_never_before_its_cont
     for nodes in (new, old):  # used in this order
         tree.pin(nodes)
         tree.unpin(nodes)
-    assert [tree.evict() for _ in range(5)] == [3, 2, 1, 0, None]
+    assert evicted(tree, 5) == [3, 2, 1, 0, None]
     assert tree.pages == 0
     assert tree.match(text(10, 11), 100) == []
 
@@ -50,9 +57,9 @@ def test_a_page_in_use_is_not_evicted() -> None:
     tree = PrefixTree()
     nodes = stored(tree, text(10, 11, 12), 0)
     tree.pin(nodes[:2])
-    assert [tree.evict(), tree.evict()] == [2, None]
+    assert evicted(tree, 2) == [2, None]
     tree.unpin(nodes[:2])
-    assert [tree.evict(), tree.evict(), tree.evict()] == [1, 0, None]
+    assert evicted(tree, 3) == [1, 0, None]
 
 
 def test_pages_that_are_used_often_are_evicted_last() -> None:
@@ -62,4 +69,12 @@ def test_pages_that_are_used_often_are_evicted_last() -> None:
         for each in (nodes, often):
             tree.pin(each)
             tree.unpin(each)
-    assert [tree.evict() for _ in range(5)] == [1, 2, 3, 0, None]
+    assert evicted(tree, 5) == [1, 2, 3, 0, None]
+
+
+def test_an_evicted_page_has_the_key_of_its_tokens_and_of_those_before() -> None:
+    tree = PrefixTree()
+    first, second = stored(tree, text(10, 20), 0)
+    assert (first.before, second.before) == (ROOT, first.key)
+    assert (first.key, second.key) == (page_key(ROOT, text(10)), page_key(first.key, text(20)))
+    assert stored(tree, text(30, 20), 2)[1].key != second.key

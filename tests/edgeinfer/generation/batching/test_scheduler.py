@@ -8,6 +8,7 @@ import pytest
 
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.generation.batching.engine_requests import EngineRequests
+from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS, PAUSED_STEPS
 from edgeinfer.generation.context_shift import ContextShift
@@ -26,6 +27,8 @@ ARRIVALS = {
 PLACES = {
     "paged": ("llama", 4 * CONTEXT, 0),
     "states": ("lfm2", CONTEXT, 3),
+    "states and rings": ("gemma3", CONTEXT, 3),
+    "few states": ("qwen35", CONTEXT, 1),
     "one state": ("lfm2", CONTEXT, 0),
 }
 
@@ -53,8 +56,8 @@ def test_requests_together_give_the_ids_of_each_alone(
     for step, each in zip(ARRIVALS[arrival], requests, strict=True):
         arrivals.setdefault(step, []).append(each)
     run = Run(engine_of(zoo_file(model), build, positions, others))
-    kind = PagedRequests if place == "paged" else EngineRequests
-    assert isinstance(run.scheduler.requests, kind)
+    kind = PagedRequests if place == "paged" else JoinedRequests if others else EngineRequests
+    assert type(run.scheduler.requests) is kind
     assert run.finish(arrivals) == alone(zoo_file(model), requests, build)
     assert [token.logprob is not None for token in run.tokens[2]] == [True] * 25
     assert [live.sequence.reason for live in run.live] == ["length"] * 4
@@ -352,3 +355,23 @@ def test_a_short_prompt_waits_only_for_the_pages_that_it_shares(zoo_file: ZooFil
     assert run.live[0].phase == "reading"
     assert run.live[1].timer.cached_tokens == 288
     assert run.finish()[1] == Run(engine_of(path, context=1024, positions=1024)).finish({0: [short]})[0]
+
+
+@pytest.mark.parametrize("model", ["lfm2", "gemma3"])
+def test_requests_with_the_same_prompt_copy_the_state_that_has_read_it(zoo_file: ZooFile, model: str) -> None:
+    run = Run(engine_of(zoo_file(model), others=2))
+    requests = [request(prompt(90), 12, seed=seed, **SEEDED) for seed in range(3)]
+    assert run.finish({0: requests}) == alone(zoo_file(model), requests)
+    read_again = [90 - live.timer.cached_tokens for live in run.live]
+    assert read_again[0] == 90
+    assert max(read_again[1:]) <= 16
+
+
+@pytest.mark.parametrize("model", ["lfm2", "gemma3"])
+def test_a_system_prompt_is_read_once_and_its_state_stays_with_the_first_request(
+    zoo_file: ZooFile, model: str
+) -> None:
+    run = Run(engine_of(zoo_file(model), others=2))
+    requests = [request([*prompt(80), *prompt(20, seed)], 8) for seed in (1, 2)]
+    assert run.finish({0: requests[:1], 30: requests[1:]}) == alone(zoo_file(model), requests)
+    assert run.live[1].timer.cached_tokens >= 64

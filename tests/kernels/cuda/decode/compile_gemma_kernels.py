@@ -20,10 +20,13 @@ from edgeinfer_kernels.cuda.triton_ops import layer_output_kernels as output
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     CacheArgs,
     NormArgs,
+    NormConfig,
     RopeArgs,
     SplitArgs,
     WordsConfig,
 )
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
+from edgeinfer_kernels.cuda.triton_ops.raw_rows import raw_config
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.layer_cache import CacheType
@@ -72,17 +75,43 @@ def launch_attention(spec: AttentionSpec, kind: CacheType, capability: int) -> N
 def launch_layer_output() -> None:
     """The kernels of layer outputs, of a dense feed-forward's norms, and expert selection with scales."""
     f, norm = FLOATS, NormArgs(FLOATS, FLOATS, 1e-6)
+    number = tensor(1, dtype=torch.int64)
     for scaled in (False, True):
         both: dict[str, Any] = {"SCALED": scaled, "DEPENDENT": False}
         narrow, wide = {"WIDTH": 256, "BLOCK": 256} | both, {"WIDTH": 2560, "BLOCK": 4096} | both
-        output.per_layer_inputs_kernel[GRID](f, 1024, f, f, norm, f, 0.02, 16.0, **narrow, num_warps=1)
-        output.gate_inputs_kernel[GRID](f, 256, f, f, 1024, **narrow, ACTIVATION=1, num_warps=1)
-        output.finish_layer_kernel[GRID](f, f, 2560, f, norm, 0.5, **wide, ADDS=True, num_warps=4)
+        for name in (None, "F16", "Q4_0", "Q4_K", "Q6_K", "IQ4_XS"):
+            raw = None if name is None else raw_config(name, 1024)
+            rows = f if raw is None else tensor(1024, dtype=torch.uint8)
+            output.per_layer_inputs_kernel[GRID](
+                f,
+                1024,
+                f,
+                rows,
+                number,
+                norm,
+                f,
+                0.02,
+                16.0,
+                **narrow,
+                RAW=raw,
+                WAITS=not scaled,
+                num_warps=1,
+            )
+        out, config = (None, None) if scaled else (WORDS, WordsConfig(8, 12))
+        output.gate_inputs_kernel[GRID](
+            f, 256, f, f, 1024, out, **narrow, ACTIVATION=1, OUT=config, num_warps=1
+        )
         output.add_normed_kernel[GRID](f, 2560, f, 2560, f, norm, norm, **wide, num_warps=4)
-        no_norm = NormArgs(None, None, 1e-6)
-        wide["SCALED"] = True
-        output.finish_layer_kernel[GRID](f, f, 2560, None, no_norm, 0.5, **wide, ADDS=False, num_warps=4)
-    number = tensor(1, dtype=torch.int64)
+    wide = {"WIDTH": 2560, "BLOCK": 4096, "DEPENDENT": False}
+    output.finish_layer_kernel[GRID](f, f, 2560, f, norm, 0.5, **wide, ADDS=True, num_warps=4)
+    no_norm = NormArgs(None, None, 1e-6)
+    output.finish_layer_kernel[GRID](f, f, 2560, None, no_norm, 0.5, **wide, ADDS=False, num_warps=4)
+    for adds in (False, True):
+        add_norm_kernel[GRID](
+            f, 2560, f, 1.0, 0.5, norm, norm, WORDS,
+            NORM=NormConfig(2560, 256, adds, adds, True, False, False, scales=True),
+            OUT=WordsConfig(80, 12), DEPENDENT=False, num_warps=8,
+        )  # fmt: skip
     receive_sum_kernel[GRID](
         number, number, 1, WORDS, f, f, 2816, WIDTH=2816, STRIDE=2816, DEPENDENT=False, num_warps=8
     )

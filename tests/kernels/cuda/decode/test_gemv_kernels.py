@@ -192,7 +192,7 @@ def test_activations_are_quantized_in_blocks_of_sixteen(device: str, width: int)
     rows, nothing = torch.from_numpy(x).to(device), torch.zeros(1, device=device)
     no_norm = NormArgs(nothing, nothing, 0.0)
     add_norm_kernel[(3,)](
-        rows, width, nothing, 0.0, no_norm, no_norm, out,
+        rows, width, nothing, 0.0, 1.0, no_norm, no_norm, out,
         NORM=NormConfig(width, 64, False, False, False, False, False),
         OUT=WordsConfig(words.shape[2], PLANES), DEPENDENT=False,
     )  # fmt: skip

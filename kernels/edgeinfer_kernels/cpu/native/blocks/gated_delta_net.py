@@ -9,6 +9,8 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
+    state_count,
+    step_of,
     store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -186,24 +188,28 @@ def recur(pool, counter, block, step_args, columns):
     """
     state = block.state
     head_dim = block.head_dim
-    pending = step_args.pending
     groups = head_dim // 16
     column_bytes = 64 * head_dim
     conv_out = block.conv_out
     values_at = 8 * block.key_heads * head_dim
+    states, items = state_count(step_args), block.value_heads * groups
+    tokens = step_args.tokens // states
     while True:
         item = next_item(pool, counter)
-        head = item // groups
-        if head >= block.value_heads:
+        if item >= items * states:
             break
+        own = step_of(step_args, item // items)
+        item = item % items
+        head = item // groups
         group = item % groups
+        pending, begin = own.pending, own.first
         offset = state.matrix_at + item * column_bytes
-        load_matrix(state, step_args, offset, columns, head_dim)
+        load_matrix(state, own, offset, columns, head_dim)
         key = 4 * head_dim * key_head_of(block, head)
         value_at = values_at + 4 * (head * head_dim + 16 * group)
-        for row in range(pending + step_args.tokens):
+        for row in range(begin, begin + pending + tokens):
             conv = block.conv_rows + row * block.conv_stride
-            gates = row_address(state, step_args, row - pending) + block.gates_at + 4 * head
+            gates = row_address(state, own, row - pending) + block.gates_at + 4 * head
             beta = splat_f32(load_f32(gates))
             q = conv + key
             k = q + 4 * head_dim * block.key_heads
@@ -214,10 +220,10 @@ def recur(pool, counter, block, step_args, columns):
             else:
                 decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
                 result = update_columns(columns, q, k, v, beta, decay, head_dim)
-            if row >= pending:
+            if row >= begin + pending:
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + 4 * (head * head_dim + 16 * group), result)
-        store_matrix(state, step_args, offset, columns, head_dim)
+        store_matrix(state, own, offset, columns, head_dim)
 
 
 @device_function

@@ -5,6 +5,8 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
+    state_count,
+    step_of,
     store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -94,27 +96,29 @@ def recur(pool, counter, block, step_args, matrix):
     tokens to the rows of `conv_out`. Δ replaces W_dt dt in the rows of the state.
     """
     state, inputs, conv_out = block.state, block.inputs, block.conv_out
-    pending = step_args.pending
-    tokens = step_args.tokens
     size = block.state_size
     groups = block.channels // 16
+    states = state_count(step_args)
+    tokens = step_args.tokens // states
     while True:
-        group = next_item(pool, counter)
-        if group >= groups:
+        item = next_item(pool, counter)
+        if item >= groups * states:
             break
-        offset = 64 * group
+        own = step_of(step_args, item // groups)
+        begin = own.first
+        offset = 64 * (item % groups)
         matrix_at = state.matrix_at + offset * size
-        load_matrix(state, step_args, matrix_at, matrix, size)
+        load_matrix(state, own, matrix_at, matrix, size)
         a = block.a + offset * size
         tap_bias = load_floats(block.tap_bias + offset)
         dt_bias = load_floats(block.dt_bias + offset)
         skip = load_floats(block.skip + offset)
-        for token in range(-pending, 0):
-            row = row_address(state, step_args, token)
+        for token in range(begin - own.pending, begin):
+            row = row_address(state, own, token)
             u = convolve_lanes(block, step_args, token, offset, tap_bias)
             update_channels(matrix, a, load_floats(row + block.delta_at + offset), u, row + block.b_at, size)
-        for token in range(tokens):
-            row = row_address(state, step_args, token)
+        for token in range(begin, begin + tokens):
+            row = row_address(state, own, token)
             at = row + block.delta_at + offset
             delta = softplus(load_floats(at), dt_bias)
             store_floats(at, delta)
@@ -124,7 +128,7 @@ def recur(pool, counter, block, step_args, matrix):
             gate = load_floats(block.z + token * block.z_stride + offset)
             value = multiply(value, multiply(gate, sigmoid(gate)))
             store_floats(conv_out.floats + token * conv_out.float_stride + offset, value)
-        store_matrix(state, step_args, matrix_at, matrix, size)
+        store_matrix(state, own, matrix_at, matrix, size)
 
 
 @exports.add("mamba_block", MambaArgs, StepArgs, ThreadPoolArgs, int)

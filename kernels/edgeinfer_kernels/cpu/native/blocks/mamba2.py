@@ -7,6 +7,8 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     keep_rows,
     load_matrix,
     row_address,
+    state_count,
+    step_of,
     store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -92,38 +94,42 @@ def recur(pool, counter, block, step_args, columns):
     tokens of this step, to the rows of `conv_out`.
     """
     state = block.state
-    pending = step_args.pending
     state_size = block.state_size
     head_dim = block.head_dim
     parts = head_dim // 16
     column_bytes = 64 * state_size
     conv_out = block.conv_out
     inner = block.heads * head_dim
+    states, items = state_count(step_args), block.heads * parts
+    tokens = step_args.tokens // states
     while True:
         item = next_item(pool, counter)
-        head = item // parts
-        if head >= block.heads:
+        if item >= items * states:
             break
+        own = step_of(step_args, item // items)
+        item = item % items
+        head = item // parts
+        pending, begin = own.pending, own.first
         at = 64 * item
         offset = state.matrix_at + item * column_bytes
-        load_matrix(state, step_args, offset, columns, state_size)
+        load_matrix(state, own, offset, columns, state_size)
         b_at = 4 * (inner + head // (block.heads // block.groups) * state_size)
         c_at = b_at + 4 * block.groups * state_size
         rate = splat_f32(load_f32(block.a + 4 * head))
         skip = splat_f32(load_f32(block.d + 4 * head))
-        for row in range(pending + step_args.tokens):
+        for row in range(begin, begin + pending + tokens):
             conv = block.conv_rows + row * block.conv_stride
-            deltas = row_address(state, step_args, row - pending) + block.dt_at
+            deltas = row_address(state, own, row - pending) + block.dt_at
             delta = splat_f32(load_f32(deltas + 4 * head))
             decay = exponential(multiply(delta, rate))
             x = load_floats(conv + at)
             y = update_columns(columns, conv + b_at, conv + c_at, multiply(delta, x), decay, state_size)
-            if row >= pending:
+            if row >= begin + pending:
                 y = multiply_add(skip, x, y)
                 gate = load_floats(block.z + (row - pending) * block.z_stride + at)
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + at, multiply(y, multiply(gate, sigmoid(gate))))
-        store_matrix(state, step_args, offset, columns, state_size)
+        store_matrix(state, own, offset, columns, state_size)
 
 
 @device_function

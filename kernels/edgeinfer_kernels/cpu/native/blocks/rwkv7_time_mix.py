@@ -10,6 +10,8 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     mix_piece,
     normalize_rows,
     row_address,
+    state_count,
+    step_of,
     store_matrix,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -186,25 +188,28 @@ def recur(pool, counter, block, step_args, matrix):
     state, conv_out = block.state, block.conv_out
     head_dim = block.head_dim
     part = block.part_bytes
-    pending = step_args.pending
     groups = head_dim // 16
+    states, items = state_count(step_args), block.heads * groups
+    tokens = step_args.tokens // states
     while True:
         item = next_item(pool, counter)
-        head = item // groups
-        if head >= block.heads:
+        if item >= items * states:
             break
-        offset = 4 * head * head_dim
+        own = step_of(step_args, item // items)
+        item = item % items
+        begin = own.first
+        offset = 4 * (item // groups) * head_dim
         matrix_at = state.matrix_at + item * 64 * head_dim
-        load_matrix(state, step_args, matrix_at, matrix, head_dim)
-        for token in range(-pending, step_args.tokens):
-            row = row_address(state, step_args, token) + offset
+        load_matrix(state, own, matrix_at, matrix, head_dim)
+        for token in range(begin - own.pending, begin + tokens):
+            row = row_address(state, own, token) + offset
             v = load_floats(row + 3 * part + 64 * (item % groups))
             update_rows(matrix, row, part, v, head_dim)
-            if token >= 0:
+            if token >= begin:
                 r = block.receptance + token * block.row_stride + offset
                 out = conv_out.floats + token * conv_out.float_stride
                 store_floats(out + 64 * item, read_rows(matrix, r, head_dim))
-        store_matrix(state, step_args, matrix_at, matrix, head_dim)
+        store_matrix(state, own, matrix_at, matrix, head_dim)
 
 
 @device_function

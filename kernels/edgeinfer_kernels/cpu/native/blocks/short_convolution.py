@@ -2,7 +2,12 @@
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import keep_rows, row_address, row_lanes
+from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    keep_rows,
+    row_address,
+    row_lanes,
+    step_of,
+)
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     next_piece,
@@ -28,8 +33,10 @@ exports = Exports()
 
 @device_function
 def tap_value(block, step_args, token, offset):
-    """Sixteen values of b · x of a token of this step, at a byte offset; negative tokens precede it."""
-    if token >= 0:
+    """Sixteen values of b · x of a token of a sequence's step, at a byte offset; tokens below its `first`
+    precede it.
+    """
+    if token >= step_args.first:
         at = token * block.row_stride + offset
         b = load_floats(block.b + at)
         return multiply(b, load_floats(block.x + at))
@@ -53,15 +60,16 @@ def convolve(pool, counter, block, step_args):
             break
         gate = block.c + token * block.row_stride
         row = conv_out.floats + token * conv_out.float_stride
-        kept = row_address(state, step_args, token)
+        own = step_of(step_args, token)
+        kept = row_address(state, own, token)
         for i in range(first, last, 16):
             value = splat_f32(np.float32(0))
             for tap in range(taps):
                 weight = load_floats(weights + tap * tail_bytes + 4 * i)
-                product = tap_value(block, step_args, token - taps + 1 + tap, 4 * i)
+                product = tap_value(block, own, token - taps + 1 + tap, 4 * i)
                 value = multiply_add(weight, product, value)
             store_floats(row + 4 * i, multiply(load_floats(gate + 4 * i), value))
-            store_floats(kept + 4 * i, tap_value(block, step_args, token, 4 * i))
+            store_floats(kept + 4 * i, tap_value(block, own, token, 4 * i))
         write_activations(row, conv_out, token, tokens, first, last)
 
 

@@ -110,9 +110,9 @@ class Space(layer_output.InputSpace):
 
 
 def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> None:
-    """Before the first layer: compute the per-layer inputs of all layers from x."""
+    """Before the first layer: project x to the per-layer inputs of all layers."""
     space, spec = step.space("gemma3n.altup_correct"), block.residual.block
-    layer_output.compute_inputs(step, space, spec.output, block.weights.output, tokens)
+    layer_output.project_hidden(step, space, spec.output, block.weights.output, tokens)
 
 
 def decode(
@@ -150,7 +150,7 @@ def decode(
 
 
 class PromptSpace(layer_output.PromptSpace):
-    """The per-layer embeddings of a chunk of a prompt, later the per-layer inputs."""
+    """The per-layer inputs of a chunk of a prompt."""
 
     def __init__(self, specs: Sequence[AltUpCorrectSpec], arena: Arena, chunk: int) -> None:
         super().__init__([spec.output for spec in specs], arena, chunk)

@@ -17,6 +17,20 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
+from edgeinfer_kernels.cpu.runtime.kernel_args import STEP_BYTES, StepArgs
+
+
+@device_function
+def state_count(step_args):
+    """Number of sequences of a step, each with its state."""
+    return step_args.tokens if step_args.each != 0 else 1
+
+
+@device_function
+def step_of(step_args, token):
+    """The step of a token's sequence; `step_args` if all tokens are of one."""
+    each = step_args.each
+    return StepArgs(each + token * STEP_BYTES if each != 0 else step_args.address)
 
 
 @device_function
@@ -33,18 +47,20 @@ def target_slot(state, step_args):
 
 @device_function
 def row_address(state, step_args, token):
-    """Address of the row of a token of this step; negative tokens precede it. Before the source slot's
-    position only the first `tail_bytes` are there. 0: the token would be before position 0.
+    """Address of the row of a token of this step, which is that of a sequence; tokens below its `first`
+    precede it. Before the source slot's position only the first `tail_bytes` are there. 0: the token would
+    be before position 0.
     """
-    if token >= 0:
+    ahead = token - step_args.first
+    if ahead >= 0:
         return state.rows + token * state.row_stride
-    position = step_args.start + token
+    position = step_args.start + ahead
     if position < 0:
         return 0
     pending = step_args.pending
-    if token >= -pending:
-        return state.ring + position % RING_ROWS * state.row_bytes
-    return source_slot(state, step_args) + (token + pending + state.tail_rows) * state.tail_bytes
+    if ahead >= -pending:
+        return state.ring + (step_args.state * RING_ROWS + position % RING_ROWS) * state.row_bytes
+    return source_slot(state, step_args) + (ahead + pending + state.tail_rows) * state.tail_bytes
 
 
 @device_function
@@ -85,8 +101,9 @@ def convolve_lanes(block, step_args, token, offset, value):
     state = block.state
     taps = block.taps
     weights = block.tap_weights + offset
+    own = step_of(step_args, token)
     for tap in range(taps):
-        row = row_address(state, step_args, token - taps + 1 + tap)
+        row = row_address(state, own, token - taps + 1 + tap)
         value = multiply_add(load_floats(weights + tap * state.tail_bytes), row_lanes(row, offset), value)
     return multiply(value, sigmoid(value))
 
@@ -103,25 +120,28 @@ def keep_rows(pool, counter, state, step_args):
     """Phase: write the rows of this step to the ring, for as many last tokens as it has rows, and the last
     ones before the step's end to the target slot.
     """
-    tokens = step_args.tokens
-    start = step_args.start
+    states = state_count(step_args)
+    tokens = step_args.tokens // states
     row_bytes = state.row_bytes
     tail_rows = state.tail_rows
     tail_bytes = state.tail_bytes
-    first = max(0, tokens - RING_ROWS)
-    ring = state.ring
-    target = target_slot(state, step_args)
+    left_out = max(0, tokens - RING_ROWS)
+    items = tail_rows + tokens - left_out
     while True:
         item = next_item(pool, counter)
-        if item >= tail_rows + tokens - first:
+        if item >= items * states:
             break
+        own = step_of(step_args, item // items)
+        item = item % items
+        first = own.first
         if item < tail_rows:
-            row = row_address(state, step_args, tokens - tail_rows + item)
-            copy_row(row, target + item * tail_bytes, tail_bytes)
+            row = row_address(state, own, first + tokens - tail_rows + item)
+            copy_row(row, target_slot(state, own) + item * tail_bytes, tail_bytes)
         else:
-            token = first + item - tail_rows
-            row = row_address(state, step_args, token)
-            copy_row(row, ring + (start + token) % RING_ROWS * row_bytes, row_bytes)
+            token = left_out + item - tail_rows
+            row = row_address(state, own, first + token)
+            at = own.state * RING_ROWS + (own.start + token) % RING_ROWS
+            copy_row(row, state.ring + at * row_bytes, row_bytes)
 
 
 @device_function
@@ -139,7 +159,7 @@ def normalize_rows(pool, counter, thread, step_args, norm, state):
 def mix_piece(state, step_args, lerp, target, token, first, last):
     """h + lerp · (h₋₁ - h) of columns first…last of a token, in the input formats of `target`."""
     row = row_address(state, step_args, token)
-    before = row_address(state, step_args, token - 1)
+    before = row_address(state, step_of(step_args, token), token - 1)
     out = target.floats + token * target.float_stride
     for i in range(first, last, 16):
         h = load_floats(row + 4 * i)
