@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgeinfer.loading.loading import load
     from edgeinfer.model import Model
     from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
-    from edgeinfer.quantizing import Quantization, quantize
+    from edgeinfer.quantizing import Quantization, convert, quantize
     from edgeinfer.results import Generation, Speed, Token, majority
     from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
@@ -38,6 +38,7 @@ __all__ = [
     "Speed",
     "Token",
     "ToolCall",
+    "convert",
     "errors",
     "load",
     "majority",
@@ -65,6 +66,7 @@ _MODULES = {
     "Speed": "results",
     "Token": "results",
     "ToolCall": "chat_templates.tool_calls",
+    "convert": "quantizing",
     "load": "loading.loading",
     "majority": "results",
     "parse_tool_calls": "chat_templates.tool_calls",

@@ -1,6 +1,6 @@
 """A loaded model: prompts in, completions out."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
@@ -29,8 +29,10 @@ from edgeinfer.generation.context_shift import SINKS, ContextShift
 from edgeinfer.generation.request import Prompt, Prompts, Request, request_of, several_prompts
 from edgeinfer.generation.sequence_counts import SequenceCounts, one_completion
 from edgeinfer.generation.token_stream import TokenStream
+from edgeinfer.lora.control import LoraControl
 from edgeinfer.model_config.pooling_head import PoolingHead
 from edgeinfer.options import ChatKeywords, GenerateKeywords, RunKeywords, RunOptions, SamplingParams
+from edgeinfer.options.lora_option import GivenLora, LoraChoice, lora_choices
 from edgeinfer.options.run_options import run_options
 from edgeinfer.prompt_encoding import PromptEncoding
 from edgeinfer.ranking import RankedText, Ranker, Ranking, checked_query, ranked
@@ -76,6 +78,7 @@ class Model:
         template_options: TemplateOptions = DEFAULTS,
         sampling: Mapping[str, Any] | None = None,
         gpu: int | None = None,
+        adapters: LoraControl | None = None,
     ) -> None:
         self.name = name
         self.engine = engine
@@ -100,6 +103,7 @@ class Model:
         """Whether it has embeddings only, and no completions."""
         self._snapshots = EngineSnapshots(engine, snapshots) if snapshots else None
         self._grammars = Grammars(tokenizer, engine.vocabulary_size, spare_core)
+        self._adapters = adapters
         self._lock = ModelLock()
         self.completer = Completer(engine, tokenizer, self._lock, batch_invariant)
         self._closed = False
@@ -380,6 +384,33 @@ class Model:
         """
         with self._lock:
             return not self._closed and self._snapshots is not None and self._snapshots.keep(owner)
+
+    @property
+    def lora(self) -> tuple[LoraChoice, ...]:
+        """The LoRA adapters in use, with their scales."""
+        return self._adapters.choices if self._adapters else ()
+
+    def set_lora(self, lora: GivenLora | Iterable[GivenLora] | None) -> None:
+        """Use these LoRA adapters from the next token on, and no others; None: no adapter.
+
+        `lora`: as for `edgeinfer.load`. A file that is in use isn't read again, so that a scale changes at
+        once. Nothing that was cached with other adapters is used again; running completions read their text
+        again. On an error nothing changes.
+
+        Raises:
+            SettingError: an invalid value, an adapter that can't be read or doesn't fit the model, or an
+                engine that takes none.
+            EdgeInferError: the model has been closed.
+        """
+        choices = lora_choices("lora", lora)
+        if self._adapters is None:
+            raise SettingError("lora: llama.cpp runs this model, which takes no adapters here")
+        with self._lock:
+            self._refuse_closed()
+            self._adapters.set(choices)
+            self.completer.scheduler.restart()
+            if self._snapshots is not None:
+                self._snapshots = EngineSnapshots(self.engine, self._adapters.snapshot_store())
 
     def close(self) -> None:
         """Free threads, memory and the file, after the current token. May be called twice; later use of a

@@ -7,9 +7,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
+from edgeinfer.hugging_face.folder_file import FolderFile
+from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
@@ -62,11 +65,12 @@ def quantize(
 ) -> Quantization:
     """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
 
-    `type` None: Q4_K_M, or with `hot_first` the formats of the file. `hot_first`: neurons in the order of the
-    model's profile, which computes the same function; the profile is saved for `target` too. `importance`: an
-    importance matrix. `overrides`: regular expression -> format for tensors whose names it matches, the first
-    match applies. `pure`: one format for all. `threads` None: all usable processors. `dry_run`: only return
-    the plan; `target` may be None then. `progress` is called with bytes read.
+    `type` None: Q4_K_M; with `hot_first`, and of a Hugging Face folder, the formats that the model has.
+    `hot_first`: neurons in the order of the model's profile, which computes the same function; the profile is
+    saved for `target` too. `importance`: an importance matrix. `overrides`: regular expression -> format for
+    tensors whose names it matches, the first match applies. `pure`: one format for all. `threads` None: all
+    usable processors. `dry_run`: only return the plan; `target` may be None then. `progress` is called with
+    bytes read.
 
     The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
     errors that a user can fix, `OSError` if the disk is full.
@@ -74,15 +78,36 @@ def quantize(
     threads = _checked_threads(threads)
     options = _type_options(pure, output_type, embedding_type, overrides or {})
     given = None if importance is None else read_importance(importance)
-    with GGUFFile.open(find_model(model).path) as file:
+    source = find_model(model).path
+    if hot_first and source.is_dir():
+        raise SettingError(f"hot_first: {source} is a folder; convert it, then reorder the file")
+    with _opened(source) as file:
         hot = hot_first_orders(file) if hot_first else HotFirst()
         done = _planned(file, None if target is None else Path(target), type, options, given, hot)
+        done = replace(done, source=source)
         _check_requantizing(done.plan, allow_requantize)
         if dry_run:
             return done
         path = _checked_target(done.target, file, done.plan, overwrite)
         metadata = _importance_metadata(importance, given)
         return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
+
+
+def convert(
+    folder: str | Path, target: str | Path | None, type: str | None = None, **options: Any
+) -> Quantization:
+    """Write the model of a Hugging Face folder to the GGUF file `target`; `type` None: in the formats that it
+    has. `options` and `Raises`: as for `quantize`.
+    """
+    source = find_model(folder).path
+    if not source.is_dir():
+        raise SettingError(f"{source}: is a GGUF file already; to change its type, quantize it")
+    return quantize(folder, target, type, **options)
+
+
+def _opened(path: Path) -> GGUFFile:
+    """The open model, of which one tensor at a time is in memory."""
+    return open_folder(path, in_memory=True) if path.is_dir() else GGUFFile.open(path)
 
 
 def _checked_threads(threads: int | None) -> int:
@@ -99,13 +124,14 @@ def _planned(
     importance: Importance | None,
     hot: HotFirst,
 ) -> Quantization:
-    mix = None if hot.orders and type is None else find_mix(type or DEFAULT_TYPE)
+    is_kept = type is None and (bool(hot.orders) or isinstance(file, FolderFile))
+    mix = None if is_kept else find_mix(type or DEFAULT_TYPE)
     plan = plan_quantization(file, mix, options, importance) if mix else plan_as_it_is(file)
     idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
     if idle:
         raise SettingError(f"pattern {idle[0]!r}: matches none of the tensors that are quantized")
     warnings = [hot.note] if hot.note else []
-    if not hot.orders and all(tensor.is_copied for tensor in plan.tensors):
+    if mix is not None and not hot.orders and all(tensor.is_copied for tensor in plan.tensors):
         warnings.append(
             f"every tensor has its type in {plan.mix.name} already: the copy has the same weights"
         )
@@ -217,7 +243,8 @@ def _write(
 ) -> float:
     """Write the file, and its profile if its neurons are reordered; return the seconds that it took."""
     start = time.perf_counter()
-    ordered, plan = ReorderedFile(file, hot.orders), reordered_plan(plan, hot.orders)
+    ordered = ReorderedFile(file, hot.orders) if hot.orders else file
+    plan = reordered_plan(plan, hot.orders)
     try:
         write_quantized(ordered, plan, target, metadata, threads, progress)
     except OSError as error:

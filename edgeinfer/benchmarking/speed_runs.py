@@ -11,6 +11,7 @@ from edgeinfer.benchmarking.bench_targets import BenchTarget, LlamaCppTarget, Na
 from edgeinfer.benchmarking.measuring import PIECE_TOKENS, SEED, interleave, repeat
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
 from edgeinfer.benchmarking.workloads import Workload, needed_context
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import find_model
@@ -18,7 +19,6 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_offload.machine.energy import energy_meter
 from edgeinfer_offload.machine.measure import read_bandwidth
 from edgeinfer_offload.machine.peak_memory import peak_resident_bytes, reset_peak
-from edgeinfer_quant_formats import GGUFFile
 
 Report = Callable[[str, int, int], None]
 """Called with (label, pieces done, total pieces)."""
@@ -37,7 +37,7 @@ class BenchedModel:
     def find(cls, model: str | Path | None) -> "BenchedModel":
         """Find a model by name or path. Raises `UnknownModelError`, `FormatError`."""
         model_file = find_model(model)
-        with GGUFFile.open(model_file.path) as file:
+        with open_file(model_file.path) as file:
             parameters = sum(prod(info.shape) for info in file.tensors.values())
         return cls(model_file.name, model_file.path, model_file.size_bytes, parameters)
 

@@ -22,6 +22,7 @@ from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, LayerCache
+from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_quant_formats.errors import FormatError
 
 SLICES = (256, 16, 1)
@@ -374,6 +375,16 @@ class NativeEngine(CacheChanges):
             self.largest_context,
             self._check_file,
         )
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """Use these LoRA adapters, and no others; what this engine and the `others` have cached is dropped.
+
+        Raises `LoraError`: the backend can't use one of them; then the ones before stay.
+        """
+        self._check_usable()
+        self.backend.set_lora(lora)
+        for each in (self, *self.others):
+            each.rewind(0)
 
     @property
     def joins_steps(self) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from edgeinfer.engine.protocols import Progress
 from edgeinfer.errors import KernelError, UnsupportedModelError
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.registry.registry import find_model
 from edgeinfer.user_folders import user_folder
@@ -14,7 +15,6 @@ from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, c
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelBuildError, KernelCache
 from edgeinfer_kernels.cpu.compiler.kernel_units import every_unit, kernel_units
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
-from edgeinfer_quant_formats import GGUFFile
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def warm_kernels(models: Sequence[str | Path] = (), progress: Progress | None = 
 
 def _units(model: str | Path) -> list[str]:
     """The kernel units that a model needs."""
-    with GGUFFile.open(find_model(model).path) as file:
+    with open_file(find_model(model).path) as file:
         config = read_config(file)
         try:
             return kernel_units(read_weights(file, config))

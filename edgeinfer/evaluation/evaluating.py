@@ -102,7 +102,9 @@ def _base(
         peer = LlamaCppContext(model_file.path, context, threads, "--base llama.cpp", loading["kv"])
         stack.callback(peer.close)
         return _same_size(loaded, LlamaCppSource(peer), model_file.name)
-    other = stack.enter_context(load(base, context=context, draft=None, **{**loading, "sparse": "off"}))
+    other = stack.enter_context(
+        load(base, context=context, draft=None, **{**loading, "sparse": "off", "lora": ()})
+    )
     mine, theirs = _texts(loaded), _texts(other)
     if mine != theirs:
         index = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), None)

@@ -235,6 +235,10 @@ def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
         EdgeInferError: llama-cpp-python isn't installed.
         UnsupportedModelError: llama.cpp refuses the file; the text gives the reason.
     """
+    if model_file.path.is_dir():
+        raise UnsupportedModelError(
+            f"{model_file.name}: llama.cpp reads GGUF files only; convert the folder first: edgeinfer convert"
+        )
     llama_cpp = llama_cpp_library("--engine llama.cpp")
     context = options.context or min(_trained_context(model_file), DEFAULT_CONTEXT)
     llama = _opened(llama_cpp, model_file, context, options.threads, CACHE_TYPES[options.kv])

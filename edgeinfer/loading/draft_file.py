@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Self
 
 from edgeinfer.errors import Detail, EdgeInferError, SettingError
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -39,7 +40,7 @@ class DraftFile:
             UnknownModelError, FormatError, OSError: there is no such model, or it can't be read.
         """
         model_file = find_draft(draft)
-        file = GGUFFile.open(model_file.path)
+        file = open_file(model_file.path)
         try:
             if not same_tokens(file.metadata, target.metadata):
                 tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]

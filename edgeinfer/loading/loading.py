@@ -5,7 +5,6 @@ from typing import Unpack
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.embedding import pooling_of
-from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import (
     EdgeInferError,
     KernelError,
@@ -14,11 +13,13 @@ from edgeinfer.errors import (
     UnsupportedModelError,
     shown,
 )
+from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.engine_loading import load_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
+from edgeinfer.lora.model_lora import ModelLora
 from edgeinfer.model import Model
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.pooling_head import read_pooling_head
@@ -27,7 +28,6 @@ from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.ranking import ranker_of
 from edgeinfer.registry.registry import ModelFile, find_model
-from edgeinfer.snapshots.store import SnapshotStore, file_fingerprint, snapshots_folder
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
@@ -65,6 +65,8 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
         return load_llama_cpp(model_file, load_options)
     file = open_model(model_file.path, model_file.name)
     try:
+        if isinstance(file, FolderFile):
+            file.prepare(load_options.progress)
         return _load_own(model_file, file, load_options)
     except BaseException as error:
         file.close()
@@ -97,6 +99,8 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
     loaded = None
     try:
         loaded = load_engine(source, draft.sizes if draft else None)
+        adapters = ModelLora(source, loaded.engine)
+        adapters.use(source.adapters)
         drafting = _drafting(draft, loaded, tokenizer, source)
     except BaseException:
         if loaded is not None:
@@ -116,12 +120,13 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
         on_close=file.close,
         drafter=drafting.drafter,
-        snapshots=_snapshots(source) if source.options.snapshots and not config.is_encoder else None,
+        snapshots=adapters.snapshot_store() if options.snapshots and not config.is_encoder else None,
         spare_core=_has_spare_core(loaded),
         batch_invariant=loaded.thread_pool is not None,
         template_options=source.options.template_options.over(model_file.template_options),
         sampling=model_file.sampling,
         gpu=loaded.gpu.index if loaded.gpu else None,
+        adapters=adapters,
         pooling=pooling_of(file.metadata.get(f"{config.architecture}.pooling_type")),
         pooling_head=head,
         ranker=ranker_of(file.metadata, tokenizer, config, head),
@@ -161,13 +166,6 @@ def _drafting(
     if loaded.gpu is not None and not source.options.drafts_on_gpu:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)
-
-
-def _snapshots(source: ModelSource) -> SnapshotStore:
-    """The store for prompt caches of this file with these settings."""
-    options, rings = source.options, RingPositions(source.specification, source.context).shapes
-    fingerprint = file_fingerprint(source.file.path, options.kv, options.sparse, *rings)
-    return SnapshotStore(snapshots_folder(), fingerprint)
 
 
 def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:

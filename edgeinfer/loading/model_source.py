@@ -6,6 +6,8 @@ from functools import cached_property
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
+from edgeinfer.lora.binding import Scaled
+from edgeinfer.lora.reading import read_adapters
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
@@ -56,6 +58,11 @@ class ModelSource:
     @cached_property
     def weights(self) -> DecoderWeights:
         return read_weights(self.file, self.config)
+
+    @cached_property
+    def adapters(self) -> list[Scaled]:
+        """The LoRA adapters of the options, with their scales. Raises `AdapterError`."""
+        return read_adapters(self.options.lora, self.config)
 
 
 def planned_specification(source: ModelSource, plan: MemoryPlan) -> DecoderSpec:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
@@ -22,15 +23,18 @@ NEEDS_LLAMA_CPP = "needs --engine llama.cpp"
 
 @dataclass(frozen=True)
 class ModelSupport:
-    """`reason`: why the native engine can't run it; empty: supported."""
+    """`reason`: why the native engine can't run it; empty: supported. `is_model` False: no engine can."""
 
     reason: str = ""
+    is_model: bool = True
 
     @property
     def is_native(self) -> bool:
         return not self.reason
 
     def __str__(self) -> str:
+        if not self.is_model:
+            return f"nothing: {self.reason}"
         return "edgeinfer" if self.is_native else f"{NEEDS_LLAMA_CPP}: {self.reason}"
 
 
@@ -40,6 +44,8 @@ def model_support(file: GGUFFile) -> ModelSupport:
         if not info.format.is_known:
             reason = missing_format_error(info.format.type_id)
             return ModelSupport(_shortened(f"tensor {printable(name)}: {reason}"))
+    if file.metadata.get("general.type") == "adapter":
+        return ModelSupport("it is a LoRA adapter, for --lora", is_model=False)
     try:
         config = read_config(file)
         kernel_formats(read_weights(file, config))
@@ -87,7 +93,7 @@ def open_model(path: Path, name: str) -> GGUFFile:
         FormatError, OSError: it can't be read.
     """
     try:
-        return GGUFFile.open(path)
+        return open_file(path)
     except UnsupportedTypeError as error:
         raise UnsupportedModelError(f"{name}: {support_of(path)}") from error
 
@@ -98,7 +104,7 @@ def open_listed(path: Path) -> GGUFFile:
     Raises:
         FormatError, OSError: it can't be read.
     """
-    return GGUFFile.open(path, unknown_types=True)
+    return open_file(path, unknown_types=True)
 
 
 def support_of(path: Path) -> ModelSupport:
@@ -108,7 +114,7 @@ def support_of(path: Path) -> ModelSupport:
         FormatError, OSError: it can't be read.
     """
     try:
-        with GGUFFile.open(path) as file:
+        with open_file(path) as file:
             return model_support(file)
     except UnsupportedTypeError as error:
         return unsupported_type(error, path)

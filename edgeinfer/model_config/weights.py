@@ -219,6 +219,10 @@ def embedding_rows(file: GGUFFile) -> int:
     Raises:
         UnsupportedModelError: the file has no embedding.
     """
+    if file.metadata.get("general.type") == "adapter":
+        raise UnsupportedModelError(
+            f"{file.path.name}: a LoRA adapter, wanted a model; add it to one with --lora (lora=)"
+        )
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:
         problem = "is missing" if info is None else f"has shape {info.shape}"

@@ -10,6 +10,7 @@ from typing import Any, Literal, Self, TypedDict
 
 from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
 from edgeinfer.errors import SettingError, shown
+from edgeinfer.options.lora_option import GivenLora, LoraChoice, lora_choices
 from edgeinfer.options.option_field import (
     Progress,
     check_names,
@@ -98,6 +99,7 @@ class LoadOptions:
     - `draft_tree_width`: number of tree siblings that a draft model adds to its draft, on the CPU.
     - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
       searches them first.
+    - `lora`: LoRA adapters, GGUF files or PEFT folders: a path, "PATH:SCALE", (path, scale), or several.
     - `instruction_set`: one that `edgeinfer doctor` lists; None: the best.
     - `parallel`: requests whose KV caches (or recurrent states) are held at once, each of the whole context,
       on the CPU; 0: automatic.
@@ -139,7 +141,8 @@ class LoadOptions:
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),
-        commands="run chat serve batch plan eval profile quantize doctor embed rank", default_note="measured",
+        commands="run chat serve batch plan eval profile quantize convert doctor embed rank",
+        default_note="measured",
     )  # fmt: skip
     repack: bool = _option(
         True, "Copy the weights into the kernels' layout, or keep them memory-mapped (mmap), which takes "
@@ -150,6 +153,11 @@ class LoadOptions:
         "auto", "For ReLU models on the CPU: read the weights of active neurons only. predicted: predict "
         "which neurons are active. auto: exact if the model's profile predicts a gain.",
         commands="run chat eval",
+    )  # fmt: skip
+    lora: tuple[LoraChoice, ...] = _option(
+        (), "A LoRA adapter (a GGUF file or a PEFT folder) and its scale, 1 if left out. May be repeated.",
+        convert=lora_choices, metavar="FILE[:SCALE]",
+        commands="run chat serve batch plan bench eval embed rank", persistent=False,
     )  # fmt: skip
     instruction_set: str | None = _option(
         None, "CPU kernels to use, of those that `edgeinfer doctor` lists.", metavar="NAME",
@@ -257,6 +265,7 @@ class LoadOptions:
             "repack": (not self.repack, "llama.cpp decides it"),
             "device": (self.device.startswith("cuda"), "llama.cpp runs on the CPU here"),
             "ram": (self.ram is not None, "llama.cpp has no memory budget"),
+            "lora": (bool(self.lora), "adapters aren't passed to llama.cpp here"),
         }
         for name, (is_used, reason) in unsupported.items():
             if is_used:
@@ -274,6 +283,7 @@ class LoadKeywords(TypedDict, total=False):
     threads: int | None
     repack: bool
     sparse: Sparse
+    lora: GivenLora | Iterable[GivenLora] | None
     instruction_set: str | None
     draft: str | Path | Drafter | None
     draft_tree_width: int

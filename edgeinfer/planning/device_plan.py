@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType, pool_positions
+from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
@@ -54,6 +55,7 @@ class PlanRequest:
     parallel: int = 1
     draft: ModelSizes | None = None
     draft_required: bool = False
+    lora: LoraSizes | None = None
     warnings: tuple[str, ...] = ()
     """Warnings for the user of a model that is split."""
     batch: int = CPU_BATCH
@@ -135,6 +137,7 @@ def _options(request: PlanRequest) -> PlanOptions:
         repack=request.repack,
         routing=request.routing,
         draft=request.required_draft,
+        lora=request.lora,
         batch=request.batch,
         chunk=request.chunk,
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from edgeinfer.errors import Detail, NotPulledError, OutOfMemoryError, SettingError, UnsupportedModelError
+from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.draft_file import NO_MODELS, open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
 from edgeinfer.model_config.file_sizes import file_sizes
@@ -206,7 +207,7 @@ def model_sizes(path: Path) -> ModelSizes:
         FormatError, OSError: it can't be read.
         UnsupportedModelError: it isn't built of attention and feed-forwards.
     """
-    with GGUFFile.open(path) as file:
+    with open_file(path) as file:
         return sizes_of(file)
 
 

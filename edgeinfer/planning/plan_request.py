@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.lora.binding import lora_sizes
 from edgeinfer.planning.device_plan import PlanRequest
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.user_folders import user_folder
@@ -42,6 +43,7 @@ def request_for(
         routing=routing,
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",
+        lora=lora_sizes(source.adapters),
         warnings=warnings,
         batch=max(source.context, CPU_TEXT_TOKENS) if is_encoder else CPU_BATCH,
         chunk=max(source.context, GPU_TEXT_TOKENS) if is_encoder else CHUNK,

@@ -46,6 +46,10 @@ def select_sparse_layers(source: ModelSource) -> SparseSelection:
         SettingError: "exact" or "predicted" if no layer can be sparse, or if there is no predictor.
     """
     requested = source.options.sparse
+    if source.options.lora and requested in ("exact", "predicted"):
+        raise SettingError(f"sparse: {requested!r} and lora exclude each other; leave one out")
+    if source.options.lora:
+        return SparseSelection()
     if requested == "off" or (requested == "auto" and not source.options.repack):
         return SparseSelection()
     if not source.options.repack:

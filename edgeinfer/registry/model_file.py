@@ -76,7 +76,9 @@ def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of a model whose first part is `path`."""
+    """All files of a model whose first part is `path`, or of a folder's."""
+    if path.is_dir():
+        return sorted(path.glob("*.safetensors"))
     first = re.search(r"-00001-of-(\d{5})\.gguf$", path.name)
     if first is None:
         return [path]

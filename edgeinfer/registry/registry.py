@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.errors import NotPulledError, UnknownModelError
+from edgeinfer.hugging_face.opening import is_model_folder
 from edgeinfer.registry.entries import RegistryEntry, read_registry, user_registry
 from edgeinfer.registry.found_models import ExternalFolders, found_file, found_models
 from edgeinfer.registry.model_file import ModelFile, Source, models_under
@@ -45,6 +46,8 @@ def find_model(
         return _from_registry(entries[name], quant, entries, folder, others)
     # os.path returns False for a text that is no valid path; pathlib raises.
     path = Path(os.path.expanduser(requested))
+    if os.path.isdir(path) and is_model_folder(path):
+        return ModelFile(name=path.resolve().name, path=path, source="path")
     if os.path.isdir(path):
         return _from_path(_only_model_in(path))
     if os.path.exists(path):
@@ -222,7 +225,9 @@ def _only_model_in(folder: Path) -> Path:
     if len(models) == 1:
         return models[0]
     if not models:
-        raise UnknownModelError(f"{folder}: a folder without a .gguf file; name a model file")
+        raise UnknownModelError(
+            f"{folder}: a folder without a .gguf file, or config.json and safetensors; name a model"
+        )
     names = first_few([path.name for path in models])
     raise UnknownModelError(f"{folder}: a folder with {len(models)} models; name one of {names}")
 

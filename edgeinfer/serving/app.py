@@ -38,6 +38,7 @@ from edgeinfer.errors import (
 from edgeinfer.generation.async_stream import AsyncTokenStream
 from edgeinfer.generation.completion_cache import CompletionCache, StoredStream
 from edgeinfer.model import Model
+from edgeinfer.options.lora_option import LoraChoice
 from edgeinfer.results import Generation
 from edgeinfer.serving.apis import AnyRoute, CompletionRoute, PlainRoute, TextsRequest, TextsRoute, Writer
 from edgeinfer.serving.completion.interleaving import interleaved
@@ -98,7 +99,9 @@ class _Server:
         self._options = options
         self._queue = RequestQueue(options.max_waiting, lambda: models.parallel)
         self._workers = Workers()
-        self._caches: WeakKeyDictionary[Model, CompletionCache] = WeakKeyDictionary()
+        self._caches: WeakKeyDictionary[Model, tuple[tuple[LoraChoice, ...], CompletionCache]] = (
+            WeakKeyDictionary()
+        )
         self._metrics = Metrics(lambda: self._queue.waiting, lambda: len(self.models.loaded))
 
     def app(self) -> Starlette:
@@ -237,9 +240,12 @@ class _Server:
         return await self._workers.run(lambda: model.stream_async(prompt, **settings))
 
     def _cache(self, model: Model) -> CompletionCache:
-        if model not in self._caches:
-            self._caches[model] = CompletionCache(self._options.response_cache, model.sampling)
-        return self._caches[model]
+        """The completions that are kept of a model with the adapters in use."""
+        lora, cache = self._caches.get(model, (None, None))
+        if cache is None or lora != model.lora:
+            cache = CompletionCache(self._options.response_cache, model.sampling)
+            self._caches[model] = model.lora, cache
+        return cache
 
     def _ended(
         self,

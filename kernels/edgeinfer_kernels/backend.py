@@ -11,6 +11,7 @@ from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import LANES
+from edgeinfer_kernels.lora.weights import ModelLora
 
 Activations = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
@@ -40,6 +41,7 @@ class Capabilities:
     - `has_separate_states`: `with_state` is supported.
     - `max_joined_tokens`: maximum tokens of `forward_states` of a `joined` backend; 0: unsupported.
     - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
+    - `takes_lora`: `set_lora` is supported.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
@@ -56,6 +58,7 @@ class Capabilities:
     max_joined_tokens: int = 0
     can_evict: bool = False
     unevictable: str = "the cache of this engine"
+    takes_lora: bool = False
     is_fork_safe: bool = False
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
@@ -63,7 +66,9 @@ class Capabilities:
         another, or learned positions; those of an encoder only, if it is one.
         """
         if spec.is_encoder:
-            return Capabilities(text_tokens=self.text_tokens, is_fork_safe=self.is_fork_safe)
+            return Capabilities(
+                text_tokens=self.text_tokens, takes_lora=self.takes_lora, is_fork_safe=self.is_fork_safe
+            )
         if not spec.is_recurrent:
             return replace(
                 self,
@@ -286,6 +291,14 @@ class Backend(Protocol[X]):
     def attention_scores(self, x: X, start: int) -> npt.NDArray[np.float64]:
         """(start + len(x),) float64: the attention weight that each position receives from tokens at
         positions start…, whose embeddings are x; summed over tokens, heads and layers.
+        """
+        _refuse(self)
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """Use these LoRA adapters, and no others, from the next forward on. The state is that of the others.
+
+        Raises:
+            LoraError: an adapter of a matrix that the backend multiplies without.
         """
         _refuse(self)
 

@@ -45,8 +45,10 @@ def quantized(model: RandomModel) -> RandomModel:
     )
 
 
-def llama_cpp_logits(path: Path, ids: list[int], context: int = CONTEXT) -> npt.NDArray[np.float32]:
-    """(len(ids), vocabulary) from llama.cpp with a float32 cache."""
+def llama_cpp_logits(
+    path: Path, ids: list[int], context: int = CONTEXT, **options: Any
+) -> npt.NDArray[np.float32]:
+    """(len(ids), vocabulary) from llama.cpp with a float32 cache; `options` of its `Llama`."""
     import llama_cpp
 
     llama = llama_cpp.Llama(
@@ -57,6 +59,7 @@ def llama_cpp_logits(path: Path, ids: list[int], context: int = CONTEXT) -> npt.
         n_threads=2,
         type_k=0,
         type_v=0,
+        **options,
     )
     llama.eval(ids)
     logits = np.array(llama.scores[: len(ids)], np.float32)

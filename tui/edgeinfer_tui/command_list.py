@@ -13,7 +13,7 @@ from edgeinfer_tui.options.option_errors import canonical
 
 ORDER = (
     "run", "chat", "pull", "serve", "batch", "show", "list", "rm", "history", "embed", "rank",
-    "plan", "quantize", "bench", "eval", "profile", "config", "doctor",
+    "plan", "quantize", "convert", "bench", "eval", "profile", "config", "doctor",
 )  # fmt: skip
 """The commands in the order of `--help`; others follow by name."""
 

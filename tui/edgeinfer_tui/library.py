@@ -99,10 +99,10 @@ def check_model(name: str | None) -> None:
 
     Raises: as `edgeinfer.load` for a name that isn't found, or a file that isn't a model.
     """
+    from edgeinfer.hugging_face.opening import open_file
     from edgeinfer.registry.registry import find_model
-    from edgeinfer_quant_formats import GGUFFile
 
-    GGUFFile.open(find_model(name).path).close()
+    open_file(find_model(name).path).close()
 
 
 def missing_model(name: str) -> str | None:

@@ -160,6 +160,10 @@ class Scheduler:
         the forking thread read their tokens again.
         """
         self._is_in_child = False
+        self.restart()
+
+    def restart(self) -> None:
+        """Drop what is cached: it isn't valid any more. The live requests read their tokens again."""
         self.requests = self._make()
         for live in self.live:
             live.leave_engine()

@@ -42,10 +42,7 @@ class CompletionRequest:
 
 def body_of(raw: bytes) -> dict[str, Any]:
     """The JSON object of a request."""
-    try:
-        body = json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        raise RequestError(f"the body isn't JSON: {' '.join(str(error).split())[:120]}") from None
+    body = json_of(raw)
     if not isinstance(body, dict):
         raise RequestError(f"the body: saw {type(body).__name__}, wanted a JSON object")
     if b"\\ud" in raw.lower():
@@ -54,6 +51,14 @@ def body_of(raw: bytes) -> dict[str, Any]:
         except UnicodeEncodeError:
             raise RequestError("the body: saw half a surrogate pair, wanted whole characters") from None
     return body
+
+
+def json_of(raw: bytes) -> Any:
+    """The JSON value of a request. Raises `RequestError`."""
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the body isn't JSON: {' '.join(str(error).split())[:120]}") from None
 
 
 def _no_constant(name: str) -> None:

@@ -40,6 +40,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 
@@ -146,6 +147,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             has_separate_states=True,
             max_joined_tokens=STEP_TOKENS,
             can_evict=True,
+            takes_lora=True,
             is_fork_safe=True,
         ).limited_to(self.spec)
 
@@ -315,6 +317,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
         assert self._joined is not None
         self._joined.fill(quick_address(x), starts, states)
         self.pool.run(*self._layers_run)
+
+    def set_lora(self, lora: ModelLora) -> None:
+        self.decoder.set_lora(lora)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the

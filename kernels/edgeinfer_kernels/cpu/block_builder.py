@@ -49,6 +49,14 @@ class PackedMatrix(NamedTuple):
     expert_stride: int = 0
 
 
+class AdaptableMatrix(NamedTuple):
+    """A matrix, the address of its MatrixArgs, and the factor of its products."""
+
+    matrix: Matrix
+    args: int
+    scale: float
+
+
 class RoutingRows(NamedTuple):
     """Destination of a layer's expert ids: an address, and the stride in bytes between tokens."""
 
@@ -113,6 +121,10 @@ class BlockBuilder:
         self._packed = packed
         self.width = width
         self.parallel: Sequence[Matrix] = ()
+        self.adaptable: list[AdaptableMatrix] = []
+        """The structures of the matrices that can have a LoRA adapter."""
+        self.assignment_inputs: list[tuple[int, int]] = []
+        """The InputArgs of token-expert assignments without float32 rows, and their rows per token."""
 
     def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
         """A NormArgs structure; without a weight of kind 0, which copies its input."""
@@ -132,12 +144,16 @@ class BlockBuilder:
             return 0
         return self.norm(sub_norm.spec(norm), len(sub_norm.weight), sub_norm.weight)
 
-    def matrix(self, matrix: Matrix, bias: Vector | None = None, scale: float = 1.0) -> int:
-        """A MatrixArgs structure; the bias has a row for each expert. `scale`: of gate and up."""
+    def matrix(
+        self, matrix: Matrix, bias: Vector | None = None, scale: float = 1.0, adaptable: bool = True
+    ) -> int:
+        """A MatrixArgs structure; the bias has a row for each expert. `scale`: of gate and up. `adaptable`
+        False: the kernel that reads it ignores LoRA adapters.
+        """
         name = kernel_format(matrix)
         packed = self._packed[id(matrix)]
         rows = None if bias is None else padded_rows(bias.reshape(matrix.experts, -1))
-        return self.arena.fill(
+        args = self.arena.fill(
             MatrixArgs,
             kernel=packed.kernel,
             tile_kernel=packed.tile_kernel,
@@ -151,6 +167,9 @@ class BlockBuilder:
             bias_stride=4 * padded(matrix.rows),
             scale=scale,
         )
+        if adaptable:
+            self.adaptable.append(AdaptableMatrix(matrix, args, scale))
+        return args
 
     def input(
         self,

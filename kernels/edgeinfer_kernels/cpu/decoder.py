@@ -13,12 +13,14 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
+from edgeinfer_kernels.cpu.lora import LoraArena, set_lora
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, matrices_by_neuron, predictor_matrices
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
 from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.sizes.cpu_workspace import Workspace, group_offset
+from edgeinfer_kernels.sizes.cpu_workspace import Workspace, buffered_tokens, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
@@ -82,6 +84,8 @@ class CpuDecoder:
         self.per_layer = self._per_layer_embeddings(weights, scratch)
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self._sparse = self._sparse_blocks(feed_forwards, sparse)
+        self._lora: list[LoraArena | None] = [None]
+        """The memory of the adapters in use, which all states share."""
 
     def _per_layer_embeddings(self, weights: DecoderWeights, scratch: Scratch) -> Embedding | None:
         """The per-layer embeddings; None: the model has none."""
@@ -136,6 +140,13 @@ class CpuDecoder:
             if block.before_layer:
                 self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
         self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """Use these adapters, and no others, in all states. Raises `LoraError`: a kernel takes none."""
+        if self._sparse and lora.matrices:
+            raise LoraError("layers that read active neurons only (sparse) take no adapter")
+        tokens = buffered_tokens(self.sizes, self.batch)
+        self._lora[0] = set_lora(lora, self.builder, self.embedding, self.threads.threads, tokens)
 
     def with_state(self, state: DecoderState) -> "CpuDecoder":
         """A decoder with the same weights and workspace and another state; `build` it before use."""

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import fill_step, quick_address
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
+from edgeinfer_kernels.lora.weights import LoraWeights
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_quant_formats import block_format
 
@@ -53,6 +54,7 @@ class Embedding:
         scale: float = 1.0,
     ) -> None:
         self._matrix, self._pool, self._scale = matrix, pool, np.float32(scale)
+        self._lora: LoraWeights | None = None
         self.block = 0
         """An EmbedArgs without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
         name = f"decode_{matrix.format}"
@@ -77,6 +79,12 @@ class Embedding:
             self._args, self._step = EmbedArgs.from_address(self.block), StepArgs()
             self._run = kernels.address("embed_block"), self.block, addressof(self._step)
 
+    def set_lora(self, lora: LoraWeights | None, args: int) -> None:
+        """Use an adapter from now on, and its LoraArgs structure; None and 0: no adapter."""
+        self._lora = lora
+        if self.block:
+            self._args.lora = args
+
     def set_ids(self, ids: int) -> None:
         """Set the address of the row indices that a schedule with this block decodes; it is read when the
         schedule runs.
@@ -93,7 +101,7 @@ class Embedding:
         if min(ids) < 0 or max(ids) > last:
             wrong = next(row for row in ids if not 0 <= row <= last)
             raise IndexError(f"{self._matrix.name}: row {wrong}, wanted 0 to {last}")
-        if self.block and len(ids) > STEP_TOKENS:
+        if self.block and (len(ids) > STEP_TOKENS or self._lora is not None):
             rows = np.asarray(ids, np.int64)
             self.set_ids(address(rows))
             fill_step(self._step, address(x), x.strides[0], len(ids), 0, 0)
@@ -106,5 +114,7 @@ class Embedding:
                 self._decode(self._source + row * self._row_bytes, *self._settings, at)
         else:
             x[:] = self._matrix.decoded_rows(np.asarray(ids))
+            if self._lora is not None:
+                x += self._lora.b[0, np.asarray(ids)] @ self._lora.a[0]
         if self._scale != 1:
             x *= self._scale

@@ -33,6 +33,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronize,
 )
+from edgeinfer_kernels.cuda.lora import device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
@@ -56,6 +57,7 @@ from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import check_evicted
+from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, MAX_TOKENS, RECENT
 from edgeinfer_kernels.stages import CPU, GPU, CpuStages, cpu_stages, part_of_block, shards_on
@@ -128,6 +130,7 @@ class CudaBackend(Backend[DeviceRows]):
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
+            takes_lora=not stages,
             text_tokens=self._options.chunk,
         ).limited_to(specification)
 
@@ -257,6 +260,19 @@ class CudaBackend(Backend[DeviceRows]):
         """Send the ids of a chunk."""
         self._ids[: len(ids)] = torch.tensor(ids, dtype=torch.int32)
         self._parts.prefill.ids[: len(ids)].copy_(self._ids[: len(ids)], non_blocking=True)
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """As `Backend.set_lora`; steps are captured again when they are run."""
+        if self._options.stages:
+            raise LoraError("a model that is split between GPU and CPU takes no adapters")
+        with device_errors():
+            self._discard_ahead()
+            adapters = device_lora(self._parts.model, lora, self.device)
+            synchronize(self.device)
+            self.steps.forget()
+            self._parts.prefill.forget()
+            self._parts.model.lora.clear()
+            self._parts.model.lora.update(adapters)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Set the CPU shard that runs the CPU stages and whose weights are streamed during prefill; return

@@ -58,6 +58,10 @@ class PlacementProblem:
             return f"keys and values in {self.options.kv} run on the CPU only"
         if not self.options.repack:
             return "the weights stay memory-mapped"
+        if self.options.lora is not None and (
+            refusal := self.options.lora.gpu_refusal(whole=self.options.device == "gpu")
+        ):
+            return refusal
         try:
             self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
@@ -89,7 +93,7 @@ class PlacementProblem:
         if draft is None:
             return None
         alone = replace(
-            options, draft=None, sparse=None, vram=None, ram=None, routing=None, device="any",
+            options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
             batch=CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
@@ -145,7 +149,8 @@ class PlacementProblem:
 
     @cached_property
     def _gpu_fixed(self) -> int:
-        return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes
+        lora = self.options.lora.gpu_bytes if self.options.lora else 0
+        return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes + lora
 
     def staging(self, shared: bool) -> int:
         """Pinned main memory for weight copies and for the logits. If the model is `shared` between CPU and

@@ -232,11 +232,15 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
         streamed_from = speed.stream_min_tokens if placement.non_layer.head == GPU else None
         tokens = host_batch(problem.options.batch, streamed_from)
         items.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
+        if (lora := problem.options.lora) is not None:
+            threads = problem.machine.processor.threads
+            items.append(("LoRA adapters", "cpu", lora.cpu_total(problem.sizes, tokens, threads)))
     if placement.uses_gpu:
         items += [
             ("workspace", "gpu", problem.gpu_workspace),
             (LIBRARIES, "gpu", LIBRARY_BYTES),
             (CUDA_CONTEXT, "gpu", problem.driver_bytes),
+            ("LoRA adapters", "gpu", lora.gpu_bytes if (lora := problem.options.lora) else 0),
             ("buffers for streamed weights", "gpu", problem.streamed_bytes(placement)),
             ("expert cache buffers", "gpu", expert_load_bytes(problem.sizes) * problem.options.expert_cache),
             ("pinned buffers", "cpu", problem.staging(on_cpu)),

@@ -7,6 +7,7 @@ from typing import Literal
 
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Device, Stage
@@ -79,7 +80,7 @@ class PlanOptions:
       of windows hold all positions instead of a ring, so that sequences can share them.
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
-    - `sparse`: layers whose CPU part is sparse. `draft`: a draft model.
+    - `sparse`: layers whose CPU part is sparse. `draft`: a draft model. `lora`: adapters.
     - `expert_cache`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
       them if they fit, so that the GPU's can change while decoding.
     - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `min_context` (a
@@ -100,6 +101,7 @@ class PlanOptions:
     routing: tuple[tuple[float, ...], ...] | None = None
     sparse: SparseOptions | None = None
     draft: ModelSizes | None = None
+    lora: LoraSizes | None = None
     expert_cache: bool = False
     kv_may_shrink: bool = False
     min_context: int | None = None

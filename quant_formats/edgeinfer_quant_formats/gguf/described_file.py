@@ -18,7 +18,7 @@ class DescribedFile(GGUFFile):
 
     def __init__(self, name: str, metadata: Mapping[str, Any], tensors: Sequence[TensorInfo]) -> None:
         self._parts = []
-        self.path = Path(f"{name}.gguf")
+        self.path = self.origin = Path(f"{name}.gguf")
         self.parts = ()
         self.version = max(VERSIONS)
         self.alignment = DEFAULT_ALIGNMENT

@@ -1,23 +1,18 @@
 """One GGUF file as a memory map: the header is read and checked, tensor bytes are not."""
 
-import contextlib
-import mmap
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 from edgeinfer_quant_formats.gguf.metadata import Metadata, read_metadata
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo, read_tensor_table
 from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT, MAGIC, VERSIONS, ValueType
+from edgeinfer_quant_formats.mapped_file import MappedFile
 
 HEADER_BYTES = 4 + 4 + 8 + 8
 ALIGNMENT_KEY = "general.alignment"
 
 
-class FilePart:
+class FilePart(MappedFile):
     """One mapped file: its version, alignment, metadata and tensor table.
 
     Raises:
@@ -26,9 +21,8 @@ class FilePart:
     """
 
     def __init__(self, path: Path, part: int = 0, *, unknown_types: bool = False) -> None:
-        self.path = path
-        self._map: mmap.mmap | None = _map_file(path)
-        cursor = Cursor(self._map, str(path))
+        super().__init__(path, HEADER_BYTES, "GGUF")
+        cursor = Cursor(self.data, str(path))
         try:
             self.version, tensor_count, key_count = read_header(cursor)
             self.metadata: Metadata = read_metadata(cursor, key_count)
@@ -39,74 +33,6 @@ class FilePart:
         except BaseException:
             self.close()
             raise
-
-    def bytes_of(self, info: TensorInfo) -> NDArray[np.uint8]:
-        """The tensor's bytes as a view of the map, (nbytes,)."""
-        return np.frombuffer(self._open_map(), np.uint8, info.nbytes, info.offset)
-
-    def release(self, info: TensorInfo) -> bool:
-        """Release the tensor's whole pages to the system; a later read loads them again.
-
-        False if the system doesn't support it.
-        """
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return False
-        page = mmap.PAGESIZE
-        first = -(-info.offset // page) * page
-        end = (info.offset + info.nbytes) // page * page
-        if end > first:
-            self._open_map().madvise(mmap.MADV_DONTNEED, first, end - first)
-        return True
-
-    def read_in_order(self, info: TensorInfo) -> bool:
-        """Enable far read-ahead for the tensor's pages. False if the system doesn't support it."""
-        if not hasattr(mmap, "MADV_SEQUENTIAL"):
-            return False
-        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self._open_map().madvise(mmap.MADV_SEQUENTIAL, first, info.offset + info.nbytes - first)
-        return True
-
-    def check_size(self) -> None:
-        """Raise `FormatError` if the file has been truncated since it was mapped: reading beyond its end
-        would kill the process. Costs a system call.
-        """
-        if self._map is None:
-            return
-        size, mapped = self._map.size(), len(self._map)
-        if size < mapped:
-            raise FormatError(
-                f"{printable(self.path)}: the file has {size} bytes, wanted the {mapped} that it had when it "
-                "was opened: another program has cut it; restore it and load the model again"
-            )
-
-    def close(self) -> None:
-        """Release the map. It stays mapped as long as a view of it exists."""
-        if self._map is None:
-            return
-        # The map can't be closed while a view exists; it is unmapped with the last one.
-        with contextlib.suppress(BufferError):
-            self._map.close()
-        self._map = None
-
-    def _open_map(self) -> mmap.mmap:
-        if self._map is None:
-            raise FormatError(f"{printable(self.path)}: the file is closed, wanted an open one")
-        return self._map
-
-
-def _map_file(path: Path) -> mmap.mmap:
-    # Checked before opening: opening a pipe would block until a writer opens it.
-    if path.exists() and not path.is_file():
-        seen = "a directory" if path.is_dir() else "no regular file"
-        raise FormatError(f"{printable(path)}: is {seen}, wanted a GGUF file")
-    with path.open("rb") as file:
-        size = file.seek(0, 2)
-        if size < HEADER_BYTES:
-            raise FormatError(
-                f"{printable(path)}: header: the file has {size} bytes, wanted a GGUF file of at least "
-                f"{HEADER_BYTES}"
-            )
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def read_header(cursor: Cursor) -> tuple[int, int, int]:

@@ -28,6 +28,8 @@ class GGUFFile:
         self._parts = parts
         first = parts[0]
         self.path = first.path
+        self.origin = first.path
+        """What the user names: the file, or a folder with files."""
         self.parts = tuple(part.path for part in parts)
         self.version = first.version
         self.alignment = first.alignment

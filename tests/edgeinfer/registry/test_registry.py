@@ -89,7 +89,9 @@ def test_a_folder_with_several_models_lists_them(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_models_is_reported(tmp_path: Path) -> None:
-    assert message_for(tmp_path, tmp_path).endswith("a folder without a .gguf file; name a model file")
+    assert message_for(tmp_path, tmp_path).endswith(
+        "a folder without a .gguf file, or config.json and safetensors; name a model"
+    )
 
 
 def test_the_models_folder_is_searched_by_name(tmp_path: Path) -> None:

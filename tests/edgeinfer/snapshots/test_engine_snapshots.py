@@ -22,7 +22,7 @@ GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of the snapshots."""
-    monkeypatch.setattr("edgeinfer.loading.loading.snapshots_folder", lambda: tmp_path / "snapshots")
+    monkeypatch.setattr("edgeinfer.lora.model_lora.snapshots_folder", lambda: tmp_path / "snapshots")
     return tmp_path / "snapshots"
 
 

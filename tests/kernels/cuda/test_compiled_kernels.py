@@ -101,3 +101,12 @@ def test_kernels_of_a_cache_with_pages_compile_for_gpus(capability: int, shared_
     assert len(kernels) == 27
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90])
+def test_kernels_with_adapters_compile_for_gpus(capability: int) -> None:
+    kernels = compiled("decode.compile_lora_kernels", capability)
+    assert len(kernels) >= 20
+    assert max(shared for shared, _ in kernels) <= 8 << 10
+    assert max(spilled for _, spilled in kernels) < 400

@@ -121,3 +121,17 @@ def test_ctrl_c_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
     _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (130, "")
     assert [path.name for path in tmp_path.iterdir()] == [source.name]
+
+
+def test_a_folder_is_converted_and_a_file_is_not(
+    edgeinfer: CommandLine, source: Path, tmp_path: Path
+) -> None:
+    outcome = edgeinfer("convert", str(source), str(tmp_path / "out.gguf"))
+    assert (outcome.code, outcome.out) == (1, "")
+    assert outcome.err == f"edgeinfer: {source}: is a GGUF file already; to change its type, quantize it\n"
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    outcome = edgeinfer("convert", str(empty), str(tmp_path / "out.gguf"))
+    assert outcome.code == 1
+    assert "a folder without a .gguf file, or config.json and safetensors" in outcome.err
+    assert "FOLDER" in edgeinfer("convert", "--help").out

@@ -304,3 +304,8 @@ def test_a_schema_and_a_grammar_come_from_files(
     outcome = edgeinfer("run", "tiny", "Hi", "--grammar", str(grammar))
     assert outcome.code == 2
     assert f"--grammar {grammar}: byte 4 isn't UTF-8" in outcome.err
+
+
+def test_adapters_reach_the_library_with_their_scales(edgeinfer: CommandLine, fake: FakeModel) -> None:
+    edgeinfer("run", "tiny", "Once", "--lora", "a.gguf", "--lora", "b:0.5")
+    assert fake.loaded_with == {"model": "tiny", "lora": ["a.gguf", "b:0.5"]}

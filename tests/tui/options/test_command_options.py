@@ -10,8 +10,8 @@ from edgeinfer_tui.options.settings import setting_names
 from tests.tui.conftest import CommandLine
 
 COMMANDS = (
-    "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "doctor", "pull",
-    "embed", "rank",
+    "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "convert", "doctor",
+    "pull", "embed", "rank",
 )  # fmt: skip
 
 

@@ -52,9 +52,10 @@ LLAMA_CPP = {
 
 TAKEN_BY = {
     "threads": {
-        "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "doctor", "embed",
-        "rank",
+        "run", "chat", "serve", "batch", "plan", "bench", "eval", "profile", "quantize", "convert",
+        "doctor", "embed", "rank",
     },
+    "lora": {"run", "chat", "serve", "batch", "plan", "bench", "eval", "embed", "rank"},
     "context": {"run", "chat", "serve", "batch", "plan", "eval", "embed", "rank"},
     "max_tokens": {"run", "chat", "bench"},
     "seed": {"run", "chat", "bench"},

@@ -15,6 +15,8 @@ from edgeinfer_tui.output.columns import shown_bytes
 from edgeinfer_tui.output.progress_line import ProgressLine
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from edgeinfer.quantizing import Quantization
 
 
@@ -35,9 +37,13 @@ def quantize(
     dry_run: own.DryRun = False,
     as_json: own.AsJson = False,
 ) -> None:
+    from edgeinfer.quantizing import quantize as quantize_file
+
     overrides = own.overrides(tensor or [])
     _check_usage(type, target, dry_run)
-    done = _quantized(
+    done = _with_progress(
+        "quantizing",
+        quantize_file,
         model,
         target,
         type,
@@ -69,14 +75,53 @@ def _check_usage(type: str | None, target: Path | None, dry_run: bool) -> None:
         raise BadParameter("OUT is missing: the file to write; or use --dry-run to see what would be written")
 
 
-def _quantized(*places: Any, **settings: Any) -> "Quantization":
-    """`edgeinfer.quantize` with a progress line."""
-    from edgeinfer.quantizing import quantize as quantize_file
+@command("convert", help=own.CONVERT_HELP)
+def convert(
+    folder: own.Folder,
+    target: own.Target = None,
+    type: own.ConvertedType = None,
+    imatrix: own.Imatrix = None,
+    tensor: own.TensorTypes = None,
+    output_type: own.OutputType = None,
+    embedding_type: own.EmbeddingType = None,
+    allow_requantize: own.AllowRequantize = False,
+    threads: int | None = None,
+    force: own.Force = False,
+    dry_run: own.DryRun = False,
+    as_json: own.AsJson = False,
+) -> None:
+    from edgeinfer.quantizing import convert as convert_folder
 
-    progress = ProgressLine("quantizing", sys.stderr, shown=shown_bytes)
+    overrides = own.overrides(tensor or [])
+    _check_usage(type, target, dry_run)
+    done = _with_progress(
+        "converting",
+        convert_folder,
+        folder,
+        target,
+        type,
+        importance=imatrix,
+        overrides=overrides,
+        output_type=output_type,
+        embedding_type=embedding_type,
+        threads=threads,
+        allow_requantize=allow_requantize,
+        overwrite=force,
+        dry_run=dry_run,
+    )
+    for note in done.warnings:
+        say(note)
+    _print(done, as_json, dry_run)
+
+
+def _with_progress(
+    label: str, write: "Callable[..., Quantization]", *places: Any, **settings: Any
+) -> "Quantization":
+    """The result of a function that writes a file, with a progress line."""
+    progress = ProgressLine(label, sys.stderr, shown=shown_bytes)
     interrupts.raise_exception()
     try:
-        return quantize_file(*places, **settings, progress=progress.update)
+        return write(*places, **settings, progress=progress.update)
     finally:
         progress.erase()
 

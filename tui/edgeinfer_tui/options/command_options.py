@@ -66,7 +66,7 @@ class CommandOption:
         if origin is typing.Union:  # a text, or an object that only Python can pass
             return parts[0]
         if origin is tuple:
-            return list[parts[0]]  # type: ignore[valid-type]
+            return list[parts[0]] if parts[0] is Path else list[str]  # type: ignore[valid-type]
         return self.hint if origin is None else list[str]
 
     def annotation(self, hidden: bool = False) -> Any:

@@ -38,6 +38,29 @@ OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
   edgeinfer quantize model-BF16.gguf out.gguf --type Q5_K_M --tensor 'ffn_down=Q6_K' --output-type Q8_0
 """
 
+CONVERT_HELP = """Write a Hugging Face folder as one GGUF file, which llama.cpp reads too.
+
+FOLDER has config.json, tokenizer.json and safetensors: weights in BF16, F16, F32,
+FP8, GPTQ, AWQ or compressed-tensors. Without --type each keeps its format:
+4 bits become Q4_0 or Q4_1 with the same codes, FP8 becomes F16.
+OUT is written completely or not at all. A folder also runs as it is.
+
+[bold]Examples[/]
+
+  edgeinfer convert ./Qwen3-8B qwen3-8b-BF16.gguf
+
+  edgeinfer convert ./Qwen3-8B qwen3-8b-Q4_K_M.gguf --type Q4_K_M
+"""
+
+Folder = Annotated[str, Argument(metavar="FOLDER", help="The folder with config.json and safetensors.")]
+ConvertedType = Annotated[
+    str | None,
+    Option(
+        "--type",
+        help="The mix of formats, as for edgeinfer quantize. [dim](the formats of the folder)[/]",
+        rich_help_panel=FORMATS,
+    ),
+]
 Source = Annotated[
     str, Argument(metavar="IN", help="The F32, F16 or BF16 .gguf file, or a name from `edgeinfer list`.")
 ]

@@ -38,7 +38,7 @@ class TensorMetadata(Protocol):
 class FileMetadata(Protocol):
     """The fields of a file that the report reads: see `edgeinfer_quant_formats.GGUFFile`."""
 
-    path: Any
+    origin: Any
     version: int
 
     @property
@@ -65,7 +65,7 @@ def file_report(
     values = {label: file.metadata.get(f"{architecture}.{key}") for label, key in METADATA_KEYS}
     return {
         "name": name,
-        "path": str(file.path),
+        "path": str(file.origin),
         "size_bytes": size_bytes,
         "gguf_version": file.version,
         "architecture": _plain(architecture),
@@ -97,6 +97,12 @@ def file_report(
     }
 
 
+def _kind(report: Mapping[str, Any]) -> str:
+    """What the file is; a folder has no version."""
+    version = report["gguf_version"]
+    return f"GGUF v{version}" if version else "Hugging Face folder"
+
+
 def print_report(report: Mapping[str, Any]) -> None:
     """Print the report as text."""
     bits = "" if report["bits_per_weight"] is None else f", {report['bits_per_weight']:.2f} bits each"
@@ -106,8 +112,7 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("name", one_line(report["name"])),
             (
                 "file",
-                f"{one_line(report['path'], 1000)} "
-                f"({shown_bytes(report['size_bytes'])}, GGUF v{report['gguf_version']})",
+                f"{one_line(report['path'], 1000)} ({shown_bytes(report['size_bytes'])}, {_kind(report)})",
             ),
             ("architecture", one_line(report["architecture"])),
             ("runs with", one_line(report["runs_with"])),

@@ -1,7 +1,7 @@
 """The structure that the MoE kernels read."""
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
-from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, lines
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, assignment_rows, lines
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import GATING_CODES, quantized_bytes
@@ -115,8 +115,8 @@ def _own(builder: BlockBuilder, residual: Residual, weights: Weights, normed: in
         "assignment_rows": rows("expert.assignment_rows")[0],
         "entries": rows("expert.entries")[0],
         "active": rows("expert.active")[0],
-        "gathered": _assignment_input(builder, "expert.gathered", width, _first_stacks(w)),
-        "hidden": _assignment_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], always=True),
+        "gathered": _gathered(builder, width, _first_stacks(w), spec.experts_per_token),
+        "hidden": _assignment_input(builder, "expert.hidden", hidden, [w.ffn_down_exps], keep_floats=True),
         "gate": rows("expert.gate")[0],
         "gate_matrix": builder.matrix(w.ffn_gate_exps, w.ffn_gate_exps_bias) if w.ffn_gate_exps else 0,
         "up_matrix": builder.matrix(w.ffn_up_exps, w.ffn_up_exps_bias),
@@ -167,12 +167,20 @@ def _selection(builder: BlockBuilder, spec: MoeSpec, w: MoeWeights) -> dict[str,
     }
 
 
+def _gathered(builder: BlockBuilder, columns: int, readers: list[Matrix], experts_per_token: int) -> int:
+    """The INPUT of the rows that experts read first; float32 if a matrix or an adapter reads them."""
+    keep_floats = any(map(is_float_format, readers))
+    args = _assignment_input(builder, "expert.gathered", columns, readers, keep_floats)
+    if not keep_floats:
+        builder.assignment_inputs.append((args, assignment_rows(experts_per_token)))
+    return args
+
+
 def _assignment_input(
-    builder: BlockBuilder, name: str, columns: int, readers: list[Matrix], always: bool = False
+    builder: BlockBuilder, name: str, columns: int, readers: list[Matrix], keep_floats: bool
 ) -> int:
-    """An INPUT with a row for each token-expert assignment; float32 only if read, or `always`."""
+    """An INPUT with a row for each token-expert assignment."""
     strides = lines(4 * padded(columns)), lines(quantized_bytes(padded(columns)))
-    keep_floats = always or any(map(is_float_format, readers))
     return builder.input(name, columns, readers, strides, keep_floats)
 
 

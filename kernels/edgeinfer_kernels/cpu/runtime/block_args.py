@@ -8,6 +8,7 @@ from typing import Annotated
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
     FieldArgs,
     InputArgs,
+    LoraArgs,
     MatrixArgs,
     NormArgs,
     ScheduleStep,
@@ -230,7 +231,7 @@ class EmbedArgs(Structure):
     """Embeddings of the rows `ids`, int64.
 
     decode: the kernel of `decode_row.py` for the format of the rows, which are `row_bytes` apart from
-    `source` on; fields and scratch are its arguments.
+    `source` on; fields and scratch are its arguments. lora: 0, or an adapter whose a and b are row-major.
     """
 
     ids: Int
@@ -243,6 +244,7 @@ class EmbedArgs(Structure):
     scale: Float
     scratch: Int
     scratch_stride: Int
+    lora: Annotated[int, LoraArgs]
 
 
 @structure()

@@ -140,13 +140,35 @@ class ReadMemoryArgs(Structure):
 
 
 @structure()
+class LoraArgs(Structure):
+    """A LoRA adapter of a matrix, which adds b·(a·x) to its products, in float32.
+
+    a: `columns` of `ranks` rows, b: `rank` columns of the matrix's rows, both interleaved by sixteen rows;
+    a_stride, b_stride: bytes between two experts. rank, columns: rounded up to 4, ranks to 16. products: a·x
+    of the tokens of a step, `ranks` columns per token, in slots of `slot_bytes`; thread_bytes: those of one
+    thread.
+    """
+
+    a: Int
+    b: Int
+    rank: Int
+    ranks: Int
+    columns: Int
+    a_stride: Int
+    b_stride: Int
+    products: Int
+    slot_bytes: Int
+    thread_bytes: Int
+
+
+@structure()
 class MatrixArgs(Structure):
     """A matrix.
 
     kernel: address of the GEMV kernel; tile_kernel: of the AMX kernel, if any. group_bytes: bytes of sixteen
     rows. quantized: 1 if it reads int8 activations or bfloat16 tiles. bias: 0 or float32, padded to 16.
     expert_stride, bias_stride: bytes between the weights and biases of two experts. scale: of the products of
-    gate and up.
+    gate and up. lora: 0: no adapter.
     """
 
     kernel: Int
@@ -160,6 +182,7 @@ class MatrixArgs(Structure):
     expert_stride: Int
     bias_stride: Int
     scale: Float
+    lora: Annotated[int, LoraArgs]
 
 
 @structure()

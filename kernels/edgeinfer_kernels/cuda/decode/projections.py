@@ -127,9 +127,27 @@ def project(
     """
     rows = first_row + tl.arange(0, 16)
     if GEMV.tokens == 1:
-        return _project_one(matrix, ahead, activations, rows, BLOCKS, GEMV.step, TILE)
+        value = _project_one(matrix, ahead, activations, rows, BLOCKS, GEMV.step, TILE)
     else:
-        return _project_several(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
+        value = _project_several(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
+    return _with_lora(value, matrix, rows, TILE)
+
+
+@triton.jit
+def _with_lora(value, matrix, rows, TILE: tl.constexpr):
+    """The sums (columns, 16), with a LoRA adapter plus b·(a·x): matrix[3] is a·x (tokens, rank), matrix[4] is
+    b (rows, rank).
+    """
+    RANK: tl.constexpr = TILE.rank
+    if RANK > 0:
+        COLUMNS: tl.constexpr = value.shape[0]
+        token = tl.arange(0, COLUMNS)[:, None, None]
+        for start in tl.static_range(0, RANK, 16):
+            index = start + tl.arange(0, 16)[None, None, :]
+            products = tl.load(matrix[3] + token * RANK + index)
+            weights = tl.load(matrix[4] + rows[None, :, None] * RANK + index)
+            value += tl.sum(products * weights, axis=2)
+    return value
 
 
 @triton.jit
@@ -212,9 +230,10 @@ def project_pair(
     SECOND: tl.constexpr = GATED.up
     if GEMV.tokens == 1:
         rows = first_row + tl.arange(0, 16)
-        return _project_pair_of_one(
+        one, other = _project_pair_of_one(
             first, second, ahead[0], ahead[1], activations, rows, BLOCKS, GEMV.step, FIRST, SECOND
         )
+        return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
     else:
         one = project(first, ahead[0], activations, stride, first_row, BLOCKS, GEMV, FIRST)
         following = load_ahead(second, first_row, BLOCKS, GEMV, SECOND)

@@ -1,5 +1,6 @@
 """One launch method per kernel of a decode step; arguments come from the step's buffers."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -14,6 +15,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 )
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
+from edgeinfer_kernels.cuda.lora import adapted
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -70,6 +72,29 @@ class StepLaunches:
         config = GemvConfig(step, min(shape.vector, step), tokens)
         return {"GEMV": config, "warps": shape.warps_for(blocks)}
 
+    def _parts(self, matrix: DeviceMatrix) -> tuple[Tensor, ...]:
+        """A matrix as kernels take it, with its LoRA adapter."""
+        lora = self.model.lora.get(id(matrix))
+        return matrix.parts if lora is None else (*matrix.parts, lora.products, lora.b)
+
+    def _tile(self, matrix: DeviceMatrix) -> Tile:
+        lora = self.model.lora.get(id(matrix))
+        return matrix.shapes.tile if lora is None else lora.tile(matrix.shapes.tile)
+
+    def _multiply_a(
+        self,
+        matrices: Sequence[DeviceMatrix],
+        read: Activations,
+        sum_squares: Tensor,
+        kernel: RowKernel,
+        tokens: int,
+    ) -> None:
+        """The products a·x of the LoRA adapters of some matrices, without a norm that remains to be applied:
+        the kernel of the matrix applies it to the sums of both.
+        """
+        for lora in adapted(self.model.lora, matrices):
+            self.rows((lora.a,), Source(read, sum_squares), lora.products, None, kernel, tokens)
+
     def or_nothing(self, tensor: Tensor | None) -> Tensor:
         return self.workspace.nothing if tensor is None else tensor
 
@@ -111,20 +136,21 @@ class StepLaunches:
         tokens: int,
     ) -> None:
         """One or two matrices times activations, stacked, to y."""
+        self._multiply_a(parts, source.activations, source.sum_squares, kernel, tokens)
         programs = [part.shapes.padded_rows // ROWS for part in parts]
         self.launch(
             rows_kernel,
             (sum(programs),),
-            parts[0].parts,
-            parts[-1].parts,
+            self._parts(parts[0]),
+            self._parts(parts[-1]),
             source.activations.words,
             y,
             self.or_nothing(bias),
             source.squares_args,
             y.stride(0),
             FIRST_PROGRAMS=programs[0],
-            FIRST=parts[0].shapes.tile,
-            SECOND=parts[1].shapes.tile if len(parts) > 1 else None,
+            FIRST=self._tile(parts[0]),
+            SECOND=self._tile(parts[1]) if len(parts) > 1 else None,
             BIAS=bias is not None,
             SOURCE=self.source_config(source),
             **self._gemv(kernel, source.activations.blocks, tokens, *(part.shapes.tile for part in parts)),
@@ -166,12 +192,14 @@ class StepLaunches:
         """Gate and up to the hidden rows, as activations."""
         gate, code = ffn.gate or ffn.up, activation_code(activation)
         has_gate, has_bias = ffn.gate is not None, ffn.up_bias is not None
-        gated = GatedConfig(gate.shapes.tile, ffn.up.shapes.tile, has_gate, has_bias, code)
+        gated = GatedConfig(self._tile(gate), self._tile(ffn.up), has_gate, has_bias, code)
+        matrices = (gate, ffn.up) if has_gate else (ffn.up,)
+        self._multiply_a(matrices, source.activations, source.sum_squares, "gated", tokens)
         self.launch(
             gated_kernel,
             (ffn.up.shapes.padded_rows // ROWS,),
-            gate.parts,
-            ffn.up.parts,
+            self._parts(gate),
+            self._parts(ffn.up),
             source.activations.words,
             out.words,
             self.or_nothing(ffn.gate_bias),
@@ -226,10 +254,11 @@ class StepLaunches:
     ) -> None:
         """x += scale·(matrix times activations + bias), and x·gain to the target."""
         out = target.activations
+        self._multiply_a((matrix,), read, target.sum_squares, kernel, tokens)
         self.launch(
             residual_kernel,
             (matrix.shapes.padded_rows // ROWS,),
-            matrix.parts,
+            self._parts(matrix),
             read.words,
             self.workspace.x,
             self.or_nothing(bias),
@@ -240,7 +269,7 @@ class StepLaunches:
             WIDTH=self.model.spec.hidden_size,
             READ=read.config,
             OUT=out.config,
-            TILE=matrix.shapes.tile,
+            TILE=self._tile(matrix),
             BIAS=bias is not None,
             GAIN=gain is not None,
             **self._gemv(kernel, read.blocks, tokens, matrix.shapes.tile),
@@ -339,10 +368,11 @@ class StepLaunches:
         """The logits, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
         spec = model.spec
+        self._multiply_a((model.head,), source.activations, source.sum_squares, "head", tokens)
         self.launch(
             head_kernel,
             (model.head.shapes.padded_rows // ROWS,),
-            model.head.parts,
+            self._parts(model.head),
             source.activations.words,
             space.logits,
             space.best,
@@ -352,7 +382,7 @@ class StepLaunches:
             spec.logit_scale,
             spec.logit_soft_cap,
             VOCABULARY=spec.vocabulary_size,
-            TILE=model.head.shapes.tile,
+            TILE=self._tile(model.head),
             CAPPED=spec.logit_soft_cap != 0,
             BIAS=model.head_bias is not None,
             SOURCE=self.source_config(source),

@@ -100,11 +100,16 @@ class Prefill:
         self._h_scales = arena.take((chunk,), torch.float32)
         self._ones = arena.take((chunk,), torch.float32)
         self.products = Products(sizes, arena, chunk)
+        self.products.lora = model.lora
         self.experts = PrefillExperts(spec, self.products, arena, capability)
         self._blocks = device_blocks(model)
         self.per_layer = PerLayerRows(model.per_layer, self._spaces.values(), self.ids.device)
-        can_capture = self.ids.is_cuda and not spec.is_encoder
-        self._captured = CapturedChunks(self.ids.device) if can_capture else None
+        self._can_capture = self.ids.is_cuda and not spec.is_encoder
+        self.forget()
+
+    def forget(self) -> None:
+        """Capture chunks again from now on, because the LoRA adapters have changed."""
+        self._captured = CapturedChunks(self.ids.device) if self._can_capture else None
 
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""

@@ -4,7 +4,7 @@ matmul.
 The GPU's weights come from its planes; the CPU's weights are streamed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,6 +14,7 @@ from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.lora import DeviceLora, adapted
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_norm_rows, activation_rows
@@ -46,6 +47,8 @@ class Products:
         self.chunk = chunk
         self.expert_rows = max((block.together(chunk, sizes.hidden_size) for block in moe), default=0)
         self.sender: WeightStreamer | None = None
+        self.lora: Mapping[int, DeviceLora] = {}
+        """The LoRA adapters in use, by the id of the `DeviceMatrix`."""
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
         self._products = arena.take((rooms.products,), torch.float32)
@@ -67,6 +70,8 @@ class Products:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
         for first, weights in self._slices(matrix, ROWS_PER_GROUP):
             _matrix_product(rows, weights, out[:, first : first + len(weights)])
+        for lora in adapted(self.lora, (matrix,)):
+            lora.add(rows, out)
 
     def by_head(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, heads, outputs) float16 = rows (tokens, heads, columns) float16 · the rows of the

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
@@ -84,6 +85,13 @@ class DeviceModel(DeviceBuilder):
         self.context = context
         self._kv = kv
         self._fills: list[_Fill] = []
+        self.lora: dict[int, DeviceLora] = {}
+        """The LoRA adapters in use, by the id of the `DeviceMatrix`."""
+        self.placed: dict[int, list[PlacedMatrix]] = {}
+        """The matrices of the file in each `DeviceMatrix`, by its id; `matrices`: the latter."""
+        self.matrices: dict[int, DeviceMatrix] = {}
+        self.in_floats: set[int] = set()
+        """Ids of the matrices that are also in float32."""
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self.parts: list[Part] = []
         self._states: dict[BlockIndex, Any] = {}
@@ -135,7 +143,12 @@ class DeviceModel(DeviceBuilder):
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
         self._fills += [_Fill(part, target, index * source.rows, None) for index, part in enumerate(parts)]
+        self._place(target, PlacedMatrix(id(source), 0, source.rows, None))
         return target
+
+    def _place(self, target: DeviceMatrix, placed: PlacedMatrix) -> None:
+        self.matrices[id(target)] = target
+        self.placed.setdefault(id(target), []).append(placed)
 
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Adjacent matrices of one format share planes."""
@@ -153,6 +166,7 @@ class DeviceModel(DeviceBuilder):
         row = 0
         for matrix, order in run:
             self._fills.append(_Fill(matrix, target, row, order))
+            self._place(target, PlacedMatrix(id(matrix), row, matrix.rows, order))
             row += matrix.rows
         return target
 
@@ -160,6 +174,7 @@ class DeviceModel(DeviceBuilder):
         """The matrix in float32, (rows, columns)."""
         tensor = self._arena.take((matrix.rows, matrix.columns), torch.float32)
         self._decoded.append((tensor, matrix))
+        self.in_floats.add(id(matrix))
         return tensor
 
     def fill(self, uploader: Uploader, on_loaded: OnLoaded | None = None) -> None:

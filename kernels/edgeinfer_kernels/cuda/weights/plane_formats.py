@@ -64,13 +64,14 @@ class Scale(IntEnum):
 
 class Tile(NamedTuple):
     """The properties of a format that a kernel needs; a compile-time constant. `offset` is subtracted from
-    every code.
+    every code. `rank`: of the LoRA adapter of the matrix; 0: it has none.
     """
 
     code: int
     scale: int
     offset: int = 0
     codebook: int = 0
+    rank: int = 0
 
 
 PLANES = {

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
+from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations, write_activations_from
 from edgeinfer_kernels.cpu.native.moe.expert_sums import (
     add_expert_bias,
@@ -85,7 +86,7 @@ def chunk_of(pool, rows, tokens):
 
 
 @device_function
-def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch):
+def multiply_expert(thread, matrix, source, one_row, entry, first, last, out, out_stride, scratch):
     """Rows first..last of an expert's matrix times its rows of `source`, without bias; `one_row`: source has
     only one row.
     """
@@ -106,10 +107,15 @@ def multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride
         out_stride,
         scratch,
     )
+    lora = matrix.lora
+    if lora.address != 0:
+        rows = source.floats if one_row else source.floats + start * source.float_stride
+        products = lora_products(lora, expert, thread, 0, rows, source.float_stride, assignments)
+        add_lora(lora, expert, products, first, last, assignments, out + start * out_stride, out_stride)
 
 
 @device_function
-def project_experts(pool, counter, block, tokens, matrix, source, out, out_stride, scratch):
+def project_experts(pool, counter, thread, block, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[row] = matrix of the row's expert · source[row], in chunks of an expert's rows. If source is
     the row of a single token, all assignments use it.
     """
@@ -126,7 +132,7 @@ def project_experts(pool, counter, block, tokens, matrix, source, out, out_strid
         first = (item - index * chunks) * chunk
         entry = block.active.experts[index]
         last = min(rows, first + chunk)
-        multiply_expert(matrix, source, one_row, entry, first, last, out, out_stride, scratch)
+        multiply_expert(thread, matrix, source, one_row, entry, first, last, out, out_stride, scratch)
 
 
 @device_function
@@ -328,8 +334,8 @@ def add_experts(pool, thread, block, step_args, scratch):
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
     if gate_matrix.address != 0:
-        project_experts(pool, 5, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
-    project_experts(pool, 6, block, tokens, up_matrix, source, up, hidden_stride, scratch)
+        project_experts(pool, 5, thread, block, tokens, gate_matrix, source, gate, hidden_stride, scratch)
+    project_experts(pool, 6, thread, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
         project_shared(pool, thread, block, tokens, block.shared_input, scratch)
     barrier(pool)
@@ -338,7 +344,7 @@ def add_experts(pool, thread, block, step_args, scratch):
         activate_shared(pool, block, tokens)
     barrier(pool)
     down = block.down_matrix
-    project_experts(pool, 11, block, tokens, down, hidden, out, out_stride, scratch)
+    project_experts(pool, 11, thread, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
         finish_shared(pool, thread, block, tokens, scratch)
     barrier(pool)

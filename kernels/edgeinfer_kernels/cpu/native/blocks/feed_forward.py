@@ -22,6 +22,7 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     next_item,
     next_token,
 )
+from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, multiply, splat_f32, store_floats
@@ -96,6 +97,12 @@ def project_activated(pool, counter, thread, block, tokens, scratch):
     rows = up_matrix.rows
     threads = pool.threads
     chunk, chunks = chunks_by(pool, up_matrix, ACTIVATIONS_PER_BLOCK)
+    floats = normed.floats
+    float_stride = normed.float_stride
+    up_products = lora_products(up_matrix.lora, 0, thread, 0, floats, float_stride, tokens)
+    gate_products = 0
+    if gate_matrix.address != 0:
+        gate_products = lora_products(gate_matrix.lora, 0, thread, 1, floats, float_stride, tokens)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
@@ -103,7 +110,9 @@ def project_activated(pool, counter, thread, block, tokens, scratch):
             last = min(rows, first + chunk)
             if gate_matrix.address != 0:
                 multiply_input(gate_matrix, normed, first, last, tokens, gate, stride, scratch)
+                add_lora(gate_matrix.lora, 0, gate_products, first, last, tokens, gate, stride)
             multiply_input(up_matrix, normed, first, last, tokens, up, stride, scratch)
+            add_lora(up_matrix.lora, 0, up_products, first, last, tokens, up, stride)
             for token in range(tokens):
                 at = token * stride
                 activate_piece(

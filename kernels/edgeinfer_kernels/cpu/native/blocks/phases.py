@@ -8,6 +8,7 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, next_item, next_token
+from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -175,12 +176,15 @@ def project(pool, counter, thread, tokens, matrix, source, out, out_stride, scra
     kernel = kernel_for(matrix, source, tokens)
     activations, stride = operands(matrix, source)
     chunk, chunks = chunks_of(pool, matrix, tokens)
+    lora = matrix.lora
+    products = lora_products(lora, 0, thread, 0, source.floats, source.float_stride, tokens)
     item = thread
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
         if first < rows:
             last = min(rows, first + chunk)
             multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
+            add_lora(lora, 0, products, first, last, tokens, out, out_stride)
         item = threads + next_item(pool, counter)
 
 

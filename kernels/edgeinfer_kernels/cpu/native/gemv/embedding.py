@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_token
+from edgeinfer_kernels.cpu.native.gemv.lora import add_lora_embedding
 from edgeinfer_kernels.cpu.native.simd.exports import Exports
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_6, load_i64
@@ -32,6 +33,7 @@ def embed_block(block, step_args, pool, thread):
             scratch,
             target,
         )
+        add_lora_embedding(block.lora, row, target)
         if scale != np.float32(1):
             for column in range(0, columns, 16):
                 at = target + 4 * column

@@ -1,0 +1,1 @@
+"""Hugging Face folders as models: config.json, safetensors and tokenizer.json in the terms of GGUF."""

@@ -1,0 +1,1 @@
+"""The families of models that folders may hold: one row of names and settings for each."""

@@ -1,0 +1,1 @@
+"""tokenizer.json as the metadata of a GGUF vocabulary."""

@@ -1,0 +1,1 @@
+"""LoRA adapters as the backends take them, and their sizes."""

@@ -1,0 +1,66 @@
+"""Bytes of LoRA adapters and of their buffers, without the adapters."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.sizes.cpu_workspace import buffered_tokens
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+
+CPU_ONLY = "token_embd."
+CPU_ONLY_PARTS = (".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
+"""Names of tensors whose adapters run on the CPU only; those of experts do too."""
+MAX_SHARING = 3
+"""Matrices that may share planes on a GPU: queries, keys and values."""
+SLOTS = 2
+"""Rows of products that a CPU thread needs at once for each token: those of gate and up."""
+
+
+@dataclass(frozen=True)
+class LoraSizes:
+    """`cpu_bytes`: of all matrices in the layout of the CPU kernels; `ranks`: the largest rank, rounded up to
+    whole lanes. `gpu_bytes`: at most, on a GPU; `cpu_only`: the tensor whose adapter no GPU kernel reads, if
+    there is one.
+    """
+
+    cpu_bytes: int = 0
+    ranks: int = 0
+    gpu_bytes: int = 0
+    cpu_only: str = ""
+
+    @classmethod
+    def of(cls, pairs: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> "LoraSizes":
+        """The sizes of adapters whose a and b have these shapes: (…, rank, columns) and (…, rows, rank)."""
+        cpu_bytes = gpu_bytes = ranks = 0
+        cpu_only = ""
+        for name, (a, b) in pairs.items():
+            *experts, rank, columns = a
+            count, rows = (experts[0] if experts else 1), b[-2]
+            cpu_bytes += 4 * count * (padded(rank) * _by_four(columns) + padded(rows) * _by_four(rank))
+            gpu_bytes += padded(rank) * (
+                6 * padded(columns) + 4 * MAX_SHARING * padded(rows) + 4 * MAX_TOKENS
+            )
+            ranks = max(ranks, padded(rank))
+            if experts or name.startswith(CPU_ONLY) or any(part in name for part in CPU_ONLY_PARTS):
+                cpu_only = cpu_only or name
+        return cls(cpu_bytes, ranks, gpu_bytes, cpu_only)
+
+    def cpu_total(self, sizes: ModelSizes, batch: int, threads: int) -> int:
+        """Bytes of the matrices, and of the products of the threads."""
+        return self.cpu_bytes + product_bytes(self.ranks, buffered_tokens(sizes, batch)) * threads
+
+    def gpu_refusal(self, whole: bool) -> str | None:
+        """Why a model with them, whole on a GPU or split, isn't on a GPU; None: it can be."""
+        if self.cpu_only:
+            return f"the LoRA adapter of {self.cpu_only} runs on the CPU only"
+        return None if whole else "a model with LoRA adapters isn't split between GPU and CPU"
+
+
+def _by_four(count: int) -> int:
+    return -(-count // 4) * 4
+
+
+def product_bytes(ranks: int, tokens: int) -> int:
+    """Bytes of the products of one CPU thread."""
+    return SLOTS * 4 * ranks * tokens

@@ -1,0 +1,1 @@
+"""safetensors files: a JSON header and tensors, which are mapped and never executed."""

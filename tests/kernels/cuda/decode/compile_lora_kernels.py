@@ -1,0 +1,62 @@
+"""Compiles the kernels of a decode step with LoRA adapters for a GPU that needn't be there, and prints their
+resources.
+"""
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.decode.step_norms import Source
+from edgeinfer_kernels.cuda.decode.workspace import Activations
+from edgeinfer_kernels.cuda.lora import DeviceLora
+from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
+from tests.kernels.cuda.decode.compile_gemma_kernels import FLOATS, WORDS, tensor
+
+WIDTH, VOCABULARY = 4096, 32000
+
+
+def matrix(kind: str, rows: int = WIDTH) -> DeviceMatrix:
+    return DeviceMatrix(PlaneShapes.of("", kind, rows, WIDTH), kind, WORDS, WORDS, WORDS)
+
+
+def adapter(ranks: int) -> DeviceLora:
+    a = matrix("Q8_0", ranks)
+    return DeviceLora(a, tensor(ranks, WIDTH, dtype=torch.float16), tensor(WIDTH, ranks), tensor(8, ranks))
+
+
+def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
+    """The kernels that multiply matrices, each with an adapter."""
+    matrices = q, k, gate, up, down, head = [matrix(kind) for _ in range(5)] + [matrix(kind, VOCABULARY)]
+    spec = SimpleNamespace(hidden_size=WIDTH, vocabulary_size=VOCABULARY, logit_scale=1.0, logit_soft_cap=0.0)
+    model: Any = SimpleNamespace(
+        lora={id(each): adapter(ranks) for each in matrices}, spec=spec, head=head, head_bias=None
+    )
+    space: Any = SimpleNamespace(nothing=WORDS, x=FLOATS, logits=FLOATS, best=FLOATS, best_ids=WORDS)
+    launches = StepLaunches(model, space, usual_tuning(capability), dependent=capability >= 90)
+    rows = Activations(WORDS, 12, 128)
+    source = Source(rows, tensor(8, WIDTH // 16), NormSpec("rms", 1e-5))
+    ffn: Any = SimpleNamespace(gate=gate, up=up, gate_bias=None, up_bias=None)
+    launches.rows((q, k), source, tensor(8, 2 * WIDTH), None, "qkv", tokens)
+    launches.gated("silu", ffn, source, rows, tokens)
+    launches.residual(down, None, rows, 1.0, FLOATS, source, "down", tokens)
+    launches.head(source, tokens)
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    for kind, ranks, tokens in (("Q4_K", 16, 1), ("Q4_K", 192, 8), ("Q6_K", 48, 4), ("Q8_0", 64, 1)):
+        with recorded_launches() as launches:
+            launch_step(kind, ranks, tokens, capability)
+        for launch in {launch.key: launch for launch in launches}.values():
+            print(launch.name, kind, compile_launch(launch, capability), flush=True)
+
+
+if __name__ == "__main__":
+    main()

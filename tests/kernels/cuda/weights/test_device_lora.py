@@ -1,0 +1,99 @@
+"""LoRA adapters on a GPU against the reference with merged weights: steps, prompts, and what is refused."""
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgeinfer_kernels.lora.weights import LoraError, LoraWeights, ModelLora
+from edgeinfer_kernels.matrix import Matrix
+from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, distances, opened, read
+from tests.kernels.cuda.test_cuda_backend import QUANTIZED, QUANTS_AGREE
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
+
+COUNTS = [3, 16, 1, 2, 1]
+MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
+    "floats": (ZOO["llama"], (0,)),
+    "quantized": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
+    "norms after blocks": (ZOO["gemma2"], (0,)),
+    "no gate, biases": (replace(ZOO["starcoder2"], formats=QUANTIZED), (0,)),
+    "norms before the last projections": (ZOO["bitnet"], (0,)),
+    "shared experts": (ZOO["qwen2moe"], (0,)),
+    "short convolution": (ZOO["lfm2"], (0,)),
+}
+UNADAPTED = ("exps", "ffn_gate_inp", "conv.weight")
+
+
+def random_lora(decoder: Decoder, rank: int = 5) -> ModelLora:
+    random = np.random.default_rng(4)
+    adapters = {}
+    for matrix in decoder.weights.matrices():
+        if matrix is decoder.weights.token_embd or any(part in matrix.name for part in UNADAPTED):
+            continue
+        a = random.standard_normal((1, rank, matrix.columns), np.float32) / np.float32(matrix.columns**0.5)
+        b = random.standard_normal((1, matrix.rows, rank), np.float32) * np.float32(0.3)
+        adapters[id(matrix)] = LoraWeights(matrix.name, a, b)
+    return ModelLora(adapters)
+
+
+def merged(value: Any, adapters: Mapping[int, LoraWeights]) -> Any:
+    """Weights with the adapters in their matrices."""
+    if isinstance(value, Matrix):
+        if id(value) not in adapters:
+            return value
+        lora = adapters[id(value)]
+        dense = np.ascontiguousarray(value.decoded() + lora.b[0] @ lora.a[0], np.float32)
+        return Matrix(value.name, "F32", value.rows, value.columns, dense.view(np.uint8))
+    if isinstance(value, tuple):
+        return tuple(merged(each, adapters) for each in value)
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{f.name: merged(getattr(value, f.name), adapters) for f in fields(value) if f.init}
+        )
+    return value
+
+
+@pytest.mark.default_cases(4)
+@pytest.mark.parametrize("name", MODELS)
+def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: str) -> None:
+    model, layers = MODELS[name]
+    with opened(model, tmp_path, layers) as decoder:
+        ids, lora = decoder.ids(sum(COUNTS)), random_lora(decoder)
+        plain = decoder.reference_logits(ids)
+        expected = Decoder(decoder.specification, merged(decoder.weights, lora.matrices)).reference_logits(
+            ids
+        )
+        backend = decoder.backend(device)
+        try:
+            limit = FLOATS_AGREE if model.formats == ("F32",) else QUANTS_AGREE
+            backend.set_lora(lora)
+            assert max(distances(read(backend, ids, COUNTS), expected)) < limit
+            assert max(distances(read(backend, ids, COUNTS), plain)) > 0.1
+            backend.set_lora(ModelLora())
+            assert max(distances(read(backend, ids, COUNTS), plain)) < limit
+        finally:
+            backend.close()
+
+
+def test_adapters_of_experts_and_embeddings_are_refused(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["qwen2moe"], tmp_path, (0,)) as decoder:
+        backend = decoder.backend(device)
+        try:
+            for part in ("ffn_up_exps", "ffn_gate_inp.weight"):
+                matrix = next(each for each in decoder.weights.matrices() if part in each.name)
+                shape = matrix.experts, 2
+                a, b = (
+                    np.zeros((*shape, matrix.columns), np.float32),
+                    np.zeros((shape[0], matrix.rows, 2), np.float32),
+                )
+                with pytest.raises(LoraError, match=part):
+                    backend.set_lora(ModelLora({id(matrix): LoraWeights(matrix.name, a, b)}))
+            zero = np.zeros((1, 2, 64), np.float32)
+            with pytest.raises(LoraError, match="the embedding takes no adapter on a GPU"):
+                backend.set_lora(ModelLora({}, LoraWeights("token_embd.weight", zero, zero.swapaxes(1, 2))))
+        finally:
+            backend.close()
