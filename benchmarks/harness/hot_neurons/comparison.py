@@ -1,0 +1,189 @@
+"""A planted model larger than the GPU: our dense split, our sparse splits, and llama.cpp, in turns."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgeinfer.benchmarking.bench_targets import wait_until_idle
+from edgeinfer.benchmarking.tables import NOTHING
+from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings, speed_ratio
+from edgeinfer.benchmarking.workloads import Workload, random_ids
+from edgeinfer.loading.loading import load
+from edgeinfer.model import Model
+from edgeinfer.options.load_options import Sparse
+from edgeinfer.planning.model_plan import model_sizes
+from edgeinfer.profiling.predictor_training import TrainedPredictor
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from harness.budget_runs import WARM_UP, token_times
+from harness.cuda_runs import workload_seconds
+from harness.hot_neurons.planted_files import PlantedFile
+from harness.hot_neurons.quality import Agreement, Logits, MeasuredActivity, agreement, forced, greedy
+from harness.hot_neurons.quality import measured_activity as activity_of
+from harness.llama_bench import LlamaBench
+from harness.split_runs import llama_cpp_settings, overhead, placed
+
+WAYS: tuple[Sparse, ...] = ("off", "exact", "predicted")
+NAMES = {"off": "dense", "exact": "exact", "predicted": "predicted"}
+PROMPT = 256
+HEAD = (
+    "model", "active", "budget", "threads", "way", "on the GPU", "best decile ms", "median ms", "of dense",
+    "of dense, median", "llama.cpp's best", "ratio", "ratio, median", "planned ms", "measured/planned",
+    "CPU alone ms", "prompt t/s", "KL", "same best", "max distance",
+)  # fmt: skip
+REFERENCE_HEAD = (
+    "model", "active, planted", "measured", "hottest 26 % cover", "predictor's recall", "it names",
+    "exact on the CPU: KL", "same best", "max distance",
+)  # fmt: skip
+LLAMA_HEAD = ("model", "budget", "threads", "setting", "best decile ms", "median ms")
+
+
+@dataclass(frozen=True)
+class Run:
+    """The settings of all cases."""
+
+    program: Path | None
+    device: str
+    rounds: int
+    tokens: int
+    """Timed tokens of a round."""
+    checked: int
+    """Tokens whose logits are compared."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The dense model on the CPU alone: greedy tokens, their logits and activity; and exact mode there."""
+
+    ids: list[int]
+    logits: Logits
+    activity: MeasuredActivity
+    exact: Agreement
+
+
+def reference(file: PlantedFile, trained: TrainedPredictor, run: Run, threads: int) -> Reference:
+    """The dense model of a planted file."""
+    options: dict[str, Any] = {"device": "cpu", "threads": threads, "draft": None, "context": run.checked + 8}
+    with load(file.path, sparse="off", **options) as model:
+        ids, logits = greedy(model, run.checked)
+        activity = activity_of(model, ids[:32], trained)
+    with load(file.path, sparse="exact", **options) as model:
+        exact = agreement(forced(model, ids), logits)
+    return Reference(ids, logits, activity, exact)
+
+
+def reference_cells(file: PlantedFile, active: float, found: Reference) -> list[str]:
+    """One row under REFERENCE_HEAD."""
+    seen = found.activity
+    shares = (seen.active, seen.hot_cover, seen.recall, seen.named)
+    return [file.shape.name, f"{active:.0%}", *(f"{share:.1%}" for share in shares), *found.exact.cells()]
+
+
+@dataclass
+class Measured:
+    """One way of one case."""
+
+    way: Sparse
+    model: Model
+    seconds: list[float] = field(default_factory=list)
+    quality: Agreement | None = None
+    cpu_seconds: float | None = None
+    prompt_rate: float = 0.0
+
+    @property
+    def plan(self) -> MemoryPlan:
+        assert self.model.plan is not None
+        return self.model.plan
+
+    @property
+    def timings(self) -> Timings:
+        return Timings(tuple(self.seconds))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A planted activity of a file, at a budget with a number of threads."""
+
+    file: PlantedFile
+    active: float
+    share: float
+    threads: int
+
+    @property
+    def begin(self) -> list[str]:
+        """The first cells of a row."""
+        return [self.file.shape.name, f"{self.active:.0%}", f"{self.share:.0%}", str(self.threads)]
+
+    def compare(self, run: Run, known: Reference | None) -> tuple[list[list[str]], list[list[str]]]:
+        """Rows under HEAD and under LLAMA_HEAD. A B A B …: each way, then llama.cpp in all its settings."""
+        context, path = max(run.checked, PROMPT + run.tokens) + 40, self.file.path
+        sizes = model_sizes(path)
+        budget = int(self.share * sizes.nbytes)
+        options: dict[str, Any] = {"device": run.device, "context": context, "threads": self.threads}
+        if run.device != "cpu":
+            options["vram"] = budget + overhead(path, context, run.device, self.threads, sizes)
+        settings = llama_cpp_settings(sizes, context, budget) if run.program else []
+        theirs: dict[tuple[str, ...], list[float]] = {setting: [] for setting in settings}
+        with ExitStack() as stack:
+            ways = [
+                Measured(way, stack.enter_context(load(path, sparse=way, draft=None, **options)))
+                for way in WAYS
+            ]
+            ids = random_ids(WARM_UP + run.tokens, sizes.vocabulary, 1)
+            for _ in range(run.rounds):
+                for way in ways:
+                    wait_until_idle()
+                    way.seconds += token_times(way.model, ids)[WARM_UP:]
+                for setting in settings:
+                    theirs[setting] += self._llama_cpp(run, setting)
+            for way in ways:
+                _finish(way, known)
+        best = min(theirs.values(), key=min, default=None)
+        other = Timings(tuple(best)) if best else None
+        rows = [[*self.begin, *_cells(way, ways[0].timings, other)] for way in ways]
+        listed = [
+            [*self.begin[:1], *self.begin[2:], " ".join(setting), *_ms(Timings(tuple(seconds)))]
+            for setting, seconds in theirs.items()
+        ]
+        return rows, listed
+
+    def _llama_cpp(self, run: Run, setting: Sequence[str]) -> list[float]:
+        assert run.program is not None
+        bench = LlamaBench(run.program, (*setting, "-t", str(self.threads)))
+        (timings,) = bench.run(self.file.path, [Workload("generate", run.tokens)], 2)
+        return [seconds / run.tokens for seconds in timings.seconds]
+
+
+def _finish(way: Measured, known: Reference | None) -> None:
+    """Measure what needs no turns: the logits, the CPU's part alone, and a prompt."""
+    if known is not None:
+        way.quality = agreement(forced(way.model, known.ids), known.logits)
+    prompt = Workload("prompt", PROMPT)
+    workload_seconds(way.model, prompt)
+    way.prompt_rate = PROMPT / min(workload_seconds(way.model, prompt) for _ in range(2))
+    backend: Any = getattr(way.model.engine, "backend", None)
+    if getattr(backend, "name", "") == "split":
+        way.cpu_seconds = min(backend.cpu_shard.seconds_alone() for _ in range(10))
+
+
+def _ms(timings: Timings) -> list[str]:
+    return [f"{1000 * timings.seconds_at(share):.3f}" for share in (BEST_DECILE, MEDIAN)]
+
+
+def _cells(way: Measured, dense: Timings, theirs: Timings | None) -> list[str]:
+    """The cells of a row after the case."""
+    timings, plan = way.timings, way.plan
+    planned = 1000 * plan.prediction.seconds_empty
+    ratios = [f"{speed_ratio(timings, dense, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
+    versus = [NOTHING] * 3
+    if theirs:
+        versus = [f"{speed_ratio(timings, theirs, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
+        versus = [_ms(theirs)[0], *versus]
+    measured = f"{1000 * timings.seconds_at(MEDIAN) / planned:.2f}" if planned else NOTHING
+    alone = NOTHING if way.cpu_seconds is None else f"{1000 * way.cpu_seconds:.3f}"
+    quality = way.quality.cells() if way.quality else [NOTHING] * 3
+    return [
+        NAMES[way.way], placed(plan), *_ms(timings), *ratios, *versus, f"{planned:.3f}", measured, alone,
+        f"{way.prompt_rate:.0f}", *quality,
+    ]  # fmt: skip
