@@ -6,7 +6,7 @@ python benchmarks/hot_neurons.py --one-layer --shapes relu-7b --threads 1,2
 
 Every case runs our dense split, the sparse ones and llama.cpp's settings in turns. Without a GPU the same
 runs on the CPU alone, without budgets. Cases that `--seconds` leaves no time for are listed as skipped.
-`--one-layer`: a single feed-forward on the CPU, dense against sparse, with options of its own.
+`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options.
 """
 
 import argparse

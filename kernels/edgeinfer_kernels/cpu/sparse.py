@@ -19,7 +19,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
-    OUTPUTS_PER_TILE,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
     lane_activations_bytes,
@@ -158,8 +157,6 @@ class SparseBlocks:
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
-        outputs = ColumnLayout.of(weights.ffn_down).outputs
-        tiles = -(-outputs // OUTPUTS_PER_TILE // self._threads)
         return self._arena.fill(
             SparseArgs,
             dense=dense,
@@ -168,8 +165,7 @@ class SparseBlocks:
             down=self._columns(weights.ffn_down),
             **(self._predictor(predictor, builder) if predictor else {}),
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
-            outputs_per_piece=tiles * OUTPUTS_PER_TILE,
-            sums=self._memory,
+            sums_offset=SPARSE_SCRATCH + SPARSE_TOKENS * sizes.lanes,
             sums_stride=sizes.sums,
             scratch=self._memory + sizes.shared,
             scratch_stride=sizes.scratch,
@@ -201,7 +197,7 @@ class SparseBlocks:
         )
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
-        sizes, floats = self._sizes, self._memory + SPARSE_TOKENS * self._sizes.sums
+        sizes, floats = self._sizes, self._memory
         predicted = self._arena.fill(
             InputArgs,
             floats=floats,
@@ -233,8 +229,8 @@ class _Sizes:
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
         self.lanes = lane_activations_bytes(hidden_size)
-        self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes)
-        self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantized)
+        self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * (self.lanes + self.sums))
+        self.shared = SPARSE_TOKENS * (self.predicted + self.predicted_quantized)
 
     def nbytes(self, threads: int) -> int:
         return self.shared + threads * self.scratch

@@ -189,9 +189,9 @@ class SparseArgs(Structure):
     """A sparse feed-forward.
 
     gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_first,
-    predictor_second: 0 without one; `predicted` has `rank` columns; predictor_bias: float32 per neuron. sums:
-    rows in which down is accumulated. scratch: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by
-    lanes.
+    predictor_second: 0 without one; `predicted` has `rank` columns; predictor_bias: float32 per neuron.
+    scratch, of each thread: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes, and from
+    `sums_offset` on SPARSE_TOKENS rows in which down is accumulated.
     """
 
     dense: Annotated[int, FeedForwardArgs]
@@ -204,8 +204,7 @@ class SparseArgs(Structure):
     predicted: Input
     rank: Int
     neurons_per_piece: Int
-    outputs_per_piece: Int
-    sums: Int
+    sums_offset: Int
     sums_stride: Int
     scratch: Int
     scratch_stride: Int

@@ -1,8 +1,9 @@
 """The feed-forward block of ReLU models for a few tokens: inactive neurons cost only their detection.
 
 Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
-up is computed for the active ones, and then their share of down. The first three steps are one phase: a
-thread processes a piece of the neurons completely, so no thread waits for a list.
+up is computed for the active ones. These steps are one phase: a thread processes a piece of the neurons
+completely, so no thread waits for a list. Then each thread adds up down for its part of the neurons, and the
+sums of the threads are added.
 """
 
 import numpy as np
@@ -28,11 +29,17 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_6,
     call_pointer_10,
+    load_i32,
     store_i32,
     trailing_zeros,
 )
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.runtime.abi import LIST_BYTES, ROWS_AHEAD, SPARSE_SCRATCH, SPARSE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import (
+    LIST_BYTES,
+    ROWS_AHEAD,
+    SPARSE_SCRATCH,
+    SPARSE_TOKENS,
+)
 from edgeinfer_kernels.cpu.runtime.block_args import SparseArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
@@ -55,8 +62,9 @@ def list_positive(row, bias, first, last, neurons):
             store_i32(neurons + 4 * count, i + trailing_zeros(bits))
             bits &= bits - 1
             count += 1
+    following = load_i32(neurons + 4 * (count - 1)) if count != 0 else first
     for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), first)
+        store_i32(neurons + 4 * (count + ahead), following)
     return count
 
 
@@ -153,29 +161,41 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
 
 
 @device_function
-def down_phase(pool, counter, block, dense, tokens, own):
-    """Phase: the active neurons' share of down, in pieces of the outputs."""
+def down_phase(pool, thread, block, dense, tokens, own):
+    """Phase: the sums over the active neurons of some blocks, in the thread's memory."""
     hidden = dense.hidden
     down = block.down
-    outputs = down.outputs
-    piece = block.outputs_per_piece
-    while True:
-        first = next_item(pool, counter) * piece
-        if first >= outputs:
-            break
-        call_pointer_10(
-            down.kernel,
-            down.address,
-            first,
-            min(outputs, first + piece),
-            hidden.quantized,
-            hidden.quantized_stride,
-            tokens,
-            block.sums,
-            block.sums_stride,
-            own + LIST_BYTES,
-            0,
-        )
+    call_pointer_10(
+        down.kernel,
+        down.address,
+        thread,
+        pool.threads,
+        hidden.quantized,
+        hidden.quantized_stride,
+        tokens,
+        own + block.sums_offset,
+        block.sums_stride,
+        own + LIST_BYTES,
+        0,
+    )
+
+
+@device_function
+def add_sums(thread, threads, block, tokens):
+    """Phase: add the sums of all threads for a part of the outputs, to those of the first."""
+    outputs = block.down.outputs
+    each = -(-outputs // 16 // threads) * 16
+    first = min(outputs, thread * each)
+    last = min(outputs, first + each)
+    sums = block.scratch
+    sums += block.sums_offset
+    for token in range(tokens):
+        for i in range(first, last, 16):
+            at = sums + token * block.sums_stride + 4 * i
+            total = load_floats(at)
+            for other in range(1, threads):
+                total = add(total, load_floats(at + other * block.scratch_stride))
+            store_floats(at, total)
 
 
 @device_function
@@ -218,10 +238,13 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     predict_phase(pool, 1, thread, block, dense, tokens, dense_scratch)
     neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
     barrier(pool)
-    down_phase(pool, 4, block, dense, tokens, own)
+    down_phase(pool, thread, block, dense, tokens, own)
+    barrier(pool)
+    add_sums(thread, pool.threads, block, tokens)
     barrier_and_clear(pool)
     down = dense.down_matrix
-    sums = block.sums
+    sums = block.scratch
+    sums += block.sums_offset
     stride = block.sums_stride
     scale = dense.residual_scale
     post_norm = dense.post_norm
