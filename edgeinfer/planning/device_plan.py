@@ -18,6 +18,8 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
+MAX_SPARSE_RATIO = 0.9
+"""Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 
@@ -153,11 +155,26 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
     try:
         plan = plan_memory(request.sizes, machine, options)
+        if request.sparse and not sparse:
+            plan = _sparse_if_faster(request, machine, replace(options, sparse=request.sparse), plan)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
     return DevicePlan(plan, request.context, request.warnings)
+
+
+def _sparse_if_faster(
+    request: PlanRequest, machine: Machine, options: PlanOptions, dense: MemoryPlan
+) -> MemoryPlan:
+    """The plan with sparse layers on the CPU, if a token is predicted to take clearly less time; else the
+    dense one.
+    """
+    try:
+        plan = plan_memory(request.sizes, machine, options)
+    except PlanError:
+        return dense
+    return plan if plan.ms_per_token < MAX_SPARSE_RATIO * dense.ms_per_token else dense
 
 
 def _split_with_disk(

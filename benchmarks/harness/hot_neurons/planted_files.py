@@ -133,7 +133,7 @@ class PlantedFile:
     def _bias(self, active: float) -> Floats:
         normal = NormalDist()
         levels = [normal.inv_cdf(float(prob)) for prob in neuron_probs(self.shape.feed_forward, active)]
-        return (np.array(levels) * np.linalg.norm(self.rows, axis=1)).astype(np.float32)
+        return np.asarray(np.array(levels) * np.linalg.norm(self.rows, axis=1), np.float32)
 
     def _write_biases(self, bias: Floats) -> None:
         with GGUFFile.open(self.path) as file:

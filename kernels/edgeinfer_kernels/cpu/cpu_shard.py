@@ -15,6 +15,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
+from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
@@ -30,7 +31,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.recurrent_state import StateSlots
@@ -55,8 +56,8 @@ class ShardOptions:
 
     A step has at most `batch` tokens. For steps of more than `computed` tokens there are no stages (None: no
     limit). The weights of the blocks `in_file` stay memory-mapped, except the router and shared expert of an
-    MoE block. Memory-mapped weights cannot be streamed to a device, and neither can layers of `sparse`, whose
-    part here reads only active neurons in short steps.
+    MoE block; they cannot be streamed to a device. The layers of `sparse` read only active neurons of their
+    part here in short steps.
     """
 
     batch: int
@@ -105,12 +106,12 @@ class CpuShard:
         """Per layer with an expert cache: request counts of each expert, on either device."""
         self._build()
 
-    def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
-        packed = self._decoder.packed
-        return {
-            matrix.memory_key: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
-            for matrix in self._decoder.repacked
-        }
+    def _repacked_memories(self) -> dict[MemoryKey, tuple[Bytes, MemoryOrder]]:
+        packed, found = self._decoder.packed, dict[MemoryKey, tuple[Bytes, MemoryOrder]]()
+        for matrix in self._decoder.repacked:
+            memory = byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
+            found[matrix.memory_key] = memory, "groups"
+        return found | self._decoder.memories_by_neuron
 
     def _request_counts(self) -> dict[int, Counts]:
         return {
@@ -184,7 +185,11 @@ class CpuShard:
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""
-        return self._memories[matrix.memory_key]
+        return self._memories[matrix.memory_key][0]
+
+    def order_of(self, matrix: Matrix) -> MemoryOrder:
+        """How a CPU matrix is stored."""
+        return self._memories[matrix.memory_key][1]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Scaled embeddings of at most `batch` tokens, written to the exchange buffer."""

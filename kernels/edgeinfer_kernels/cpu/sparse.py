@@ -9,6 +9,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
+    MemoryOrder,
     lay_out_columns,
     lay_out_rows,
     neuron_row_bytes,
@@ -28,9 +29,9 @@ from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRo
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.pages import allocate
+from edgeinfer_kernels.pages import Bytes, allocate
 
 SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8
@@ -106,17 +107,23 @@ def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None)
     )
 
 
-def sparse_bytes_per_token(
-    weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
-) -> float:
-    """Bytes that a token reads from a sparse layer's per-neuron layouts, without the predictor.
-
-    `active`: fraction of active neurons; `named`: fraction that the predictor selects. The factors of every
-    block are counted, because one active neuron suffices to read them.
+def factor_bytes(weights: FeedForwardWeights) -> int:
+    """Bytes of the factors in down's layout by neuron: a token reads those of every block with an active
+    neuron, and one suffices.
     """
     layout = ColumnLayout.of(weights.ffn_down)
-    weights_of_down = layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
-    nbytes = layout.nbytes - weights_of_down + active * weights_of_down
+    return layout.nbytes - layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
+
+
+def scattered_bytes(
+    weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
+) -> float:
+    """Bytes that a token reads of single neurons in a sparse layer's per-neuron layouts.
+
+    `active`: fraction of active neurons; `named`: fraction that the predictor selects.
+    """
+    layout = ColumnLayout.of(weights.ffn_down)
+    nbytes = active * (layout.nbytes - factor_bytes(weights))
     for matrix in rows_by_neuron(weights, predictor):
         is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
         nbytes += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
@@ -145,6 +152,8 @@ class SparseBlocks:
         self._threads = threads
         self._sizes = _Sizes(hidden_size, feed_forwards, layers)
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
+        self.memories: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
+        """The bytes of the matrices that are stored by neuron."""
 
     def build(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
         """The SparseArgs of every sparse layer; `dense`: their FeedForwardArgs."""
@@ -173,19 +182,22 @@ class SparseBlocks:
         )
 
     def _rows(self, matrix: Matrix) -> int:
+        memory = lay_out_rows(matrix, self._kernels)
+        self.memories[matrix.memory_key] = memory, "rows"
         return self._arena.fill(
             NeuronRowsArgs,
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
-            weights=self._arena.keep(lay_out_rows(matrix, self._kernels)),
+            weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
         )
 
     def _columns(self, matrix: Matrix) -> int:
-        layout = ColumnLayout.of(matrix)
+        layout, memory = ColumnLayout.of(matrix), lay_out_columns(matrix)
+        self.memories[matrix.memory_key] = memory, "columns"
         return self._arena.fill(
             NeuronColumnsArgs,
             kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
-            weights=self._arena.keep(lay_out_columns(matrix)),
+            weights=self._arena.keep(memory),
             blocks=layout.blocks,
             block_bytes=layout.block_bytes,
             blocks_per_super=layout.blocks_per_super,

@@ -310,7 +310,7 @@ def make_tile(spec: ColumnFormat):
 
 @device_function
 def block_of_part(index, part, parts):
-    """A block of a part: one of each `parts` blocks, in alternating order, because hot neurons may be first."""
+    """A block of a part: one of each `parts` blocks, in alternating order, as hot neurons may be first."""
     return index * parts + (part if index % 2 == 0 else parts - 1 - part)
 
 
