@@ -34,6 +34,7 @@ from harness.hot_neurons.comparison import (
     Run,
     reference,
     reference_cells,
+    setting_cells,
 )
 from harness.hot_neurons.planted_files import PlantedFile, find_planted_model, write_planted
 
@@ -68,7 +69,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--active", default="0.1,0.2", help="shares of active neurons (%(default)s)")
     parser.add_argument("--shares", default="0.25,0.5", help="budgets, of the weights (%(default)s)")
     parser.add_argument("--threads", help="CPU threads with commas, most important first (all, 8, 4, 2)")
-    parser.add_argument("--rounds", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="timed tokens of a round (%(default)s)")
     parser.add_argument("--checked", type=int, default=200, help="tokens compared with dense (%(default)s)")
     parser.add_argument("--tuning", type=float, default=1.0, help="seconds of tuning a step (%(default)s)")
@@ -93,6 +94,7 @@ def run_cases(files: list[PlantedFile], given: argparse.Namespace, run: Run, rep
     """Run all cases that begin in time."""
     known: dict[tuple[str, float], Reference] = {}
     planted: dict[str, float] = {}
+    theirs: dict[tuple[str, float, int], dict[tuple[str, ...], list[float]]] = {}
     begin, longest = time.monotonic(), 0.0
     threads = suites.whole_numbers("--threads", given.threads, 1) or default_threads()
     for case in cases(files, given, threads):
@@ -107,7 +109,10 @@ def run_cases(files: list[PlantedFile], given: argparse.Namespace, run: Run, rep
                 found = known[name, case.active] = reference(case.file, trained, run, case.threads)
                 report.references.append(reference_cells(case.file, case.active, found))
                 _print(report.references[-1])
-        rows, settings = case.compare(run, known.get((name, case.active)))
+        of_llama_cpp = theirs.setdefault((name, case.share, case.threads), {})
+        is_first = not of_llama_cpp
+        rows = case.compare(run, known.get((name, case.active)), of_llama_cpp)
+        settings = setting_cells(case, of_llama_cpp) if is_first else []
         report.cases += rows
         report.settings += settings
         for row in (*rows, *settings):

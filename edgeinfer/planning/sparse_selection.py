@@ -17,6 +17,7 @@ from edgeinfer_kernels.cpu.sparse import (
     dense_layer,
     factor_bytes,
     neuron_bytes,
+    predictor_bytes,
     scattered_bytes,
     sparse_workspace_bytes,
     why_dense,
@@ -169,7 +170,7 @@ def _sizes(
 ) -> SparseLayer:
     """Bytes that a sparse layer takes, and that a token reads with this share of active neurons."""
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
-    finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
+    finding = predictor_bytes(predictor) if predictor else 0
     first = first_bytes(weights, predicted=predictor is not None)
     scattered = round(scattered_bytes(weights, predictor, active, named))
     in_file = sum(matrix.nbytes for matrix in by_neuron(weights, predictor))

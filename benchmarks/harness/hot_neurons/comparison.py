@@ -30,7 +30,7 @@ PROMPT = 256
 HEAD = (
     "model", "active", "budget", "threads", "way", "on the GPU", "best decile ms", "median ms", "of dense",
     "of dense, median", "llama.cpp's best", "ratio", "ratio, median", "planned ms", "measured/planned",
-    "CPU alone ms", "prompt t/s", "KL", "same best", "max distance",
+    "planned GPU + CPU + exchange", "CPU alone ms", "prompt t/s", "KL", "same best", "max distance",
 )  # fmt: skip
 REFERENCE_HEAD = (
     "model", "active, planted", "measured", "hottest 26 % cover", "predictor's recall", "it names",
@@ -115,16 +115,20 @@ class Case:
         """The first cells of a row."""
         return [self.file.shape.name, f"{self.active:.0%}", f"{self.share:.0%}", str(self.threads)]
 
-    def compare(self, run: Run, known: Reference | None) -> tuple[list[list[str]], list[list[str]]]:
-        """Rows under HEAD and under LLAMA_HEAD. A B A B …: each way, then llama.cpp in all its settings."""
+    def compare(
+        self, run: Run, known: Reference | None, theirs: dict[tuple[str, ...], list[float]]
+    ) -> list[list[str]]:
+        """Rows under HEAD. A B A B …: each way, then llama.cpp, in the first round in all its settings, then
+        in the fastest. `theirs`: seconds of a token by setting, as far as measured; they don't depend on the
+        activity.
+        """
         context, path = max(run.checked, PROMPT + run.tokens) + 40, self.file.path
         sizes = model_sizes(path)
         budget = int(self.share * sizes.nbytes)
         options: dict[str, Any] = {"device": run.device, "context": context, "threads": self.threads}
         if run.device != "cpu":
             options["vram"] = budget + overhead(path, context, run.device, self.threads, sizes)
-        settings = llama_cpp_settings(sizes, context, budget) if run.program else []
-        theirs: dict[tuple[str, ...], list[float]] = {setting: [] for setting in settings}
+        settings = llama_cpp_settings(sizes, context, budget) if run.program and not theirs else []
         with ExitStack() as stack:
             ways = [
                 Measured(way, stack.enter_context(load(path, sparse=way, draft=None, **options)))
@@ -136,23 +140,28 @@ class Case:
                     wait_until_idle()
                     way.seconds += token_times(way.model, ids)[WARM_UP:]
                 for setting in settings:
-                    theirs[setting] += self._llama_cpp(run, setting)
+                    theirs.setdefault(setting, []).extend(self._llama_cpp(run, setting))
+                settings = sorted(settings, key=lambda setting: min(theirs[setting]))[:1]
             for way in ways:
                 _finish(way, known)
         best = min(theirs.values(), key=min, default=None)
         other = Timings(tuple(best)) if best else None
-        rows = [[*self.begin, *_cells(way, ways[0].timings, other)] for way in ways]
-        listed = [
-            [*self.begin[:1], *self.begin[2:], " ".join(setting), *_ms(Timings(tuple(seconds)))]
-            for setting, seconds in theirs.items()
-        ]
-        return rows, listed
+        return [[*self.begin, *_cells(way, ways[0].timings, other)] for way in ways]
 
     def _llama_cpp(self, run: Run, setting: Sequence[str]) -> list[float]:
         assert run.program is not None
         bench = LlamaBench(run.program, (*setting, "-t", str(self.threads)))
         (timings,) = bench.run(self.file.path, [Workload("generate", run.tokens)], 2)
         return [seconds / run.tokens for seconds in timings.seconds]
+
+
+def setting_cells(case: Case, theirs: dict[tuple[str, ...], list[float]]) -> list[list[str]]:
+    """Rows under LLAMA_HEAD."""
+    name, _, budget, threads = case.begin
+    return [
+        [name, budget, threads, " ".join(setting), *_ms(Timings(tuple(seconds)))]
+        for setting, seconds in theirs.items()
+    ]
 
 
 def _finish(way: Measured, known: Reference | None) -> None:
@@ -176,6 +185,8 @@ def _cells(way: Measured, dense: Timings, theirs: Timings | None) -> list[str]:
     timings, plan = way.timings, way.plan
     planned = 1000 * plan.prediction.seconds_empty
     ratios = [f"{speed_ratio(timings, dense, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
+    parts = [sum(item.ms_per_token for item in plan.items if item.device == name)
+             for name in ("gpu", "cpu", "link")]  # fmt: skip
     versus = [NOTHING] * 3
     if theirs:
         versus = [f"{speed_ratio(timings, theirs, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
@@ -184,6 +195,7 @@ def _cells(way: Measured, dense: Timings, theirs: Timings | None) -> list[str]:
     alone = NOTHING if way.cpu_seconds is None else f"{1000 * way.cpu_seconds:.3f}"
     quality = way.quality.cells() if way.quality else [NOTHING] * 3
     return [
-        NAMES[way.way], placed(plan), *_ms(timings), *ratios, *versus, f"{planned:.3f}", measured, alone,
+        NAMES[way.way], placed(plan), *_ms(timings), *ratios, *versus, f"{planned:.3f}", measured,
+        " + ".join(f"{part:.2f}" for part in parts), alone,
         f"{way.prompt_rate:.0f}", *quality,
     ]  # fmt: skip

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import (
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     MAX_NEURONS_PER_PIECE,
@@ -26,7 +26,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     quantized_bytes,
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRowsArgs, SparseArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MemoryKey
@@ -92,10 +91,19 @@ def matrices_by_neuron(feed_forwards: Mapping[int, FeedForwardWeights], layers: 
 
 
 def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
-    """The matrices of all predictors."""
-    return [
-        matrix for predictor in layers.values() if predictor for matrix in (predictor.first, predictor.second)
-    ]
+    """The matrices of all predictors that are multiplied as a whole."""
+    return [predictor.second for predictor in layers.values() if predictor]
+
+
+def predictor_rows(layers: SparseLayers) -> list[Matrix]:
+    """The matrices of all predictors whose rows are stored one by one: each thread multiplies some."""
+    return [predictor.first for predictor in layers.values() if predictor]
+
+
+def predictor_bytes(predictor: NeuronPredictor) -> int:
+    """Bytes of a predictor's matrices in memory; a token reads all of them."""
+    first = predictor.first
+    return first.rows * neuron_row_bytes(first) + interleaved_bytes(predictor.second)
 
 
 def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
@@ -174,7 +182,7 @@ class SparseBlocks:
             down=self._columns(weights.ffn_down),
             **(self._predictor(predictor, builder) if predictor else {}),
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
-            sums_offset=SPARSE_SCRATCH + SPARSE_TOKENS * sizes.lanes,
+            sums_offset=sizes.sums_offset,
             sums_stride=sizes.sums,
             scratch=self._memory + sizes.shared,
             scratch_stride=sizes.scratch,
@@ -209,20 +217,15 @@ class SparseBlocks:
         )
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
-        sizes, floats = self._sizes, self._memory
-        predicted = self._arena.fill(
-            InputArgs,
-            floats=floats,
-            float_stride=sizes.predicted,
-            quantized=floats + SPARSE_TOKENS * sizes.predicted,
-            quantized_stride=sizes.predicted_quantized,
-            columns=predictor.rank,
-        )
+        sizes = self._sizes
         return {
-            "predictor_first": builder.matrix(predictor.first),
+            "predictor_rows": self._rows(predictor.first),
             "predictor_second": builder.matrix(predictor.second),
             "predictor_bias": self._arena.keep(padded_vector(predictor.bias)),
-            "predicted": predicted,
+            "predicted": self._memory,
+            "predicted_stride": sizes.predicted,
+            "predicted_offset": sizes.predicted_offset,
+            "predicted_quantized_stride": sizes.predicted_quantized,
             "rank": predictor.rank,
         }
 
@@ -241,8 +244,10 @@ class _Sizes:
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
         self.lanes = lane_activations_bytes(hidden_size)
-        self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * (self.lanes + self.sums))
-        self.shared = SPARSE_TOKENS * (self.predicted + self.predicted_quantized)
+        self.sums_offset = SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes
+        self.predicted_offset = self.sums_offset + SPARSE_TOKENS * self.sums
+        self.scratch = _lines(self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized)
+        self.shared = SPARSE_TOKENS * self.predicted
 
     def nbytes(self, threads: int) -> int:
         return self.shared + threads * self.scratch

@@ -16,6 +16,7 @@ from harness.hot_neurons.comparison import (
     Run,
     reference,
     reference_cells,
+    setting_cells,
 )
 from harness.hot_neurons.planted_files import (
     HOT_COVER,
@@ -61,11 +62,10 @@ def test_another_activity_can_be_planted_in_the_same_file(file: PlantedFile) -> 
 
 def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
     known = reference(file, file.plant(0.1), RUN, threads=1)
-    rows, settings = Case(file, 0.1, 0.5, 1).compare(RUN, known)
+    rows = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
     assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact", "predicted"]
     assert all(len(row) == len(HEAD) for row in rows)
     assert [row[HEAD.index("same best")] for row in rows[:2]] == ["100.0%", "100.0%"]
-    assert settings == []
 
 
 def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: Path) -> None:
@@ -77,8 +77,11 @@ def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: 
     )
     program.chmod(0o755)
     file.plant(0.1)
-    run = Run(program, device="cpu", rounds=1, tokens=2, checked=4)
-    rows, settings = Case(file, 0.1, 0.8, 1).compare(run, None)
+    run = Run(program, device="cpu", rounds=2, tokens=2, checked=4)
+    case, theirs = Case(file, 0.1, 0.8, 1), dict[tuple[str, ...], list[float]]()
+    rows = case.compare(run, None, theirs)
+    settings = setting_cells(case, theirs)
+    assert sorted(map(len, theirs.values())) == [2, 4]
     assert [row[LLAMA_HEAD.index("setting")].split()[0] for row in settings] == ["-ngl", "-ngl"]
     assert "-ot blk\\.(0" in settings[1][LLAMA_HEAD.index("setting")]
     assert all(row[HEAD.index("llama.cpp's best")] == "0.550" for row in rows)

@@ -14,7 +14,6 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     multiply_rows,
     normalize_and_quantize,
     operands,
-    project,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
@@ -36,6 +35,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
     LIST_BYTES,
+    MAX_NEURONS_PER_PIECE,
     ROWS_AHEAD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
@@ -92,14 +92,13 @@ def multiply_listed_rows(rows, neurons, count, lanes, out):
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Compute gate (or up) of a piece of the neurons: all of them, or those that the predictor selects."""
     hidden = dense.hidden
-    source, matrix = dense.normed, dense.gate_matrix
-    out = dense.gate
-    second = block.predictor_second
-    if second.address != 0:
-        source, matrix = block.predicted, second
-    elif matrix.address == 0:
-        matrix, out = dense.up_matrix, hidden.floats
-    activations, times = operands(matrix, source)
+    matrix, out = block.predictor_second, dense.gate
+    activations, times = own + block.predicted_offset, block.predicted_quantized_stride
+    if matrix.address == 0:
+        matrix = dense.gate_matrix
+        if matrix.address == 0:
+            matrix, out = dense.up_matrix, hidden.floats
+        activations, times = operands(matrix, dense.normed)
     stride = hidden.float_stride
     kernel = matrix.kernel
     multiply_rows(kernel, matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
@@ -199,21 +198,39 @@ def add_sums(thread, threads, block, tokens):
 
 
 @device_function
-def predict_phase(pool, counter, thread, block, dense, tokens, dense_scratch):
-    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor."""
-    first = block.predictor_first
-    if first.address == 0:
+def list_every(first, last, step, neurons):
+    """List first, first + step, … before `last`, at most MAX_NEURONS_PER_PIECE; return the number."""
+    count = 0
+    for neuron in range(first, last, step):
+        if count == MAX_NEURONS_PER_PIECE:
+            break
+        store_i32(neurons + 4 * count, neuron)
+        count += 1
+    for ahead in range(ROWS_AHEAD):
+        store_i32(neurons + 4 * (count + ahead), first)
+    return count
+
+
+@device_function
+def predict_phase(pool, thread, block, tokens, own):
+    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
+    Then each thread quantizes the result for itself.
+    """
+    rows = block.predictor_rows
+    if rows.address == 0:
         return
-    predicted = block.predicted
-    out, stride = predicted.floats, predicted.float_stride
-    normed = dense.normed
-    project(pool, counter, thread, tokens, first, normed, out, stride, dense_scratch)
-    barrier(pool)
-    if next_item(pool, counter + 1) == 0:
+    threads, rank = pool.threads, block.rank
+    first = thread
+    while first < rank:
+        count = list_every(first, rank, threads, own)
         for token in range(tokens):
-            to = predicted.quantized + token * predicted.quantized_stride
-            quantize_blocks(out + token * stride, to, 0, predicted.columns)
+            lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+            multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
+        first += count * threads
     barrier(pool)
+    for token in range(tokens):
+        to = own + block.predicted_offset + token * block.predicted_quantized_stride
+        quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)
 
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
@@ -235,7 +252,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
-    predict_phase(pool, 1, thread, block, dense, tokens, dense_scratch)
+    predict_phase(pool, thread, block, tokens, own)
     neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
     barrier(pool)
     down_phase(pool, thread, block, dense, tokens, own)
