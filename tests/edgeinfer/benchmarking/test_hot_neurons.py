@@ -84,7 +84,7 @@ def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: 
     assert sorted(map(len, theirs.values())) == [2, 4]
     assert [row[LLAMA_HEAD.index("setting")].split()[0] for row in settings] == ["-ngl", "-ngl"]
     assert "-ot blk\\.(0" in settings[1][LLAMA_HEAD.index("setting")]
-    assert all(row[HEAD.index("llama.cpp's best")] == "0.550" for row in rows)
+    assert all(row[HEAD.index("llama.cpp's best")] == "0.500" for row in rows)
 
 
 def test_an_unknown_shape_is_refused() -> None:
