@@ -43,13 +43,14 @@ RELU_NAMES: Mapping[str, Activation] = {
     "relu": "relu",
     "relu2": "relu_squared",
     "relu_squared": "relu_squared",
+    "drelu": "drelu",
 }
 """Names of `hidden_activation` with which a decoder differs from others of its architecture."""
 
 
 def with_file_activation(config: ModelConfig, metadata: Mapping[str, Any]) -> ModelConfig:
     """The config with the activation that the file names: of an encoder, or a ReLU of a decoder (ReluLLaMA,
-    ProSparse). Raises `UnsupportedModelError`: an unknown one of an encoder.
+    ProSparse, TurboSparse). Raises `UnsupportedModelError`: an unknown one of an encoder.
     """
     spec, key = config.architecture_spec, f"{config.architecture}.hidden_activation"
     name = metadata.get(key)

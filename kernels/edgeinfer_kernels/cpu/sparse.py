@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
@@ -32,7 +32,6 @@ from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.pages import Bytes, allocate
 
-SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8
 SparseLayers = Mapping[int, NeuronPredictor | None]
 """The sparse layers, each with its predictor or None."""
@@ -47,8 +46,10 @@ def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | N
 
 
 def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
-    if spec.activation not in SPARSE_ACTIVATIONS:
+    if spec.activation not in RELU_ACTIVATIONS:
         return f"its activation is {spec.activation}, which is never exactly zero"
+    if spec.sub_norm is not None or (weights.gate_scale, weights.up_scale) != (1, 1):
+        return "its neurons have a norm or scales"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"

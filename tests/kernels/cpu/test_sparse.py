@@ -302,7 +302,7 @@ def inputs(tokens: int) -> Rows:
     ),
 )
 @pytest.mark.parametrize("predicted", [False, True])
-@pytest.mark.parametrize(("activation", "gated"), [("relu", True), ("relu_squared", False)])
+@pytest.mark.parametrize(("activation", "gated"), [("relu", True), ("relu_squared", False), ("drelu", True)])
 def test_a_sparse_block_equals_the_dense_one(
     isa: str, predicted: bool, activation: Activation, gated: bool, formats: tuple[str, str, str]
 ) -> None:

@@ -42,7 +42,7 @@ def lane_activations_bytes(columns: int) -> int:
     return -(-columns // 512) * 16 * ACTIVATION_BYTES
 
 
-ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4}
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4, "drelu": 5}
 CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, MIN_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
 """As in `specification.py`; defined here so that compiled code is rebuilt when they change."""
 GATING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_selected": 2}

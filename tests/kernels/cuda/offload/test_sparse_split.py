@@ -21,10 +21,11 @@ from tests.kernels.split_layers import LayerSplit
 from tests.model_zoo import ZOO
 
 ROOT = Path(__file__).resolve().parents[4]
-RELU = {"hidden_activation": "relu"}
+RELU, DRELU = {"hidden_activation": "relu"}, {"hidden_activation": "drelu"}
 MODELS = {
     "arcee": replace(ZOO["arcee"], width=256, feed_forward=1024, layers=3),
     "llama": replace(ZOO["llama"], width=256, feed_forward=1024, layers=3, extra=RELU),
+    "llama-drelu": replace(ZOO["llama"], width=256, feed_forward=1024, layers=3, extra=DRELU),
 }
 
 
