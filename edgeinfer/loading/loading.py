@@ -14,6 +14,7 @@ from edgeinfer.errors import (
     UnsupportedModelError,
     shown,
 )
+from edgeinfer.loading.activity_counting import begin_counting, closing
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
@@ -106,6 +107,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         raise
     if draft is not None and loaded.placed.draft is None:
         draft.file.close()
+    counts = begin_counting(source, loaded)
     model = Model(
         name=model_file.name,
         engine=loaded.engine,
@@ -114,7 +116,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         plan=loaded.plan,
         prompt_style=model_file.prompt_style,
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
-        on_close=file.close,
+        on_close=closing(file.close, counts),
         drafter=drafting.drafter,
         snapshots=_snapshots(source) if source.options.snapshots and not config.is_encoder else None,
         spare_core=_has_spare_core(loaded),

@@ -1,6 +1,6 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from ctypes import addressof, memmove
 from dataclasses import dataclass, field
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
@@ -93,6 +94,10 @@ class CpuOptions:
     head: bool = True
 
 
+OnHidden = Callable[[int, Activations], None]
+"""Called with a layer and the hidden rows (tokens, neurons) of its feed-forward, valid until it returns."""
+
+
 class CpuBackend(MainMemoryBackend[Activations]):
     """A decoder on the CPU.
 
@@ -120,6 +125,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.batch, self.routing, self._kernels = options.batch, routing, kernels
         self.pool = pool or ThreadPool(kernels, options.threads or usable_cpus())
         self._owns_pool = pool is None
+        self.on_hidden: OnHidden | None = None
         placement = WeightPlacement(
             weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded
         )
@@ -208,8 +214,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
         if len(x) > STEP_TOKENS:
-            for index in self.decoder.calls:
-                self.run_block(index, x, start)
+            self._run_blocks(x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
@@ -274,8 +279,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 raise ValueError(
                     f"saw a batch of {len(x)} tokens, wanted {STEP_TOKENS} at most, or a chunk of one prompt"
                 )
-            for index in self.decoder.calls:
-                self.run_block(index, x, start, table.address)
+            self._run_blocks(x, start, table.address)
             return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
         self.pool.run(*self._layers_run)
@@ -286,6 +290,13 @@ class CpuBackend(MainMemoryBackend[Activations]):
         other.decoder = self.decoder.with_state(state)
         other._build(bool(self._head))
         return other
+
+    def _run_blocks(self, x: Activations, start: int, token_args: int = 0) -> None:
+        """All blocks of a long step; `on_hidden` is called after each dense feed-forward."""
+        for index in self.decoder.calls:
+            self.run_block(index, x, start, token_args)
+            if self.on_hidden is not None and isinstance(self.spec.residual(index).block, FeedForwardSpec):
+                self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1])
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the

@@ -104,8 +104,8 @@ def activate(code, x):
 @device_function
 def activate_gated(code, gate, up):
     """activation(gate)·up. dReLU: relu(gate)·relu(up). Clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), with
-    g = min(gate, limit), u = up within
-    ±limit. A larger code is the address of the limit of min(silu(gate), limit)·up, up within ±limit.
+    g = min(gate, limit), u = up within ±limit. A larger code is the address of the limit of
+    min(silu(gate), limit)·up, up within ±limit.
     """
     if code >= FIRST_ADDRESS:
         limit = load_f32(code)
