@@ -19,6 +19,7 @@ from pathlib import Path
 
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.errors import SettingError
 from edgeinfer.loading import gpu_loading
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cuda.driver import list_gpus
@@ -36,7 +37,13 @@ from harness.hot_neurons.comparison import (
     reference_cells,
     setting_cells,
 )
-from harness.hot_neurons.planted_files import PlantedFile, find_planted_model, write_planted
+from harness.hot_neurons.planted_files import (
+    HOT_COVER,
+    HOT_SHARE,
+    PlantedFile,
+    find_planted_model,
+    write_planted,
+)
 
 Rows = list[list[str]]
 
@@ -67,13 +74,16 @@ def options() -> argparse.Namespace:
     parser.add_argument("--llama-bench", type=Path, help="llama.cpp's llama-bench, built for this GPU")
     parser.add_argument("--shapes", default="relu-7b,relu2-7b", help="planted shapes (%(default)s)")
     parser.add_argument("--active", default="0.1,0.2", help="shares of active neurons (%(default)s)")
+    parser.add_argument(
+        "--cover", type=float, default=HOT_COVER, help="activations of the hottest 26 %% (%(default)s)"
+    )
     parser.add_argument("--shares", default="0.25,0.5", help="budgets, of the weights (%(default)s)")
     parser.add_argument("--threads", help="CPU threads with commas, most important first (all, 8, 4, 2)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
     parser.add_argument("--tokens", type=int, default=32, help="timed tokens of a round (%(default)s)")
     parser.add_argument("--checked", type=int, default=200, help="tokens compared with dense (%(default)s)")
     parser.add_argument("--tuning", type=float, default=1.0, help="seconds of tuning a step (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=430.0, help="begin no case after (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=410.0, help="end, about (%(default)s)")
     parser.add_argument("--folder", type=Path, help="folder of the model files (a temporary one)")
     parser.add_argument("--smoke", action="store_true", help="tiny models, to check that the program runs")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
@@ -95,18 +105,20 @@ def run_cases(files: list[PlantedFile], given: argparse.Namespace, run: Run, rep
     known: dict[tuple[str, float], Reference] = {}
     planted: dict[str, float] = {}
     theirs: dict[tuple[str, float, int], dict[tuple[str, ...], list[float]]] = {}
-    begin, longest = time.monotonic(), 0.0
+    begin, last = time.monotonic(), 0.0
     threads = suites.whole_numbers("--threads", given.threads, 1) or default_threads()
     for case in cases(files, given, threads):
         name, started = case.file.shape.name, time.monotonic()
-        if started - begin + longest > given.seconds:
+        if started - begin + last > given.seconds:
             report.skipped.append(" ".join(case.begin))
             continue
         if planted.get(name) != case.active:
-            trained = case.file.plant(case.active)
+            trained = case.file.plant(case.active, given.cover)
             planted[name] = case.active
             if (name, case.active) not in known:
-                found = known[name, case.active] = reference(case.file, trained, run, case.threads)
+                first = not any(name == file for file, _ in known)
+                found = reference(case.file, trained, run, case.threads, with_exact=first)
+                known[name, case.active] = found
                 report.references.append(reference_cells(case.file, case.active, found))
                 _print(report.references[-1])
         of_llama_cpp = theirs.setdefault((name, case.share, case.threads), {})
@@ -117,7 +129,7 @@ def run_cases(files: list[PlantedFile], given: argparse.Namespace, run: Run, rep
         report.settings += settings
         for row in (*rows, *settings):
             _print(row)
-        longest = max(longest, time.monotonic() - started)
+        last = time.monotonic() - started
 
 
 def default_threads() -> tuple[int, ...]:
@@ -139,6 +151,8 @@ def main() -> None:
     if given.smoke:
         given.shapes, given.rounds, given.tokens, given.checked = "relu-smoke,relu2-smoke", 1, 4, 12
         given.threads = given.threads or "2"
+    if not HOT_SHARE <= given.cover < 1:
+        raise SettingError(f"--cover: saw {given.cover}, wanted a share from {HOT_SHARE} to less than 1")
     gpu_loading.TUNING_SECONDS = given.tuning
     run = Run(given.llama_bench, "cuda" if list_gpus() else "cpu", given.rounds, given.tokens, given.checked)
     report = Report([], [], [], [])

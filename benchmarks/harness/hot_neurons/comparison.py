@@ -1,5 +1,6 @@
 """A planted model larger than the GPU: our dense split, our sparse splits, and llama.cpp, in turns."""
 
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -16,10 +17,11 @@ from edgeinfer.options.load_options import Sparse
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.profiling.predictor_training import TrainedPredictor
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 from harness.budget_runs import WARM_UP, token_times
 from harness.cuda_runs import workload_seconds
 from harness.hot_neurons.planted_files import PlantedFile
-from harness.hot_neurons.quality import Agreement, Logits, MeasuredActivity, agreement, forced, greedy
+from harness.hot_neurons.quality import START, Agreement, Logits, MeasuredActivity, agreement, forced, greedy
 from harness.hot_neurons.quality import measured_activity as activity_of
 from harness.llama_bench import LlamaBench
 from harness.split_runs import llama_cpp_settings, overhead, placed
@@ -27,10 +29,12 @@ from harness.split_runs import llama_cpp_settings, overhead, placed
 WAYS: tuple[Sparse, ...] = ("off", "exact", "predicted")
 NAMES = {"off": "dense", "exact": "exact", "predicted": "predicted"}
 PROMPT = 256
+ALONE_ROUNDS = 10
 HEAD = (
     "model", "active", "budget", "threads", "way", "on the GPU", "best decile ms", "median ms", "of dense",
     "of dense, median", "llama.cpp's best", "ratio", "ratio, median", "planned ms", "measured/planned",
-    "planned GPU + CPU + exchange", "CPU alone ms", "prompt t/s", "KL", "same best", "max distance",
+    "planned GPU + CPU + exchange", "GPU alone ms", "CPU alone ms", "prompt t/s",
+    "KL", "same best", "max distance",
 )  # fmt: skip
 REFERENCE_HEAD = (
     "model", "active, planted", "measured", "hottest 26 % cover", "predictor's recall", "it names",
@@ -54,22 +58,28 @@ class Run:
 
 @dataclass(frozen=True)
 class Reference:
-    """The dense model on the CPU alone: greedy tokens, their logits and activity; and exact mode there."""
+    """The dense model on the CPU alone: greedy tokens, their logits and activity; and exact mode there, if it
+    was checked.
+    """
 
     ids: list[int]
     logits: Logits
     activity: MeasuredActivity
-    exact: Agreement
+    exact: Agreement | None
 
 
-def reference(file: PlantedFile, trained: TrainedPredictor, run: Run, threads: int) -> Reference:
+def reference(
+    file: PlantedFile, trained: TrainedPredictor, run: Run, threads: int, *, with_exact: bool
+) -> Reference:
     """The dense model of a planted file."""
     options: dict[str, Any] = {"device": "cpu", "threads": threads, "draft": None, "context": run.checked + 8}
     with load(file.path, sparse="off", **options) as model:
         ids, logits = greedy(model, run.checked)
         activity = activity_of(model, ids[:32], trained)
-    with load(file.path, sparse="exact", **options) as model:
-        exact = agreement(forced(model, ids), logits)
+    exact = None
+    if with_exact:
+        with load(file.path, sparse="exact", **options) as model:
+            exact = agreement(forced(model, ids), logits)
     return Reference(ids, logits, activity, exact)
 
 
@@ -77,7 +87,8 @@ def reference_cells(file: PlantedFile, active: float, found: Reference) -> list[
     """One row under REFERENCE_HEAD."""
     seen = found.activity
     shares = (seen.active, seen.hot_cover, seen.recall, seen.named)
-    return [file.shape.name, f"{active:.0%}", *(f"{share:.1%}" for share in shares), *found.exact.cells()]
+    exact = found.exact.cells() if found.exact else [NOTHING] * 3
+    return [file.shape.name, f"{active:.0%}", *(f"{share:.1%}" for share in shares), *exact]
 
 
 @dataclass
@@ -88,7 +99,8 @@ class Measured:
     model: Model
     seconds: list[float] = field(default_factory=list)
     quality: Agreement | None = None
-    cpu_seconds: float | None = None
+    alone: tuple[float, float] | None = None
+    """Seconds of the GPU's and the CPU's part of a token, each without the other; None: not split."""
     prompt_rate: float = 0.0
 
     @property
@@ -171,9 +183,38 @@ def _finish(way: Measured, known: Reference | None) -> None:
     prompt = Workload("prompt", PROMPT)
     workload_seconds(way.model, prompt)
     way.prompt_rate = PROMPT / min(workload_seconds(way.model, prompt) for _ in range(2))
-    backend: Any = getattr(way.model.engine, "backend", None)
-    if getattr(backend, "name", "") == "split":
-        way.cpu_seconds = min(backend.cpu_shard.seconds_alone() for _ in range(10))
+    backend = getattr(way.model.engine, "backend", None)
+    if isinstance(backend, SplitBackend):
+        way.alone = seconds_alone(backend)
+
+
+class _NoHost:
+    """A CPU shard that has always finished: the GPU doesn't wait for it."""
+
+    def __init__(self, exchange_buffer: Any) -> None:
+        self._exchange_buffer = exchange_buffer
+
+    def serve(self, tokens: int, start: int) -> None:
+        self._exchange_buffer.open()
+
+    def run_stage(self, stage: int, tokens: int, start: int) -> None:
+        return
+
+
+def seconds_alone(backend: SplitBackend) -> tuple[float, float]:
+    """Seconds of the GPU's and of the CPU's part of a token at the first position, each without the other."""
+    steps, times = backend.gpu_shard.steps, list[float]()
+    host, exchange = steps.host, steps.step.exchange
+    assert exchange is not None
+    steps.host = _NoHost(exchange.exchange_buffer)
+    try:
+        for _ in range(ALONE_ROUNDS):
+            begin = time.perf_counter()
+            backend.gpu_shard.enter([START], 0)
+            times.append(time.perf_counter() - begin)
+    finally:
+        steps.host = host
+    return min(times), min(backend.cpu_shard.seconds_alone() for _ in range(ALONE_ROUNDS))
 
 
 def _ms(timings: Timings) -> list[str]:
@@ -192,10 +233,10 @@ def _cells(way: Measured, dense: Timings, theirs: Timings | None) -> list[str]:
         versus = [f"{speed_ratio(timings, theirs, share):.2f}x" for share in (BEST_DECILE, MEDIAN)]
         versus = [_ms(theirs)[0], *versus]
     measured = f"{1000 * timings.seconds_at(MEDIAN) / planned:.2f}" if planned else NOTHING
-    alone = NOTHING if way.cpu_seconds is None else f"{1000 * way.cpu_seconds:.3f}"
+    alone = [f"{1000 * seconds:.3f}" for seconds in way.alone] if way.alone else [NOTHING, NOTHING]
     quality = way.quality.cells() if way.quality else [NOTHING] * 3
     return [
         NAMES[way.way], placed(plan), *_ms(timings), *ratios, *versus, f"{planned:.3f}", measured,
-        " + ".join(f"{part:.2f}" for part in parts), alone,
+        " + ".join(f"{part:.2f}" for part in parts), *alone,
         f"{way.prompt_rate:.0f}", *quality,
     ]  # fmt: skip

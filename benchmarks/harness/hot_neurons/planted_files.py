@@ -77,9 +77,11 @@ def find_planted_model(name: str) -> Shape:
     return PLANTED_MODELS[name]
 
 
-def neuron_probs(neurons: int, active: float) -> Floats:
-    """The share of tokens that activate each neuron, hottest first: the mean is `active`."""
-    power = math.log(1 - HOT_COVER) / math.log(1 - HOT_SHARE)
+def neuron_probs(neurons: int, active: float, cover: float = HOT_COVER) -> Floats:
+    """The share of tokens that activate each neuron, hottest first: the mean is `active`, and the hottest
+    HOT_SHARE have `cover` of the activations, as far as none of them can be active more than always.
+    """
+    power = math.log(1 - cover) / math.log(1 - HOT_SHARE)
     rank = (np.arange(neurons) + 0.5) / neurons
     probs = active * power * (1 - rank) ** (power - 1)
     for _ in range(8):
@@ -103,9 +105,9 @@ class PlantedFile:
     rows: Floats
     """The dequantized rows, (neurons, width)."""
 
-    def plant(self, active: float, seed: int = 5) -> TrainedPredictor:
+    def plant(self, active: float, cover: float = HOT_COVER, seed: int = 5) -> TrainedPredictor:
         """Give the neurons biases for a mean activity, and write a profile with counts and predictors."""
-        bias = self._bias(active)
+        bias = self._bias(active, cover)
         self._write_biases(bias)
         x = np.random.default_rng(seed).standard_normal((TOKENS, self.shape.width)).astype(np.float32)
         x /= np.sqrt(np.mean(x * x, axis=1, keepdims=True))
@@ -130,9 +132,11 @@ class PlantedFile:
         profile.save(adjacent_profile_path(self.path))
         return trained
 
-    def _bias(self, active: float) -> Floats:
+    def _bias(self, active: float, cover: float) -> Floats:
         normal = NormalDist()
-        levels = [normal.inv_cdf(float(prob)) for prob in neuron_probs(self.shape.feed_forward, active)]
+        levels = [
+            normal.inv_cdf(float(prob)) for prob in neuron_probs(self.shape.feed_forward, active, cover)
+        ]
         return np.asarray(np.array(levels) * np.linalg.norm(self.rows, axis=1), np.float32)
 
     def _write_biases(self, bias: Floats) -> None:

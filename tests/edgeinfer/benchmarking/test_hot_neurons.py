@@ -44,12 +44,17 @@ def test_the_hottest_neurons_have_the_published_share_of_the_activations(active:
     assert covered == pytest.approx(HOT_COVER, abs=0.02 if active < 0.3 else 0.3)
 
 
+def test_without_a_skew_all_neurons_are_equally_hot() -> None:
+    np.testing.assert_allclose(neuron_probs(512, 0.3, HOT_SHARE), 0.3, rtol=1e-6)
+
+
 def test_a_planted_file_is_active_as_planted_while_it_runs(file: PlantedFile) -> None:
     trained = file.plant(0.1)
-    found = reference(file, trained, RUN, threads=1)
+    found = reference(file, trained, RUN, threads=1, with_exact=True)
     assert found.activity.active == pytest.approx(0.1, abs=0.02)
     assert found.activity.hot_cover == pytest.approx(HOT_COVER, abs=0.05)
     assert found.activity.recall > 0.95
+    assert found.exact is not None
     assert found.exact.distance < 1e-4
     assert found.exact.same_best == 1
     assert len(reference_cells(file, 0.1, found)) == len(REFERENCE_HEAD)
@@ -61,7 +66,7 @@ def test_another_activity_can_be_planted_in_the_same_file(file: PlantedFile) -> 
 
 
 def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
-    known = reference(file, file.plant(0.1), RUN, threads=1)
+    known = reference(file, file.plant(0.1), RUN, threads=1, with_exact=True)
     rows = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
     assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact", "predicted"]
     assert all(len(row) == len(HEAD) for row in rows)

@@ -12,6 +12,7 @@ import pytest
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
+from harness.hot_neurons.comparison import seconds_alone
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.cuda.decoders import Decoder, opened, worst
 from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, read_split
@@ -57,6 +58,19 @@ def test_steps_and_streamed_prompts_equal_the_unsplit_logits(
         with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6, sparse=sparse) as backend:
             result = read_split(backend, ids, (10, 1, 6, 2, 1))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
+
+
+def test_each_part_of_a_token_can_be_timed_alone(device: str, tmp_path: Path) -> None:
+    with opened(replace(MODELS["arcee"], formats=("Q8_0",)), tmp_path) as decoder:
+        splits = [LayerSplit(True, neurons=512), CPU_ONLY, device_layer(decoder, 2)]
+        sparse: SparseLayers = dict.fromkeys(range(3))
+        units = kernel_units(decoder.weights, head=False, sparse=sparse)
+        kernels, ids = built_kernels(BEST, [SERVICE, *units]), decoder.ids(3)
+        with split_decoder(decoder, device, splits, kernels, sparse=sparse) as backend:
+            expected = read_split(backend, ids, (1, 1, 1))
+            assert min(seconds_alone(backend)) > 0
+            again = read_split(backend, ids, (1, 1, 1))
+    assert all(np.array_equal(again[at], row) for at, row in expected.items())
 
 
 COMPILED = """
