@@ -95,6 +95,7 @@ def neuron_sums(
     matrix: Matrix,
     quantized: npt.NDArray[np.uint8],
     part: tuple[int, int] = (0, 1),
+    by_outputs: int = 0,
     laid_out: npt.NDArray[np.uint8] | None = None,
 ) -> Rows:
     """matrix · x by neurons, (tokens, outputs); of one of some parts of the neurons."""
@@ -116,7 +117,7 @@ def neuron_sums(
         address(out),
         out.strides[0],
         address(scratch),
-        0,
+        by_outputs,
     )
     return out[:, : matrix.rows]
 
@@ -152,6 +153,15 @@ def test_sums_of_active_neurons_equal_the_reference_matmul(
     expected = exact @ matrix.decoded().astype(np.float64).T
     actual = neuron_sums(sparse_kernels(isa, name), matrix, quantized)
     np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_parts_of_the_outputs_are_those_of_all_bit_by_bit(parts: int) -> None:
+    matrix, kernels = random_matrix("Q4_0", 256, 512), sparse_kernels(BEST, "Q4_0")
+    x = quantized_rows(np.random.default_rng(1).standard_normal((2, 512)).astype(np.float32))[0]
+    sums = [neuron_sums(kernels, matrix, x, (part, parts), by_outputs=1) for part in range(parts)]
+    assert (np.sum(np.isfinite(sums), axis=0) == 1).all()
+    assert np.array_equal(np.nansum(sums, axis=0), neuron_sums(kernels, matrix, x))
 
 
 @pytest.mark.parametrize("parts", [2, 5, 16, 19])
@@ -327,6 +337,15 @@ def test_any_number_of_threads_gives_the_sparse_block_within_rounding(threads: i
     result = [feed_forward(spec, weights, inputs(1), {0: None, 1: None}, threads=count) for count in counts]
     np.testing.assert_allclose(result[1], result[0], rtol=0, atol=0.02 * np.abs(result[0]).max())
     assert np.array_equal(result[1], result[2])
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_without_a_gate_the_sparse_block_is_the_dense_one_bit_by_bit(threads: int) -> None:
+    spec, weights = decoder("relu_squared", False, ("Q8_0", "Q8_0", "Q4_0"))
+    result = [
+        feed_forward(spec, weights, inputs(1), sparse, threads) for sparse in (None, {0: None, 1: None})
+    ]
+    assert np.array_equal(result[0], result[1])
 
 
 def test_a_token_has_the_same_result_alone_and_with_others() -> None:

@@ -57,10 +57,11 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 from edgeinfer_quant_formats.formats import FORMATS
 
 NEURON_SUMS_ARGUMENTS = 10
-"""columns, part, parts, activations, activation_stride, tokens, output, output_stride, scratch, 0.
+"""columns, part, parts, activations, activation_stride, tokens, output, output_stride, scratch, by_outputs.
 
-`columns` is a NeuronColumnsArgs, of whose blocks `part` of `parts` is summed; activations are int8 blocks;
-`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of thread-private memory.
+`columns` is a NeuronColumnsArgs, of whose blocks `part` of `parts` is summed, or if `by_outputs`, of whose
+outputs: then only those are written. Activations are int8 blocks; `scratch` is ACTIVE_LISTS times
+ACTIVE_BYTES of thread-private memory.
 """
 QUAD_BYTES = 48
 """Four neurons: the addresses of their weights, then their activations, one byte each."""
@@ -321,6 +322,12 @@ def blocks_of_part(blocks, part, parts):
     return rounds + (1 if block_of_part(rounds, part, parts) < blocks else 0)
 
 
+@device_function
+def part_of_outputs(outputs, part, parts):
+    """The first output of a part, in whole tiles."""
+    return outputs // OUTPUTS_PER_TILE * part // parts * OUTPUTS_PER_TILE
+
+
 def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums over a part of the neurons, for a few tokens.
 
@@ -363,11 +370,15 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             prefetch_lines(f16_scales + 2 * begin, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
-        columns, part, parts, activations, stride, tokens, output, output_stride, scratch, unused
+        columns, part, parts, activations, stride, tokens, output, output_stride, scratch, by_outputs
     ):
         outputs = columns.outputs
+        first, last = 0, outputs
+        if by_outputs != 0:
+            first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
+            part, parts = 0, 1
         for token in range(tokens):
-            for begin in range(0, outputs, 16):
+            for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = blocks_of_part(columns.blocks, part, parts) * tokens
         for step in range(min(steps, BLOCKS_AHEAD)):
@@ -386,7 +397,7 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
-            for begin in range(0, outputs, OUTPUTS_PER_TILE):
+            for begin in range(first, last, OUTPUTS_PER_TILE):
                 if load_i64(following + QUADS) != 0:
                     prefetch_tile(following, next_factors, next_f16_scales, outputs, begin)
                 if quads != 0:

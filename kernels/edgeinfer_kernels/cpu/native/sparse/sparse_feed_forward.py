@@ -3,7 +3,8 @@
 Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
 up is computed for the active ones. These steps are one phase: a thread processes a piece of the neurons
 completely, so no thread waits for a list. Then each thread adds up down for its part of the neurons, and the
-sums of the threads are added.
+sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
+block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
 
 import numpy as np
@@ -160,10 +161,13 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
 
 
 @device_function
-def down_phase(pool, thread, block, dense, tokens, own):
-    """Phase: the sums over the active neurons of some blocks, in the thread's memory."""
+def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
+    """Phase: the sums over the active neurons of some blocks, in the thread's memory; or, if `by_outputs`,
+    all sums of some outputs, in the memory of the first thread.
+    """
     hidden = dense.hidden
     down = block.down
+    sums = block.scratch if by_outputs != 0 else own
     call_pointer_10(
         down.kernel,
         down.address,
@@ -172,10 +176,10 @@ def down_phase(pool, thread, block, dense, tokens, own):
         hidden.quantized,
         hidden.quantized_stride,
         tokens,
-        own + block.sums_offset,
+        sums + block.sums_offset,
         block.sums_stride,
         own + LIST_BYTES,
-        0,
+        by_outputs,
     )
 
 
@@ -255,9 +259,13 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     predict_phase(pool, thread, block, tokens, own)
     neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
     barrier(pool)
-    down_phase(pool, thread, block, dense, tokens, own)
-    barrier(pool)
-    add_sums(thread, pool.threads, block, tokens)
+    gate_matrix = dense.gate_matrix
+    predictor = block.predictor_second
+    by_outputs = 1 if gate_matrix.address == 0 and predictor.address == 0 else 0
+    down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+    if by_outputs == 0:
+        barrier(pool)
+        add_sums(thread, pool.threads, block, tokens)
     barrier_and_clear(pool)
     down = dense.down_matrix
     sums = block.scratch
