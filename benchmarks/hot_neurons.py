@@ -154,7 +154,8 @@ def main() -> None:
     if not HOT_SHARE <= given.cover < 1:
         raise SettingError(f"--cover: saw {given.cover}, wanted a share from {HOT_SHARE} to less than 1")
     gpu_loading.TUNING_SECONDS = given.tuning
-    run = Run(given.llama_bench, "cuda" if list_gpus() else "cpu", given.rounds, given.tokens, given.checked)
+    device = "cpu" if not list_gpus() else "auto" if given.smoke else "cuda"
+    run = Run(given.llama_bench, device, given.rounds, given.tokens, given.checked)
     report = Report([], [], [], [])
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
