@@ -7,24 +7,27 @@ from edgeinfer.profiling.activity_counts import ActivityCounts
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.cpu.sparse import why_dense
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 MIN_BYTES = 256 << 20
 """Files from which on activity is counted: sparse layers don't make small models faster."""
 
 
 def begin_counting(source: ModelSource, loaded: LoadedEngine) -> ActivityCounts | None:
-    """Count from now on; None: not wanted, or the model has no neurons that are exactly zero on the CPU."""
+    """Count from now on; None: not wanted, or the model has no neurons that are exactly zero."""
     if not source.options.count_activity or source.sizes.nbytes < MIN_BYTES:
         return None
-    engines = [loaded.engine, *loaded.engine.others]
-    backends = [engine.backend for engine in engines if isinstance(engine.backend, CpuBackend)]
     layers = range(len(source.specification.layers))
     able = [layer for layer in layers if why_dense(source.specification, source.weights, layer) is None]
-    if not able or len(backends) < len(engines):
+    if not able:
         return None
     counts = ActivityCounts(source.file.path, able, user_folder("data"))
-    for backend in backends:
-        backend.on_hidden = counts.observe
+    for engine in (loaded.engine, *loaded.engine.others):
+        backend = engine.backend
+        if isinstance(backend, CpuBackend):
+            backend.on_hidden = counts.observe
+        elif isinstance(backend, SplitBackend):
+            backend.gpu_shard.observe(counts.observe)
     return counts
 
 

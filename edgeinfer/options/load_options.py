@@ -92,8 +92,8 @@ class LoadOptions:
       active neurons while steps are short, which changes at most the rounding. "auto" does so if the profile
       from `edgeinfer profile` predicts a gain; next to a GPU, if the plan with it is faster. "predicted" also
       predicts which neurons are active; "off" disables it.
-    - `count_activity`: count which neurons the prompts of a large ReLU model activate, while it is on the CPU
-      alone, and keep the counts as a profile in the user's data folder: no text. A profile of `edgeinfer
+    - `count_activity`: count which neurons the prompts of a large ReLU model activate, unless all of it is on
+      a GPU, and keep the counts as a profile in the user's data folder: no text. A profile of `edgeinfer
       profile` is never changed.
     - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
       (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
@@ -153,7 +153,7 @@ class LoadOptions:
         commands="run chat serve batch plan eval bench",
     )  # fmt: skip
     count_activity: bool = _option(
-        True, "For large ReLU models on the CPU: count which neurons prompts activate, for `--sparse auto`. "
+        True, "For large ReLU models: count which neurons prompts activate, for `--sparse auto`. "
         "Only counts are kept, no text.", flags=("--count-activity/--no-count-activity",),
         commands="run chat serve batch", default_note="count",
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from ctypes import addressof, memmove
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from sys import getrefcount
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
+from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
@@ -92,10 +92,6 @@ class CpuOptions:
     in_file: Sequence[Matrix] = ()
     sparse: SparseLayers = field(default_factory=dict)
     head: bool = True
-
-
-OnHidden = Callable[[int, Activations], None]
-"""Called with a layer and the hidden rows (tokens, neurons) of its feed-forward, valid until it returns."""
 
 
 class CpuBackend(MainMemoryBackend[Activations]):

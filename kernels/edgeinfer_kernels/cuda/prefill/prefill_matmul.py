@@ -38,6 +38,8 @@ DEQUANTIZED_BLOCKS = 32
 """Blocks of a row that a program dequantizes."""
 DEQUANTIZING_WARPS = 8
 LARGEST_F16 = 65504.0
+KEPT_TOKENS = 16
+"""Maximum number of tokens whose hidden rows are kept."""
 
 
 class Products:
@@ -53,6 +55,8 @@ class Products:
         self.chunk = chunk
         self.expert_rows = max((block.together(chunk, sizes.hidden_size) for block in moe), default=0)
         self.sender: WeightStreamer | None = None
+        self.kept: list[Tensor] | None = None
+        """If not None, hidden rows of some tokens are appended to it, in main memory."""
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
         self._products = arena.take((rooms.products,), torch.float32)
@@ -184,6 +188,8 @@ class Products:
                 if product is not None and scale != 1:
                     product.mul_(scale)
             activation_norm_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, w.sub_norm, inner)
+        if self.kept is not None:
+            self.kept.append(inner.rows[:: -(-tokens // KEPT_TOKENS)].to("cpu", copy=True))
         return self.product(inner.rows, w.down), inner.scales
 
     def stacked(self, rows: Tensor, stack: Stack) -> Tensor:

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from harness.hot_neurons.comparison import seconds_alone
 from tests.kernels.conftest import BEST, built_kernels
@@ -58,6 +61,33 @@ def test_steps_and_streamed_prompts_equal_the_unsplit_logits(
         with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6, sparse=sparse) as backend:
             result = read_split(backend, ids, (10, 1, 6, 2, 1))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
+
+
+def test_streamed_prompts_report_which_neurons_are_active(device: str, tmp_path: Path) -> None:
+    with opened(replace(MODELS["arcee"], formats=("Q8_0",)), tmp_path) as decoder:
+        splits = [LayerSplit(True, neurons=512), CPU_ONLY, device_layer(decoder, 2)]
+        kernels = built_kernels(BEST, [SERVICE, *kernel_units(decoder.weights)])
+        ids, seen = decoder.ids(40), dict[int, list[np.ndarray]]()
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
+            backend.gpu_shard.observe(lambda layer, rows: seen.setdefault(layer, []).append(rows.copy()))
+            read_split(backend, ids, (1, 4, 12, 11))
+        hidden = here_hidden(decoder, kernels, ids[:17])
+    assert {layer: [rows.shape for rows in found] for layer, found in seen.items()} == {
+        layer: [(12, 1024)] for layer in range(3)
+    }
+    for layer, found in seen.items():
+        assert np.mean((found[0] != 0) == (hidden[layer][5:] != 0)) > 0.97
+
+
+def here_hidden(decoder: Decoder, kernels: Kernels, ids: list[int]) -> dict[int, np.ndarray]:
+    """The hidden rows of every layer on the CPU."""
+    state = DecoderState.allocate(decoder.specification, 64, "f32")
+    backend = CpuBackend(decoder.specification, decoder.weights, state, kernels, CpuOptions(32, 1))
+    seen = {}
+    backend.on_hidden = lambda layer, rows: seen.update({layer: rows.copy()})
+    backend.forward(backend.embed(ids), 0)
+    backend.close()
+    return seen
 
 
 def test_each_part_of_a_token_can_be_timed_alone(device: str, tmp_path: Path) -> None:
