@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
+from edgeinfer.options.load_options import Sparse
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_quant_formats import GGUFFile
 from harness.hot_neurons.comparison import (
     HEAD,
@@ -27,6 +30,7 @@ from harness.hot_neurons.planted_files import (
     write_planted,
 )
 
+SPARE_BYTES = 4096
 RUN = Run(program=None, device="cpu", rounds=1, tokens=2, checked=12)
 
 
@@ -104,3 +108,16 @@ def test_a_file_may_name_a_relu_instead_of_its_architectures_activation(tmp_path
     with edgeinfer.load(file.path, device="cpu", context=32, draft=None) as model:
         specs = [layer.blocks[1].block for layer in model.engine.specification.layers]  # type: ignore[attr-defined]
     assert {spec.activation for spec in specs} == {"relu"}
+
+
+@pytest.mark.parametrize("sparse", ["exact", "predicted"])
+def test_a_planted_model_takes_the_planned_bytes(file: PlantedFile, sparse: Sparse) -> None:
+    file.plant(0.1)
+    with edgeinfer.load(file.path, device="cpu", threads=2, context=64, draft=None, sparse=sparse) as model:
+        engine, plan = model.engine, model.plan
+        assert plan is not None
+        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine.backend, CpuBackend)
+        arrays = [array for array in engine.backend.decoder.arena.arrays if array.flags.writeable]
+        ours = sum(array.nbytes - SPARE_BYTES for array in arrays if array.dtype == np.uint8)
+        assert plan.nbytes - engine.cache.nbytes == ours
