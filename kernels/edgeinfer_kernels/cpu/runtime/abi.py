@@ -28,7 +28,7 @@ OUTPUTS_PER_TILE = 128
 MAX_NEURONS_PER_PIECE = 512
 ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
 """Prefetch distance of weights in the per-neuron layout: some kilobytes, because hardware prefetchers cannot
-predict the addresses; measured.
+predict the addresses; measured. A thread that reads all outputs of a block prefetches one block.
 """
 LIST_BYTES = 4 * (MAX_NEURONS_PER_PIECE + 16)
 ACTIVE_BYTES = 512

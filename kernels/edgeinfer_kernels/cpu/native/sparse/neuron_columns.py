@@ -373,19 +373,20 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
         columns, part, parts, activations, stride, tokens, output, output_stride, scratch, by_outputs
     ):
         outputs = columns.outputs
-        first, last = 0, outputs
+        first, last, distance = 0, outputs, 1
         if by_outputs != 0:
+            distance = BLOCKS_AHEAD
             first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
             part, parts = 0, 1
         for token in range(tokens):
             for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = blocks_of_part(columns.blocks, part, parts) * tokens
-        for step in range(min(steps, BLOCKS_AHEAD)):
+        for step in range(min(steps, distance)):
             list_step(columns, step, part, parts, tokens, activations, stride, scratch)
         for step in range(steps):
             active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
-            ahead = min(step + BLOCKS_AHEAD, steps - 1)
+            ahead = min(step + distance, steps - 1)
             list_step(columns, ahead, part, parts, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
             next_block = block_of_part(ahead // tokens, part, parts)
