@@ -26,7 +26,7 @@ SPARSE_TOKENS = 4
 NEURONS_PER_BLOCK = 32
 OUTPUTS_PER_TILE = 128
 MAX_NEURONS_PER_PIECE = 512
-ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
+ROWS_AHEAD, BLOCKS_AHEAD = 4, 3
 """Prefetch distance of weights in the per-neuron layout: some kilobytes, because hardware prefetchers cannot
 predict the addresses; measured. A thread that reads all outputs of a block prefetches one block.
 """
