@@ -183,6 +183,13 @@ def token_seconds(model: Model, count: int) -> float:
     if backend is not None and backend.name == "cuda":
         workload_seconds(model, Workload("generate", WARM_UP))
         return workload_seconds(model, Workload("generate", count)) / count
+    return median(token_times(model, ids)[WARM_UP:])
+
+
+def token_times(model: Model, ids: Sequence[int]) -> list[float]:
+    """Seconds of each of these tokens, decoded one by one in an empty text."""
+    engine = model.engine
+    backend = engine.backend if isinstance(engine, NativeEngine) else None
     engine.rewind(0)
     spent = []
     for index, token in enumerate(ids):
@@ -192,4 +199,4 @@ def token_seconds(model: Model, count: int) -> float:
         else:
             engine.append([token])
         spent.append(time.perf_counter() - begin)
-    return median(spent[WARM_UP:])
+    return spent

@@ -162,8 +162,9 @@ def _row(
 
 def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tuple[str, ...]]:
     """llama-bench options that put as much on the GPU as the budget allows: whole layers from the last
-    (`-ngl`, the head being the first of them); of a MoE also all layers but the experts of some
-    (`-ncmoe`). Weights count with their size in the file, keys and values as f16, nothing else.
+    (`-ngl`, the head being the first of them); also all layers but the experts (`-ncmoe`) or the
+    feed-forwards (`-ot`) of the first ones, if that fits. Weights count with their size in the file, keys and
+    values as f16, nothing else.
     """
     caches = [sum(b.state_bytes(context, "f16") for b in layer.blocks) for layer in sizes.layers]
     whole = [_nbytes(layer) + cache for layer, cache in zip(sizes.layers, caches, strict=True)]
@@ -175,20 +176,30 @@ def llama_cpp_settings(sizes: ModelSizes, context: int, budget: int) -> list[tup
         layers += 1
     settings: list[tuple[str, ...]] = [("-ngl", str(layers + 1 if budget >= sizes.head.nbytes else 0))]
     experts = [_expert_bytes(layer) for layer in sizes.layers]
-    left = budget - sizes.head.nbytes - sum(whole) + sum(experts)
-    if any(experts) and left >= 0:
-        there = 0
-        for nbytes in reversed(experts):
-            left -= nbytes
-            if left < 0:
-                break
-            there += 1
-        settings.append(("-ngl", "99", "-ncmoe", str(len(experts) - there)))
+    others = experts if any(experts) else [_feed_forward_bytes(layer) for layer in sizes.layers]
+    left, there = budget - sizes.head.nbytes - sum(whole) + sum(others), 0
+    if left < 0 or layers == len(whole):
+        return settings
+    for nbytes in reversed(others):
+        left -= nbytes
+        if left < 0:
+            break
+        there += 1
+    on_cpu = len(others) - there
+    if any(experts):
+        settings.append(("-ngl", "99", "-ncmoe", str(on_cpu)))
+    elif any(others) and on_cpu:
+        numbers = "|".join(map(str, range(on_cpu)))
+        settings.append(("-ngl", "99", "-ot", rf"blk\.({numbers})\.ffn_(gate|up|down)\.weight=CPU"))
     return settings
 
 
 def _nbytes(layer: LayerSizes) -> int:
     return sum(matrix.nbytes for matrix in layer.matrices())
+
+
+def _feed_forward_bytes(layer: LayerSizes) -> int:
+    return layer.divisible.file_bytes if layer.divisible else 0
 
 
 def _expert_bytes(layer: LayerSizes) -> int:

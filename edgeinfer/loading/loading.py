@@ -14,6 +14,7 @@ from edgeinfer.errors import (
     shown,
 )
 from edgeinfer.hugging_face.folder_file import FolderFile
+from edgeinfer.loading.activity_counting import begin_counting, closing
 from edgeinfer.loading.draft_file import DraftFile, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
@@ -110,6 +111,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         raise
     if draft is not None and loaded.placed.draft is None:
         draft.file.close()
+    counts = begin_counting(source, loaded)
     model = Model(
         name=model_file.name,
         engine=loaded.engine,
@@ -118,7 +120,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         plan=loaded.plan,
         prompt_style=model_file.prompt_style,
         warnings=[*warnings, *loaded.warnings, *drafting.warnings],
-        on_close=file.close,
+        on_close=closing(file.close, counts),
         drafter=drafting.drafter,
         snapshots=adapters.snapshot_store() if options.snapshots and not config.is_encoder else None,
         spare_core=_has_spare_core(loaded),

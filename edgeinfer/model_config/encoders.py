@@ -1,4 +1,4 @@
-"""What an encoder's file has besides a decoder's: rows for the embeddings, and its activation."""
+"""What an encoder's file has besides a decoder's: rows for the embeddings; and the activations of files."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer_kernels.blocks.feed_forward import Activation
 
 if TYPE_CHECKING:
     from edgeinfer.model_config.weights import FileTensors
@@ -38,13 +39,25 @@ def position_rows(tensors: "FileTensors", config: ModelConfig) -> Array | None:
     return rows if tensors.shapes_only else rows + found.decoded_rows(np.array([0]))
 
 
+RELU_NAMES: Mapping[str, Activation] = {
+    "relu": "relu",
+    "relu2": "relu_squared",
+    "relu_squared": "relu_squared",
+    "drelu": "drelu",
+}
+"""Names of `hidden_activation` with which a decoder differs from others of its architecture."""
+
+
 def with_file_activation(config: ModelConfig, metadata: Mapping[str, Any]) -> ModelConfig:
-    """The config with the activation that the file names, if it is an encoder's. Raises
-    `UnsupportedModelError`: an unknown one.
+    """The config with the activation that the file names: of an encoder, or a ReLU of a decoder (ReluLLaMA,
+    ProSparse, TurboSparse). Raises `UnsupportedModelError`: an unknown one of an encoder.
     """
     spec, key = config.architecture_spec, f"{config.architecture}.hidden_activation"
     name = metadata.get(key)
-    if spec.encoder is None or name is None:
+    if spec.encoder is None:
+        named = RELU_NAMES.get(name, spec.activation) if isinstance(name, str) else spec.activation
+        return replace(config, architecture_spec=replace(spec, activation=named))
+    if name is None:
         return config
     if name not in ("gelu", "silu"):
         raise UnsupportedModelError(f"{key}: saw {name!r}, wanted 'gelu' or 'silu'")

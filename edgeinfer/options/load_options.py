@@ -89,10 +89,13 @@ class LoadOptions:
     - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
       third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
       memory-mapped, with a warning.
-    - `sparse`, for models with a ReLU, on the CPU: "exact" reads only the weights of active neurons while
-      steps are short, which changes at most the rounding. "auto" does so if the whole model is on the CPU and
-      the profile from `edgeinfer profile` predicts a gain. "predicted" also predicts which neurons are
-      active; "off" disables it.
+    - `sparse`, for models with a ReLU, on the CPU or for the part there: "exact" reads only the weights of
+      active neurons while steps are short, which changes at most the rounding. "auto" does so if the profile
+      from `edgeinfer profile` predicts a gain; next to a GPU, if the plan with it is faster. "predicted" also
+      predicts which neurons are active; "off" disables it.
+    - `count_activity`: count which neurons the prompts of a large ReLU model activate, unless all of it is on
+      a GPU, and keep the counts as a profile in the user's data folder: no text. A profile of `edgeinfer
+      profile` is never changed.
     - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
       (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
       same vocabulary, or None.
@@ -132,7 +135,7 @@ class LoadOptions:
     vram: int | None = _option(
         None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",
         argument="size", convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve batch plan embed rank", default_note="what is free", common=True,
+        commands="run chat serve batch plan bench embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
         None, "Maximum main memory, as 12GiB. Weights beyond it stay on the disk (mmap).", argument="size",
@@ -150,9 +153,14 @@ class LoadOptions:
         commands="run chat serve batch plan eval bench", default_note="repack",
     )  # fmt: skip
     sparse: Sparse = _option(
-        "auto", "For ReLU models on the CPU: read the weights of active neurons only. predicted: predict "
+        "auto", "For ReLU models, on the CPU: read the weights of active neurons only. predicted: predict "
         "which neurons are active. auto: exact if the model's profile predicts a gain.",
-        commands="run chat eval",
+        commands="run chat serve batch plan eval bench",
+    )  # fmt: skip
+    count_activity: bool = _option(
+        True, "For large ReLU models: count which neurons prompts activate, for `--sparse auto`. "
+        "Only counts are kept, no text.", flags=("--count-activity/--no-count-activity",),
+        commands="run chat serve batch", default_note="count",
     )  # fmt: skip
     lora: tuple[LoraChoice, ...] = _option(
         (), "A LoRA adapter (a GGUF file or a PEFT folder) and its scale, 1 if left out. May be repeated.",
@@ -283,6 +291,7 @@ class LoadKeywords(TypedDict, total=False):
     threads: int | None
     repack: bool
     sparse: Sparse
+    count_activity: bool
     lora: GivenLora | Iterable[GivenLora] | None
     instruction_set: str | None
     draft: str | Path | Drafter | None

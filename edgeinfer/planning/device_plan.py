@@ -27,6 +27,8 @@ SPLIT_QUEUE = Detail(
 WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
 MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
+MAX_SPARSE_RATIO = 0.9
+"""Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 
@@ -166,11 +168,26 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     options = _split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)
+        if request.sparse and not sparse:
+            plan = _sparse_if_faster(request, machine, replace(options, sparse=request.sparse), plan)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
     return DevicePlan(plan, request.context, (*request.warnings, *_notes(request, options)))
+
+
+def _sparse_if_faster(
+    request: PlanRequest, machine: Machine, options: PlanOptions, dense: MemoryPlan
+) -> MemoryPlan:
+    """The plan with sparse layers on the CPU, if a token is predicted to take clearly less time; else the
+    dense one.
+    """
+    try:
+        plan = plan_memory(request.sizes, machine, options)
+    except PlanError:
+        return dense
+    return plan if plan.ms_per_token < MAX_SPARSE_RATIO * dense.ms_per_token else dense
 
 
 def _split_with_disk(

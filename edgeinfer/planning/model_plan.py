@@ -79,8 +79,8 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
         with absent_model(missing) as header:
             return _planned_header(header, device, load_options)
     with open_model(model_file.path, model_file.name) as file:
-        request, warnings = _request(model_file, file, load_options)
-    return _planned(request, warnings, device, load_options)
+        request, warnings, note = _request(model_file, file, load_options)
+    return _planned(request, warnings, device, load_options, note)
 
 
 def plan_shape(shape: str, quant: str = "", **options: Unpack[LoadKeywords]) -> ModelPlan:
@@ -105,9 +105,17 @@ def _planned_header(header: ModelHeader, device: str, options: LoadOptions) -> M
     return _planned(request, [header.note] if header.note else [], device, options)
 
 
+DENSE_NOTE = Detail("sparse feed-forwards on the CPU would not be faster here: all are dense")
+
+
 def _planned(
-    request: PlanRequest, warnings: Sequence[str], device: str, load_options: LoadOptions
+    request: PlanRequest,
+    warnings: Sequence[str],
+    device: str,
+    load_options: LoadOptions,
+    sparse_note: str | None = None,
 ) -> ModelPlan:
+    """`sparse_note`: for the user if the request's layers are sparse, or can't be."""
     is_on_cpu = request.device == "cpu" and is_device(device)
     machine, more = _machine("cpu" if is_on_cpu else device, load_options, request.sizes)
     try:
@@ -115,7 +123,10 @@ def _planned(
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
-    return ModelPlan(request.name, plan, request, (*warnings, *more, *planned.warnings))
+    if sparse_note and plan.options.sparse != request.sparse:
+        sparse_note = None if request.sparse_required else DENSE_NOTE
+    notes = [sparse_note] if sparse_note else []
+    return ModelPlan(request.name, plan, request, (*warnings, *notes, *more, *planned.warnings))
 
 
 def plan_on_machines(
@@ -138,8 +149,12 @@ def plan_on_machines(
     return plans
 
 
-def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tuple[PlanRequest, list[str]]:
-    """The planner request that `load` would make, as far as the file's model is supported; and warnings."""
+def _request(
+    model_file: ModelFile, file: GGUFFile, options: LoadOptions
+) -> tuple[PlanRequest, list[str], str | None]:
+    """The planner request that `load` would make, as far as the file's model is supported; warnings; and a
+    note on sparse layers.
+    """
     draft, warnings = open_draft(options.draft, model_file.draft_path, file)
     sizes = draft.sizes if draft else None
     if draft is not None:
@@ -147,15 +162,13 @@ def _request(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> tup
     try:
         config = read_config(file)
     except UnsupportedModelError:
-        return _unsupported_request(model_file.name, file, options, sizes), [
-            str(model_support(file)),
-            *warnings,
-        ]
+        request = _unsupported_request(model_file.name, file, options, sizes)
+        return request, [str(model_support(file)), *warnings], None
     source = ModelSource(model_file.name, file, config, options)
     if source.config.is_encoder:
-        return request_for(source), []
+        return request_for(source), [], None
     sparse = select_sparse_layers(source)
-    return request_for(source, sparse, sizes), [*warnings, *([sparse.note] if sparse.note else [])]
+    return request_for(source, sparse, sizes), list(warnings), sparse.note
 
 
 def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:

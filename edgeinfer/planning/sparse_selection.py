@@ -15,8 +15,10 @@ from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
     by_neuron,
     dense_layer,
+    factor_bytes,
     neuron_bytes,
-    sparse_bytes_per_token,
+    predictor_bytes,
+    scattered_bytes,
     sparse_workspace_bytes,
     why_dense,
 )
@@ -140,12 +142,14 @@ def _ratio(weights: FeedForwardWeights, active: float) -> float:
     """The time of an exact sparse feed-forward divided by that of the dense one, from the bytes of both."""
     matrices = [weights.ffn_up, weights.ffn_down, *([weights.ffn_gate] if weights.ffn_gate else [])]
     dense = sum(map(interleaved_bytes, matrices))
-    scattered = sparse_bytes_per_token(weights, None, active, active)
-    return (read_whole(weights, predicted=False) + SCATTERED_SLOWDOWN * scattered) / dense
+    whole = first_bytes(weights, predicted=False) + factor_bytes(weights)
+    return (whole + SCATTERED_SLOWDOWN * scattered_bytes(weights, None, active, active)) / dense
 
 
-def read_whole(weights: FeedForwardWeights, *, predicted: bool) -> int:
-    """Bytes that a token always reads in a sparse layer: gate (up without one), unless it is predicted."""
+def first_bytes(weights: FeedForwardWeights, *, predicted: bool) -> int:
+    """Bytes of gate (up without one), which a token reads to find the active neurons, unless they are
+    predicted.
+    """
     return 0 if predicted else interleaved_bytes(weights.ffn_gate or weights.ffn_up)
 
 
@@ -170,12 +174,12 @@ def _sizes(
 ) -> SparseLayer:
     """Bytes that a sparse layer takes, and that a token reads with this share of active neurons."""
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
-    finding = interleaved_bytes(predictor.first) + interleaved_bytes(predictor.second) if predictor else 0
-    whole = read_whole(weights, predicted=predictor is not None)
-    scattered = round(sparse_bytes_per_token(weights, predictor, active, named))
+    finding = predictor_bytes(predictor) if predictor else 0
+    first = first_bytes(weights, predicted=predictor is not None)
+    scattered = round(scattered_bytes(weights, predictor, active, named))
     in_file = sum(matrix.nbytes for matrix in by_neuron(weights, predictor))
-    held = whole + neuron_bytes(weights, predictor)
-    return SparseLayer(held, whole + scattered, scattered, finding, in_file, activity)
+    held, read = first + neuron_bytes(weights, predictor), first + factor_bytes(weights) + scattered
+    return SparseLayer(held, read, scattered, finding, in_file, activity)
 
 
 def _note(

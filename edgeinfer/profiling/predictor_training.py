@@ -72,16 +72,30 @@ def train(weights: FeedForwardWeights, samples: Samples, ranks: Sequence[int]) -
     w = matrix.decoded()
     target, (a, b) = x @ w.T, _factors(w, x)
     offset = np.zeros(neurons, np.float32) if bias is None else bias
-    predictors = []
-    for rank in ranks:
-        first, second = _stored(a[:rank], "first"), _stored(b[:, :rank], "second")
-        predictor = NeuronPredictor(first, second, offset)
-        spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
-        threshold = _threshold(predictor, spread, *calibration)
-        predictors.append(
-            evaluated(replace(predictor, bias=offset + threshold * spread), *evaluation_samples)
-        )
-    return predictors
+    return [
+        calibrated(a[:rank], b[:, :rank], offset, (x, target), calibration, evaluation_samples)
+        for rank in ranks
+    ]
+
+
+def calibrated(
+    first: Floats,
+    second: Floats,
+    offset: Floats,
+    fitted: tuple[Floats, Floats],
+    calibration: tuple[Floats, Bools],
+    evaluation: tuple[Floats, Bools],
+) -> TrainedPredictor:
+    """The predictor second · first with the threshold that reaches RECALL.
+
+    `offset`: the neurons' biases. `fitted`: x and W·x, from which each neuron's error is estimated. The
+    threshold is chosen on `calibration`, quality is measured on `evaluation`: x and which neurons are active.
+    """
+    predictor = NeuronPredictor(_stored(first, "first"), _stored(second, "second"), offset)
+    x, target = fitted
+    spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
+    threshold = _threshold(predictor, spread, *calibration)
+    return evaluated(replace(predictor, bias=offset + threshold * spread), *evaluation)
 
 
 def _predicted(predictor: NeuronPredictor, x: Floats) -> Floats:

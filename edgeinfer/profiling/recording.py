@@ -11,13 +11,12 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model import Model
 from edgeinfer_kernels.backend import Activations
-from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec
+from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, Activation, FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
 
 WINDOW = 512
 GENERATED_TOKENS = 256
-RELU_FAMILIES = ("relu", "relu_squared")
 EXACT_RULE = "not exactly zero"
 ROUTED_RULE = "an expert that the router selected"
 MAGNITUDE_RULE = "at least the root mean square of its row"
@@ -116,7 +115,7 @@ def active_neurons(hidden: npt.NDArray[Any], activation: Activation) -> npt.NDAr
     """Which neurons count as active: for ReLU families the nonzero ones, otherwise those with at least the
     root mean square magnitude of the token's row.
     """
-    if activation in RELU_FAMILIES:
+    if activation in RELU_ACTIVATIONS:
         return np.asarray(hidden != 0)
     return np.asarray(np.abs(hidden) >= np.sqrt(np.mean(hidden * hidden, axis=1, keepdims=True)))
 
@@ -125,4 +124,4 @@ def rule_of(spec: FeedForwardSpec | MoeSpec) -> str:
     """A description of the activity rule."""
     if isinstance(spec, MoeSpec):
         return ROUTED_RULE
-    return EXACT_RULE if spec.activation in RELU_FAMILIES else MAGNITUDE_RULE
+    return EXACT_RULE if spec.activation in RELU_ACTIVATIONS else MAGNITUDE_RULE

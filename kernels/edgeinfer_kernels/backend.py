@@ -1,6 +1,6 @@
 """The protocol of a backend, which runs the layers of a decoder on hidden states."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -16,6 +16,10 @@ from edgeinfer_kernels.lora.weights import ModelLora
 Activations = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
 StateArrays = list[npt.NDArray[np.generic]]
+OnHidden = Callable[[int, Activations], None]
+"""Called with a layer and the hidden rows (tokens, neurons) of its dense feed-forward, of all or some tokens;
+valid until it returns.
+"""
 
 
 class BackendError(RuntimeError):

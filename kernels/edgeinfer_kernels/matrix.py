@@ -27,6 +27,10 @@ class MatrixShape(Protocol):
     def experts(self) -> int: ...
 
 
+MemoryKey = tuple[int, tuple[int, ...], tuple[int, ...]]
+"""Identifies the bytes of a matrix, see `Matrix.memory_key`."""
+
+
 @dataclass(frozen=True)
 class Matrix:
     """A weight matrix: `raw` is (rows, bytes per row) uint8, usually a view of the memory-mapped file.
@@ -91,7 +95,7 @@ class Matrix:
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)
 
     @property
-    def memory_key(self) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    def memory_key(self) -> MemoryKey:
         """Memory address, shape and strides of the raw bytes; equal only for two views of the same
         weights.
         """

@@ -9,8 +9,10 @@ from edgeinfer_kernels.matrix import Matrix, Vector
 class NeuronPredictor:
     """A neuron is predicted active where second · (first · x) + bias > 0; x is the normed input.
 
-    `first` (rank, hidden_size) and `second` (neurons, rank) have any format of the GEMV kernels; rank is a
-    multiple of 32. Source: PowerInfer §5, Deja Vu §3.2: a low-rank predictor for each layer.
+    `first` (rank, hidden_size) and `second` (neurons, rank) are quantized, `first` in a format of sparse
+    layers; rank is a multiple of 32.
+
+    Source: PowerInfer §5, Deja Vu §3.2: a low-rank predictor for each layer.
     """
 
     first: Matrix

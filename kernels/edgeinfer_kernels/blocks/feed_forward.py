@@ -34,7 +34,10 @@ class LimitedSwiglu:
     limit: float
 
 
-Activation = Literal["silu", "gelu", "relu", "relu_squared", "clamped_swiglu"] | LimitedSwiglu
+Activation = Literal["silu", "gelu", "relu", "relu_squared", "clamped_swiglu", "drelu"] | LimitedSwiglu
+"""drelu: relu(gate) · relu(up). Source: TurboSparse."""
+RELU_ACTIVATIONS: tuple[Activation, ...] = ("relu", "relu_squared", "drelu")
+"""Those that are exactly zero for some neurons."""
 CLAMPED_SWIGLU_SLOPE = 1.702
 CLAMPED_SWIGLU_LIMIT = 7.0
 """clamped_swiglu: with g = min(gate, limit) and u = up within ±limit, g · sigmoid(slope · g) · (u + 1).

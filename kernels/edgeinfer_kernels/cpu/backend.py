@@ -10,9 +10,10 @@ from sys import getrefcount
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend
+from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
@@ -125,6 +126,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self._pool: StatePool | None = None
         """The states that `state` joins."""
         self._joined: JoinedStates | None = None
+        self.on_hidden: OnHidden | None = None
         placement = WeightPlacement(
             weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded
         )
@@ -225,8 +227,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         # Longer steps return to Python between two blocks: the cost is negligible, and Ctrl-C is handled
         # there.
         if len(x) > STEP_TOKENS:
-            for index in self.decoder.calls:
-                self.run_block(index, x, start)
+            self._run_blocks(x, start)
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
@@ -291,8 +292,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 raise ValueError(
                     f"saw a batch of {len(x)} tokens, wanted {STEP_TOKENS} at most, or a chunk of one prompt"
                 )
-            for index in self.decoder.calls:
-                self.run_block(index, x, start, table.address)
+            self._run_blocks(x, start, table.address)
             return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
         self.pool.run(*self._layers_run)
@@ -313,13 +313,20 @@ class CpuBackend(MainMemoryBackend[Activations]):
         other._build(bool(self._head))
         return other
 
-    def set_lora(self, lora: ModelLora) -> None:
-        self.decoder.set_lora(lora)
-
     def forward_states(self, x: Activations, starts: Sequence[int], states: Sequence[int]) -> None:
         assert self._joined is not None
         self._joined.fill(quick_address(x), starts, states)
         self.pool.run(*self._layers_run)
+
+    def set_lora(self, lora: ModelLora) -> None:
+        self.decoder.set_lora(lora)
+
+    def _run_blocks(self, x: Activations, start: int, token_args: int = 0) -> None:
+        """All blocks of a long step; `on_hidden` is called after each dense feed-forward."""
+        for index in self.decoder.calls:
+            self.run_block(index, x, start, token_args)
+            if self.on_hidden is not None and isinstance(self.spec.residual(index).block, FeedForwardSpec):
+                self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1])
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the

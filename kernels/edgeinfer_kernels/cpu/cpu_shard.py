@@ -1,7 +1,8 @@
 """The CPU shard of a split model: runs blocks on hidden states in an exchange buffer."""
 
+import time
 from collections.abc import Collection, Mapping, Sequence
-from ctypes import addressof
+from ctypes import addressof, c_int64
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
@@ -14,16 +15,23 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
+from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, StepArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import (
+    EXCHANGE_WORDS,
+    SENT,
+    ServedStep,
+    ServiceArgs,
+    StepArgs,
+)
 from edgeinfer_kernels.cpu.runtime.schedule import PositionTable, RopeTable, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.recurrent_state import StateSlots
@@ -48,8 +56,8 @@ class ShardOptions:
 
     A step has at most `batch` tokens. For steps of more than `computed` tokens there are no stages (None: no
     limit). The weights of the blocks `in_file` stay memory-mapped, except the router and shared expert of an
-    MoE block. Memory-mapped weights cannot be streamed to a device, and neither can layers of `sparse`, whose
-    part here reads only active neurons in short steps.
+    MoE block; they cannot be streamed to a device. The layers of `sparse` read only active neurons of their
+    part here in short steps.
     """
 
     batch: int
@@ -101,12 +109,12 @@ class CpuShard:
         """Per layer with an expert cache: request counts of each expert, on either device."""
         self._build()
 
-    def _repacked_memories(self) -> dict[tuple[int, tuple[int, ...], tuple[int, ...]], Bytes]:
-        packed = self._decoder.packed
-        return {
-            matrix.memory_key: byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
-            for matrix in self._decoder.repacked
-        }
+    def _repacked_memories(self) -> dict[MemoryKey, tuple[Bytes, MemoryOrder]]:
+        packed, found = self._decoder.packed, dict[MemoryKey, tuple[Bytes, MemoryOrder]]()
+        for matrix in self._decoder.repacked:
+            memory = byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
+            found[matrix.memory_key] = memory, "groups"
+        return found | self._decoder.memories_by_neuron
 
     def _request_counts(self) -> dict[int, Counts]:
         return {
@@ -180,7 +188,11 @@ class CpuShard:
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""
-        return self._memories[matrix.memory_key]
+        return self._memories[matrix.memory_key][0]
+
+    def order_of(self, matrix: Matrix) -> MemoryOrder:
+        """How a CPU matrix is stored."""
+        return self._memories[matrix.memory_key][1]
 
     def embed(self, ids: Sequence[int]) -> Activations:
         """Scaled embeddings of at most `batch` tokens, written to the exchange buffer."""
@@ -224,6 +236,16 @@ class CpuShard:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
         self._fill_step_args(tokens, start)
         self.pool.run(*self._serve)
+
+    def seconds_alone(self) -> float:
+        """Seconds of all CPU stages of a token at the first position, without a device to wait for; it
+        overwrites that position.
+        """
+        words = (c_int64 * EXCHANGE_WORDS).from_address(self._exchange_buffer.exchange_buffer)
+        words[SENT] = len(self.stages)
+        begin = time.perf_counter()
+        self.serve(1, 0)
+        return time.perf_counter() - begin
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""

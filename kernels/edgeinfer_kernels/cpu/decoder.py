@@ -11,6 +11,7 @@ from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, Buil
 from edgeinfer_kernels.cpu.blocks import build_block
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
+from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.lora import LoraArena, set_lora
@@ -19,7 +20,8 @@ from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, matrices_by
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MemoryKey
+from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace, buffered_tokens, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
@@ -83,6 +85,8 @@ class CpuDecoder:
         )
         self.per_layer = self._per_layer_embeddings(weights, scratch)
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
+        self.memories_by_neuron: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
+        """The bytes of the matrices of sparse layers that are stored by neuron."""
         self._sparse = self._sparse_blocks(feed_forwards, sparse)
         self._lora: list[LoraArena | None] = [None]
         """The memory of the adapters in use, which all states share."""
@@ -118,7 +122,9 @@ class CpuDecoder:
         indices, threads = self._sparse_indices, self.threads.threads
         made = SparseBlocks(self.arena, self.kernels, feed_forwards, layers, threads, self.spec.hidden_size)
         dense = {layer: self._dense(index) for layer, index in indices.items()}
-        return {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
+        built = {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
+        self.memories_by_neuron = made.memories
+        return built
 
     def _dense(self, index: BlockIndex) -> int:
         self.builder.parallel = self._parallel_matrices(index)

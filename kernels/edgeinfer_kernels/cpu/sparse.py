@@ -3,37 +3,35 @@
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
+    MemoryOrder,
     lay_out_columns,
     lay_out_rows,
     neuron_row_bytes,
     row_groups,
 )
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, padded_vector
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, interleaved_bytes, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import (
     CACHE_LINE,
     MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
-    OUTPUTS_PER_TILE,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
     lane_activations_bytes,
     quantized_bytes,
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRowsArgs, SparseArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import padded
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
-from edgeinfer_kernels.pages import allocate
+from edgeinfer_kernels.pages import Bytes, allocate
 
-SPARSE_ACTIVATIONS = ("relu", "relu_squared")
 PIECES_PER_THREAD = 8
 SparseLayers = Mapping[int, NeuronPredictor | None]
 """The sparse layers, each with its predictor or None."""
@@ -48,8 +46,10 @@ def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | N
 
 
 def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
-    if spec.activation not in SPARSE_ACTIVATIONS:
+    if spec.activation not in RELU_ACTIVATIONS:
         return f"its activation is {spec.activation}, which is never exactly zero"
+    if spec.sub_norm is not None or (weights.gate_scale, weights.up_scale) != (1, 1):
+        return "its neurons have a norm or scales"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"
@@ -92,10 +92,19 @@ def matrices_by_neuron(feed_forwards: Mapping[int, FeedForwardWeights], layers: 
 
 
 def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
-    """The matrices of all predictors."""
-    return [
-        matrix for predictor in layers.values() if predictor for matrix in (predictor.first, predictor.second)
-    ]
+    """The matrices of all predictors that are multiplied as a whole."""
+    return [predictor.second for predictor in layers.values() if predictor]
+
+
+def predictor_rows(layers: SparseLayers) -> list[Matrix]:
+    """The matrices of all predictors whose rows are stored one by one: each thread multiplies some."""
+    return [predictor.first for predictor in layers.values() if predictor]
+
+
+def predictor_bytes(predictor: NeuronPredictor) -> int:
+    """Bytes of a predictor's matrices in memory; a token reads all of them."""
+    first = predictor.first
+    return first.rows * neuron_row_bytes(first) + interleaved_bytes(predictor.second)
 
 
 def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> int:
@@ -107,17 +116,23 @@ def neuron_bytes(weights: FeedForwardWeights, predictor: NeuronPredictor | None)
     )
 
 
-def sparse_bytes_per_token(
-    weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
-) -> float:
-    """Bytes that a token reads from a sparse layer's per-neuron layouts, without the predictor.
-
-    `active`: fraction of active neurons; `named`: fraction that the predictor selects. The factors of every
-    block are counted, because one active neuron suffices to read them.
+def factor_bytes(weights: FeedForwardWeights) -> int:
+    """Bytes of the factors in down's layout by neuron: a token reads those of every block with an active
+    neuron, and one suffices.
     """
     layout = ColumnLayout.of(weights.ffn_down)
-    weights_of_down = layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
-    nbytes = layout.nbytes - weights_of_down + active * weights_of_down
+    return layout.nbytes - layout.blocks * NEURONS_PER_BLOCK * layout.neuron_bytes
+
+
+def scattered_bytes(
+    weights: FeedForwardWeights, predictor: NeuronPredictor | None, active: float, named: float
+) -> float:
+    """Bytes that a token reads of single neurons in a sparse layer's per-neuron layouts.
+
+    `active`: fraction of active neurons; `named`: fraction that the predictor selects.
+    """
+    layout = ColumnLayout.of(weights.ffn_down)
+    nbytes = active * (layout.nbytes - factor_bytes(weights))
     for matrix in rows_by_neuron(weights, predictor):
         is_named = predictor is not None and matrix is (weights.ffn_gate or weights.ffn_up)
         nbytes += (named if is_named else active) * matrix.rows * neuron_row_bytes(matrix)
@@ -146,6 +161,8 @@ class SparseBlocks:
         self._threads = threads
         self._sizes = _Sizes(hidden_size, feed_forwards, layers)
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
+        self.memories: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
+        """The bytes of the matrices that are stored by neuron."""
 
     def build(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
         """The SparseArgs of every sparse layer; `dense`: their FeedForwardArgs."""
@@ -158,8 +175,6 @@ class SparseBlocks:
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
-        outputs = ColumnLayout.of(weights.ffn_down).outputs
-        tiles = -(-outputs // OUTPUTS_PER_TILE // self._threads)
         return self._arena.fill(
             SparseArgs,
             dense=dense,
@@ -168,8 +183,7 @@ class SparseBlocks:
             down=self._columns(weights.ffn_down),
             **(self._predictor(predictor, builder) if predictor else {}),
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
-            outputs_per_piece=tiles * OUTPUTS_PER_TILE,
-            sums=self._memory,
+            sums_offset=sizes.sums_offset,
             sums_stride=sizes.sums,
             scratch=self._memory + sizes.shared,
             scratch_stride=sizes.scratch,
@@ -177,19 +191,22 @@ class SparseBlocks:
         )
 
     def _rows(self, matrix: Matrix) -> int:
+        memory = lay_out_rows(matrix, self._kernels)
+        self.memories[matrix.memory_key] = memory, "rows"
         return self._arena.fill(
             NeuronRowsArgs,
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
-            weights=self._arena.keep(lay_out_rows(matrix, self._kernels)),
+            weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
         )
 
     def _columns(self, matrix: Matrix) -> int:
-        layout = ColumnLayout.of(matrix)
+        layout, memory = ColumnLayout.of(matrix), lay_out_columns(matrix)
+        self.memories[matrix.memory_key] = memory, "columns"
         return self._arena.fill(
             NeuronColumnsArgs,
             kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
-            weights=self._arena.keep(lay_out_columns(matrix)),
+            weights=self._arena.keep(memory),
             blocks=layout.blocks,
             block_bytes=layout.block_bytes,
             blocks_per_super=layout.blocks_per_super,
@@ -201,20 +218,15 @@ class SparseBlocks:
         )
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
-        sizes, floats = self._sizes, self._memory + SPARSE_TOKENS * self._sizes.sums
-        predicted = self._arena.fill(
-            InputArgs,
-            floats=floats,
-            float_stride=sizes.predicted,
-            quantized=floats + SPARSE_TOKENS * sizes.predicted,
-            quantized_stride=sizes.predicted_quantized,
-            columns=predictor.rank,
-        )
+        sizes = self._sizes
         return {
-            "predictor_first": builder.matrix(predictor.first),
+            "predictor_rows": self._rows(predictor.first),
             "predictor_second": builder.matrix(predictor.second),
             "predictor_bias": self._arena.keep(padded_vector(predictor.bias)),
-            "predicted": predicted,
+            "predicted": self._memory,
+            "predicted_stride": sizes.predicted,
+            "predicted_offset": sizes.predicted_offset,
+            "predicted_quantized_stride": sizes.predicted_quantized,
             "rank": predictor.rank,
         }
 
@@ -233,8 +245,10 @@ class _Sizes:
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
         self.lanes = lane_activations_bytes(hidden_size)
-        self.scratch = _lines(SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes)
-        self.shared = SPARSE_TOKENS * (self.sums + self.predicted + self.predicted_quantized)
+        self.sums_offset = SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes
+        self.predicted_offset = self.sums_offset + SPARSE_TOKENS * self.sums
+        self.scratch = _lines(self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized)
+        self.shared = SPARSE_TOKENS * self.predicted
 
     def nbytes(self, threads: int) -> int:
         return self.shared + threads * self.scratch

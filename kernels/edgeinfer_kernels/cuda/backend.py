@@ -13,6 +13,7 @@ from edgeinfer_kernels.backend import (
     BackendError,
     BatchPositions,
     Capabilities,
+    OnHidden,
     SamplingSettings,
     StateArrays,
 )
@@ -284,6 +285,10 @@ class CudaBackend(Backend[DeviceRows]):
         self._prompt_exchange.host = self.steps.host = self._server = host
         self.steps.meets_in_graph = self._cuda and meets_in_graph
         return self._parts.sent.connect(host) if self._parts.sent else 0
+
+    def observe(self, on_hidden: OnHidden) -> None:
+        """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""
+        self._parts.prefill.on_hidden = on_hidden
 
     def start_expert_cache(self, policy: ExpertPolicy) -> str | None:
         """Enable the expert cache with this policy, whose rows are the layers with an expert cache. Return

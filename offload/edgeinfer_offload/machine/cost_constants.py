@@ -41,6 +41,8 @@ MAPPED_SLOWDOWN = 3.0
 """Times as long as repacked weights take, for memory-mapped ones; cpu.md."""
 SCATTERED_SLOWDOWN = 1.5
 """Times as long as sequential reads take, for the rows of active neurons; ../internals/sparse.md."""
+SPARSE_BLOCKS = 2
+"""Overhead of a sparse feed-forward besides reading, in that of a dense one: twice the barriers; counted."""
 DISK_BYTES_PER_SECOND = 2.0e9
 """Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
 

@@ -23,6 +23,7 @@ from edgeinfer_offload.machine.cost_constants import (
     MAPPED_SLOWDOWN,
     ROUTER_SECONDS,
     SCATTERED_SLOWDOWN,
+    SPARSE_BLOCKS,
 )
 from edgeinfer_offload.machine.hardware import Graphics, Machine
 from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer
@@ -70,7 +71,8 @@ class Pricing:
         """A sparse feed-forward with its predictor; `down` determines the format, and thus the rate."""
         scattering = (SCATTERED_SLOWDOWN - 1) * layer.scattered
         reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
-        return Cost(layer.held + layer.predictor, reading + self.machine.processor.block_seconds, reading)
+        starting = SPARSE_BLOCKS * self.machine.processor.block_seconds
+        return Cost(layer.held + layer.predictor, reading + starting, reading)
 
     def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
         """Matrices in planes; `count` returns all bytes of the part. None: no GPU, or no kernel for it."""

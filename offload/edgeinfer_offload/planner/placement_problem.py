@@ -252,8 +252,8 @@ class PlacementProblem:
 
     @property
     def streams(self) -> bool:
-        """Whether prefill may stream CPU weights to the GPU: not if some are on disk or stored by neuron."""
-        if self.options.disk or self.options.sparse:
+        """Whether prefill may stream CPU weights to the GPU: not if some are on disk."""
+        if self.options.disk:
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
         return known and self.pricing.graphics is not None and self.options.device == "any"

@@ -16,6 +16,7 @@ from edgeinfer.planning.device_plan import (
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
@@ -37,6 +38,19 @@ def test_a_model_that_fits_the_gpu_is_there_entirely_otherwise_split() -> None:
     assert "nothing is on the GPU: its buffers and libraries alone take" in nothing.memory.limit_reason
     with pytest.raises(GpuUnavailableError, match="nothing is on the GPU"):
         plan_devices(request(device="cuda", vram=0), laptop())
+
+
+@pytest.mark.parametrize(("share", "is_sparse"), [(0.3, True), (0.99, False)])
+def test_sparse_layers_next_to_a_gpu_are_planned_if_they_are_faster(share: float, is_sparse: bool) -> None:
+    held = sum(matrix.nbytes for matrix in list(dense_model().layers[0].matrices())[-3:])
+    layer = SparseLayer(held, round(share * held), 0, 0, held)
+    sparse = SparseOptions(dict.fromkeys(range(len(dense_model().layers)), layer), 0, 0)
+    automatic = plan_devices(request(vram=3 * GIB, sparse=sparse), laptop()).memory
+    assert (automatic.options.sparse is not None) == is_sparse
+    requested = plan_devices(request(vram=3 * GIB, sparse=sparse, sparse_required=True), laptop()).memory
+    assert requested.options.sparse == sparse
+    dense = plan_devices(request(vram=3 * GIB), laptop()).memory
+    assert automatic.ms_per_token <= dense.ms_per_token
 
 
 def test_speeds_are_measured_only_for_a_split_model() -> None:

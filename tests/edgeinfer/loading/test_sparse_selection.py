@@ -129,3 +129,21 @@ def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
         in_file = [item for item in model.plan.items if "long steps" in item.item]
         assert [item.item for item in in_file] == [f"layer {i} feed-forward, long steps" for i in range(3)]
         assert sum(item.bytes for item in in_file) == 3 * 256 * 512 // 32 * 34
+
+
+@pytest.mark.parametrize("name", ["relu", "relu2", "drelu"])
+def test_a_llama_whose_file_names_a_relu_is_sparse(tmp_path: Path, name: str) -> None:
+    model = replace(ZOO["llama"], width=256, feed_forward=512, extra={"hidden_activation": name})
+    path = replace(model, formats=("Q8_0",)).write(tmp_path / "m.gguf")
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, device="cpu", threads=2, sparse=sparse) as loaded:
+            assert sparse_layers(loaded) == ([0, 1, 2] if sparse == "exact" else [])
+            logits.append(np.stack([loaded.engine.append([token]) for token in range(20, 30)]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
+
+
+def test_neurons_with_a_norm_are_not_sparse(tmp_path: Path) -> None:
+    model = replace(ZOO["bitnet"], extra={"hidden_activation": "relu2"}).write(tmp_path / "m.gguf")
+    with pytest.raises(SettingError, match="no layer of m can be: its neurons have a norm or scales"):
+        edgeinfer.load(model, device="cpu", sparse="exact")

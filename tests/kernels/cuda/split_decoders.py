@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
@@ -51,8 +52,9 @@ def split_decoder(
     stream_min_tokens: int | None = None,
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
+    sparse: SparseLayers | None = None,
 ) -> Iterator[SplitBackend]:
-    """The decoder's layers, placed by `splits`."""
+    """The decoder's layers, placed by `splits`; `sparse`: those whose part on the CPU is sparse."""
     spec, weights, target_device = decoder.specification, decoder.weights, torch.device(device)
     stages = stages_of(spec, splits)
     exchange_buffer = ExchangeBuffer(target_device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
@@ -65,9 +67,10 @@ def split_decoder(
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,
     )
+    options = ShardOptions(CHUNK, 2, sparse=sparse or {})
     here = list(chain.from_iterable(stage_blocks(spec, CPU, stages)))
     state = DecoderState.allocate(spec, CONTEXT, "f32" if kv == "f16" else kv, here)
-    host = CpuShard(spec, weights, stages, state, kernels, exchange_buffer.addresses, ShardOptions(CHUNK, 2))
+    host = CpuShard(spec, weights, stages, state, kernels, exchange_buffer.addresses, options)
     upper.serve_with(host, meets_in_graph=meets_in_graph)
     backend = SplitBackend(host, upper)
     try:

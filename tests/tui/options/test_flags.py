@@ -63,7 +63,7 @@ TAKEN_BY = {
     "top_k": {"run", "chat"},
     "min_p": {"run", "chat"},
     "mirostat": {"run", "chat"},
-    "vram": {"run", "chat", "serve", "batch", "plan", "embed", "rank"},
+    "vram": {"run", "chat", "serve", "batch", "plan", "embed", "rank", "bench"},
 }  # fmt: skip
 
 

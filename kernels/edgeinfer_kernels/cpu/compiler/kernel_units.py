@@ -7,7 +7,13 @@ from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
 from edgeinfer_kernels.cpu.layout.packed_matrix import kernel_format
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, matrices_by_neuron, predictor_matrices
+from edgeinfer_kernels.cpu.sparse import (
+    SparseLayers,
+    dense_layer,
+    matrices_by_neuron,
+    predictor_matrices,
+    predictor_rows,
+)
 from edgeinfer_kernels.decoder import DecoderWeights
 
 SERVICE = "service"
@@ -32,7 +38,8 @@ def kernel_units(
     formats = kernel_formats(weights, head=head) | {kernel_format(m) for m in predictor_matrices(sparse)}
     kinds = {residual.block.kind for layer in weights.layers for residual in layer.blocks}
     feed_forwards = {layer: dense_layer(weights, layer) for layer in sparse}
-    by_neuron = sparse_units(matrix.format for matrix in matrices_by_neuron(feed_forwards, sparse))
+    stored = [*matrices_by_neuron(feed_forwards, sparse), *predictor_rows(sparse)]
+    by_neuron = sparse_units(matrix.format for matrix in stored)
     return [*units_of(kinds), *row_units(formats), *by_neuron]
 
 

@@ -14,7 +14,7 @@ Both layouts keep the integers and factors of the file, so the dequantized value
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,6 +30,8 @@ from edgeinfer_quant_formats.codecs.bit_fields import pack_fields, unpack_codes
 from edgeinfer_quant_formats.codecs.decoding import SCALE_UNPACKERS
 
 SUB_BLOCKS = 8
+MemoryOrder = Literal["groups", "rows", "columns"]
+"""How a matrix is stored: sixteen rows interleaved, or by neuron, as gate and up or as down."""
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ SPARSE_TOKENS = 4
 NEURONS_PER_BLOCK = 32
 OUTPUTS_PER_TILE = 128
 MAX_NEURONS_PER_PIECE = 512
-ROWS_AHEAD, BLOCKS_AHEAD = 8, 3
+ROWS_AHEAD, BLOCKS_AHEAD = 4, 3
 """Prefetch distance of weights in the per-neuron layout: some kilobytes, because hardware prefetchers cannot
-predict the addresses; measured.
+predict the addresses; measured. A thread that reads all outputs of a block prefetches one block.
 """
 LIST_BYTES = 4 * (MAX_NEURONS_PER_PIECE + 16)
 ACTIVE_BYTES = 512
@@ -42,7 +42,7 @@ def lane_activations_bytes(columns: int) -> int:
     return -(-columns // 512) * 16 * ACTIVATION_BYTES
 
 
-ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4}
+ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped_swiglu": 4, "drelu": 5}
 CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, MIN_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
 """As in `specification.py`; defined here so that compiled code is rebuilt when they change."""
 GATING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_selected": 2}

@@ -189,24 +189,27 @@ class NeuronColumnsArgs(Structure):
 class SparseArgs(Structure):
     """A sparse feed-forward.
 
-    gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_first,
-    predictor_second: 0 without one; `predicted` has `rank` columns; predictor_bias: float32 per neuron. sums:
-    rows in which down is accumulated. scratch: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by
-    lanes.
+    gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_rows,
+    predictor_second: 0 without one; predictor_bias: float32 per neuron. predicted: float32 rows of `rank`
+    columns. scratch, of each thread: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes; from
+    `sums_offset` on as many rows in which down is accumulated; from `predicted_offset` on the int8 blocks of
+    `predicted`.
     """
 
     dense: Annotated[int, FeedForwardArgs]
     gate_rows: Annotated[int, NeuronRowsArgs]
     up_rows: Annotated[int, NeuronRowsArgs]
     down: Annotated[int, NeuronColumnsArgs]
-    predictor_first: Matrix
+    predictor_rows: Annotated[int, NeuronRowsArgs]
     predictor_second: Matrix
     predictor_bias: Int
-    predicted: Input
+    predicted: Int
+    predicted_stride: Int
+    predicted_offset: Int
+    predicted_quantized_stride: Int
     rank: Int
     neurons_per_piece: Int
-    outputs_per_piece: Int
-    sums: Int
+    sums_offset: Int
     sums_stride: Int
     scratch: Int
     scratch_stride: Int

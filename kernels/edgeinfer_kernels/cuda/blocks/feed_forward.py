@@ -163,11 +163,14 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, stage, parts = block.residual.block, chunk.parallel_stage(number), block.parts
     if stage:
         stage.send(chunk.x)
+    if prompt.products.kept:
+        prompt.products.kept.clear()  # of a shared expert
     for part in parts[:-1]:
         y, scales = prompt.products.dense(spec.activation, part, chunk.h)
         prompt.add_part(chunk, number, y, scales, part.down_bias)
     if parts:
         y, scales = prompt.products.dense(spec.activation, parts[-1], chunk.h)
+    prompt.report_hidden(block.index.layer)
     if stage:
         stage.receive(chunk.x, chunk.start)
     if parts:

@@ -11,6 +11,7 @@ import torch
 
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
+from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
@@ -51,6 +52,10 @@ class StreamingHost(Protocol):
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a matrix in the kernel layout."""
+        ...
+
+    def order_of(self, matrix: Matrix) -> MemoryOrder:
+        """How they are stored."""
         ...
 
 
@@ -150,7 +155,10 @@ class StreamedLayers(DeviceBuilder):
         self.host_slots = host.slots
         self.sender.pin([memory for states in self.host_states.values() for memory in states.memories()])
         return self.sender.connect(
-            [matrix.connect(host.memory_of(matrix.source)) for matrix in self._matrices]
+            [
+                matrix.connect(host.memory_of(matrix.source), host.order_of(matrix.source))
+                for matrix in self._matrices
+            ]
         )
 
     def close(self) -> None:

@@ -2,15 +2,24 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import Bytes
+
+
+class StoredBytes(NamedTuple):
+    """The bytes of a matrix in host memory, uint8, and how they are stored."""
+
+    memory: Tensor
+    order: MemoryOrder
 
 
 @dataclass(frozen=True)
@@ -22,7 +31,7 @@ class StreamedMatrix(DeviceMatrix):
 
     source: Matrix
     order: Tensor | None
-    host_bytes: list[Tensor]
+    stored: list[StoredBytes]
     """Its bytes, once the host is known."""
 
     @classmethod
@@ -32,15 +41,20 @@ class StreamedMatrix(DeviceMatrix):
         nothing = torch.empty(0, dtype=torch.int32)
         return cls(shapes, source.format, nothing, nothing, nothing, source, order, [])
 
-    def connect(self, memory: Bytes) -> Tensor:
+    def connect(self, memory: Bytes, order: MemoryOrder) -> Tensor:
         """Set its bytes; return them as a tensor."""
-        self.host_bytes[:] = [torch.from_numpy(memory)]
-        return self.host_bytes[0]
+        self.stored[:] = [StoredBytes(torch.from_numpy(memory), order)]
+        return self.memory
 
     @property
     def memory(self) -> Tensor:
         """(bytes,) uint8."""
-        return self.host_bytes[0]
+        return self.stored[0].memory
+
+    @property
+    def order_in_memory(self) -> MemoryOrder:
+        """How its bytes are stored."""
+        return self.stored[0].order
 
     @cached_property
     def group_bytes(self) -> int:

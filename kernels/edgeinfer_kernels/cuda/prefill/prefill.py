@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import OnHidden
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -57,6 +58,10 @@ class Chunk:
         return PromptStage(self.exchange, stage) if self.exchange and stage else None
 
 
+OBSERVED_EVERY = 8
+"""Streamed chunks of which one is observed: the host waits for its rows in every layer."""
+
+
 def chunk_words(start: int, tokens: int, step: RecurrentStep | None = None) -> Tensor:
     """(STATE_WORDS,) int32: what kernels read of a chunk, in the places of a decode step's words."""
     words = torch.zeros(STATE_WORDS, dtype=torch.int32)
@@ -75,6 +80,9 @@ class Prefill:
         self.model = model
         self.sent: StreamedLayers | None = None
         """All blocks, if the CPU's weights can be streamed."""
+        self.on_hidden: OnHidden | None = None
+        """Called in some of the chunks whose weights are streamed, with some of the hidden rows."""
+        self._streamed_chunks = 0
         self.exchange: PrefillExchange | None = None
         """The CPU stages of a split model."""
         self.chunk = chunk
@@ -136,8 +144,12 @@ class Prefill:
         blocks = sent.blocks if sent else self._blocks
         own = ScaledRows(self._own[: x.numel()].view(-1, x.shape[1]), self._own_scales[:tokens])
         chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages)
+        self.products.kept = None
         if sent:
             sent.sender.begin()
+            if self.on_hidden is not None and self._streamed_chunks % OBSERVED_EVERY == 0:
+                self.products.kept = []
+            self._streamed_chunks += 1
         if exchange is not None:
             exchange.receive(1, x, start)
         elif self.exchange is not None:
@@ -148,6 +160,13 @@ class Prefill:
         else:
             self._launch(chunk)
         return x
+
+    def report_hidden(self, layer: int) -> None:
+        """Report the rows that the parts of a layer's feed-forward have kept, in the order of the file."""
+        kept = self.products.kept
+        if kept and self.on_hidden is not None:
+            self.on_hidden(layer, torch.cat(kept, 1).float().numpy())
+            kept.clear()
 
     def _waits_for_host(self, chunk: Chunk) -> bool:
         """Whether the host takes part in a block of the chunk."""

@@ -13,12 +13,19 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.neuron_layout import ColumnLayout, neuron_row_bytes
+from edgeinfer_kernels.cpu.runtime.abi import NEURONS_PER_BLOCK
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.lora import DeviceLora, adapted
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_norm_rows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
+from edgeinfer_kernels.cuda.triton_ops.neuron_unpacking import (
+    padded_columns,
+    unpack_neuron_columns,
+    unpack_neuron_rows,
+)
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -32,6 +39,8 @@ DEQUANTIZED_BLOCKS = 32
 """Blocks of a row that a program dequantizes."""
 DEQUANTIZING_WARPS = 8
 LARGEST_F16 = 65504.0
+KEPT_TOKENS = 16
+"""Maximum number of tokens whose hidden rows are kept."""
 
 
 class Products:
@@ -49,6 +58,8 @@ class Products:
         self.sender: WeightStreamer | None = None
         self.lora: Mapping[int, DeviceLora] = {}
         """The LoRA adapters in use, by the id of the `DeviceMatrix`."""
+        self.kept: list[Tensor] | None = None
+        """If not None, hidden rows of some tokens are appended to it, in main memory."""
         self._hidden = arena.take((rooms.hidden,), torch.float16)
         self._hidden_scales = arena.take((rooms.scales,), torch.float32)
         self._products = arena.take((rooms.products,), torch.float32)
@@ -68,10 +79,31 @@ class Products:
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
+        if isinstance(matrix, StreamedMatrix) and matrix.order_in_memory == "columns":
+            self._multiply_by_neuron(rows, matrix, out)
+            return
         for first, weights in self._slices(matrix, ROWS_PER_GROUP):
             _matrix_product(rows, weights, out[:, first : first + len(weights)])
         for lora in adapted(self.lora, (matrix,)):
             lora.add(rows, out)
+
+    def _multiply_by_neuron(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
+        """The same with down by neuron: each slice of neurons adds its share of all outputs."""
+        assert self.sender is not None
+        layout = ColumnLayout.of(matrix.source)
+        neurons = NEURONS_PER_BLOCK * layout.blocks_per_super
+        count, outputs = layout.blocks // layout.blocks_per_super, matrix.shapes.rows
+        fitting = len(self.scratch) // (neurons * layout.outputs)
+        step = max(min(fitting, self.sender.piece_bytes // layout.super_bytes), 1)
+        for first in range(0, count, step):
+            last = min(count, first + step)
+            raw = self.sender.send(matrix.memory, [(first * layout.super_bytes, last * layout.super_bytes)])
+            here = (last - first) * neurons
+            weights = self.scratch[: here * layout.outputs].view(here, layout.outputs)
+            unpack_neuron_columns(raw, matrix.format, layout, weights)
+            self.sender.done()
+            part = rows[:, first * neurons : last * neurons]
+            _add_product(part, weights[:, :outputs], out, is_first=first == 0)
 
     def by_head(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, heads, outputs) float16 = rows (tokens, heads, columns) float16 · the rows of the
@@ -112,6 +144,9 @@ class Products:
 
     def _streamed_slices(self, matrix: StreamedMatrix, multiple: int) -> Iterator[tuple[int, Tensor]]:
         assert self.sender is not None
+        if matrix.order_in_memory == "rows":
+            yield from self._slices_by_neuron(matrix)
+            return
         columns, matrix_rows, group_bytes = matrix.shapes.columns, matrix.shapes.rows, matrix.group_bytes
         piece_rows = self.sender.piece_bytes // group_bytes * ROWS_PER_GROUP // multiple * multiple
         step = min(self.rows_at_once(columns, multiple), piece_rows)
@@ -124,6 +159,20 @@ class Products:
             unpack(raw, matrix.format, columns, weights)
             self.sender.done()
             yield first, weights[:count]
+
+    def _slices_by_neuron(self, matrix: StreamedMatrix) -> Iterator[tuple[int, Tensor]]:
+        """As `_streamed_slices`, of gate or up by neuron."""
+        assert self.sender is not None
+        rows, row_bytes = matrix.shapes.rows, neuron_row_bytes(matrix.source)
+        columns = padded_columns(matrix.shapes.columns)
+        step = max(min(len(self.scratch) // columns, self.sender.piece_bytes // row_bytes), 1)
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            raw = self.sender.send(matrix.memory, [(first * row_bytes, (first + count) * row_bytes)])
+            weights = self.scratch[: count * columns].view(count, columns)
+            unpack_neuron_rows(raw, matrix.format, weights)
+            self.sender.done()
+            yield first, weights[:, : matrix.shapes.columns]
 
     def dense(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> tuple[Tensor, Tensor]:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
@@ -144,6 +193,8 @@ class Products:
                 if product is not None and scale != 1:
                     product.mul_(scale)
             activation_norm_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, w.sub_norm, inner)
+        if self.kept is not None:
+            self.kept.append(inner.rows[:: -(-tokens // KEPT_TOKENS)].to("cpu", copy=True))
         return self.product(inner.rows, w.down), inner.scales
 
     def stacked(self, rows: Tensor, stack: Stack) -> Tensor:
@@ -184,3 +235,12 @@ def _matrix_product(rows: Tensor, weights: Tensor, out: Tensor) -> None:
         torch.mm(rows, weights.t(), out_dtype=torch.float32, out=out)
     else:
         torch.mm(rows.float(), weights.t().float(), out=out)
+
+
+def _add_product(rows: Tensor, weights: Tensor, out: Tensor, *, is_first: bool) -> None:
+    """out = rows · weights, or out += it unless it is the first."""
+    beta = 0 if is_first else 1
+    if rows.is_cuda:
+        torch.addmm(out, rows, weights, out_dtype=torch.float32, beta=beta, out=out)
+    else:
+        torch.addmm(out, rows.float(), weights.float(), beta=beta, out=out)

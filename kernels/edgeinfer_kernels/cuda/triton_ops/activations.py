@@ -18,12 +18,14 @@ GELU = tl.constexpr(1)
 RELU = tl.constexpr(2)
 RELU_SQUARED = tl.constexpr(3)
 CLAMPED_SWIGLU = tl.constexpr(4)
+DRELU = tl.constexpr(5)
 ACTIVATIONS = {
     "silu": SILU,
     "gelu": GELU,
     "relu": RELU,
     "relu_squared": RELU_SQUARED,
     "clamped_swiglu": CLAMPED_SWIGLU,
+    "drelu": DRELU,
 }
 LIMITED_SWIGLU = tl.constexpr(1024)
 """The code of `LimitedSwiglu` is its limit plus this number."""
@@ -54,7 +56,7 @@ def activate(x, ACTIVATION: tl.constexpr):
 
 @triton.jit
 def activate_gated(gate, up, ACTIVATION: tl.constexpr):
-    """activation(gate) · up; clamped SwiGLU as defined in `specification.Activation`."""
+    """activation(gate) · up; dReLU and clamped SwiGLU as defined in `blocks.feed_forward.Activation`."""
     if ACTIVATION == CLAMPED_SWIGLU:
         gate = tl.minimum(gate, LIMIT)
         up = tl.minimum(tl.maximum(up, -LIMIT), LIMIT)
@@ -63,6 +65,8 @@ def activate_gated(gate, up, ACTIVATION: tl.constexpr):
         limit: tl.constexpr = ACTIVATION - LIMITED_SWIGLU
         up = tl.minimum(tl.maximum(up, -limit), limit)
         return tl.minimum(activate(gate, SILU), limit) * up
+    elif ACTIVATION == DRELU:
+        return tl.maximum(gate, 0.0) * tl.maximum(up, 0.0)
     else:
         return activate(gate, ACTIVATION) * up
 

@@ -43,10 +43,12 @@ def activate(x: Array, activation: Activation) -> Array:
 
 
 def activate_gated(gate: Array, up: Array, activation: Activation) -> Array:
-    """activation(gate) · up; clamped SwiGLU as defined in `blocks.feed_forward`."""
+    """activation(gate) · up; dReLU and clamped SwiGLU as defined in `blocks.feed_forward`."""
     if isinstance(activation, LimitedSwiglu):
         limit = activation.limit
         return np.asarray(np.minimum(activate(gate, "silu"), limit) * np.clip(up, -limit, limit))
+    if activation == "drelu":
+        return np.maximum(gate, 0) * np.maximum(up, 0)
     if activation != "clamped_swiglu":
         return activate(gate, activation) * up
     gate = np.minimum(gate, CLAMPED_SWIGLU_LIMIT)

@@ -28,7 +28,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_CODES, CLAMPED_SWIGLU_LIMIT, CLAMPED_SWIGLU_SLOPE
 
 SILU, GELU, RELU = (ACTIVATION_CODES[name] for name in ("silu", "gelu", "relu"))
-CLAMPED_SWIGLU = ACTIVATION_CODES["clamped_swiglu"]
+CLAMPED_SWIGLU, DRELU = ACTIVATION_CODES["clamped_swiglu"], ACTIVATION_CODES["drelu"]
 FIRST_ADDRESS = 1 << 10
 """Codes from here on are addresses."""
 SLOPE, LIMIT = np.float32(CLAMPED_SWIGLU_SLOPE), np.float32(CLAMPED_SWIGLU_LIMIT)
@@ -103,8 +103,9 @@ def activate(code, x):
 
 @device_function
 def activate_gated(code, gate, up):
-    """activation(gate)·up; clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), g = min(gate, limit), u = up within
-    ±limit. A larger code is the address of the limit of min(silu(gate), limit)·up, up within ±limit.
+    """activation(gate)·up. dReLU: relu(gate)·relu(up). Clamped SwiGLU: g·sigmoid(slope·g)·(u + 1), with
+    g = min(gate, limit), u = up within ±limit. A larger code is the address of the limit of
+    min(silu(gate), limit)·up, up within ±limit.
     """
     if code >= FIRST_ADDRESS:
         limit = load_f32(code)
@@ -115,6 +116,8 @@ def activate_gated(code, gate, up):
         up = at_least(at_most(up, LIMIT), -LIMIT)
         slope = sigmoid(multiply(gate, splat_f32(SLOPE)))
         return multiply(multiply(gate, slope), add(up, splat_f32(np.float32(1))))
+    if code == DRELU:
+        return multiply(at_least(gate, np.float32(0)), at_least(up, np.float32(0)))
     return multiply(activate(code, gate), up)
 
 

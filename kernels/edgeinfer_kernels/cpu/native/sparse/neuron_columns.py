@@ -57,11 +57,11 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 from edgeinfer_quant_formats.formats import FORMATS
 
 NEURON_SUMS_ARGUMENTS = 10
-"""columns, first_output, last_output, activations, activation_stride, tokens, output, output_stride, scratch,
-0.
+"""columns, part, parts, activations, activation_stride, tokens, output, output_stride, scratch, by_outputs.
 
-`columns` is a NeuronColumnsArgs; outputs are multiples of OUTPUTS_PER_TILE; activations are int8 blocks;
-`scratch` is ACTIVE_LISTS times ACTIVE_BYTES of thread-private memory.
+`columns` is a NeuronColumnsArgs, of whose blocks `part` of `parts` is summed, or if `by_outputs`, of whose
+outputs: then only those are written. Activations are int8 blocks; `scratch` is ACTIVE_LISTS times
+ACTIVE_BYTES of thread-private memory.
 """
 QUAD_BYTES = 48
 """Four neurons: the addresses of their weights, then their activations, one byte each."""
@@ -309,10 +309,31 @@ def make_tile(spec: ColumnFormat):
     return tile_of_nibbles if spec.bits == 4 else tile_of_bytes
 
 
-def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
-    """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums of some outputs, for a few tokens.
+@device_function
+def block_of_part(index, part, parts):
+    """A block of a part: one of each `parts` blocks, in alternating order, as hot neurons may be first."""
+    return index * parts + (part if index % 2 == 0 else parts - 1 - part)
 
-    Reads the factors of all blocks with an active neuron, and bits/8 bytes per neuron and output.
+
+@device_function
+def blocks_of_part(blocks, part, parts):
+    """The number of blocks of a part."""
+    rounds = blocks // parts
+    return rounds + (1 if block_of_part(rounds, part, parts) < blocks else 0)
+
+
+@device_function
+def part_of_outputs(outputs, part, parts):
+    """The first output of a part, in whole tiles."""
+    return outputs // OUTPUTS_PER_TILE * part // parts * OUTPUTS_PER_TILE
+
+
+def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
+    """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums over a part of the neurons, for a few tokens.
+
+    Which neurons depends on nothing but the number of parts, so a token's sums don't depend on the others.
+    Reads the factors of all blocks with an active neuron, and bits/8 bytes per neuron and output: a neuron's
+    weights are contiguous, so a thread that has whole neurons reads few pages.
     """
     tile = make_tile(spec)
     by_halves, has_bytes, bits = (
@@ -322,12 +343,13 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     )
 
     @device_function
-    def list_step(columns, step, tokens, activations, stride, scratch):
-        block = step // tokens
+    def list_step(columns, step, part, parts, tokens, activations, stride, scratch):
+        index = step // tokens
+        block = block_of_part(index, part, parts)
         at, _ = block_address(columns, block)
         neuron_bytes = columns.neuron_bytes
         rows = at + columns.factor_bytes
-        a = activations + (step - block * tokens) * stride + ACTIVATION_BYTES * block
+        a = activations + (step - index * tokens) * stride + ACTIVATION_BYTES * block
         list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
 
     @device_function
@@ -348,29 +370,37 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             prefetch_lines(f16_scales + 2 * begin, 2 * OUTPUTS_PER_TILE)
 
     def neuron_sums(
-        columns, first, last, activations, stride, tokens, output, output_stride, scratch, unused
+        columns, part, parts, activations, stride, tokens, output, output_stride, scratch, by_outputs
     ):
         outputs = columns.outputs
+        first, last, distance = 0, outputs, 1
+        if by_outputs != 0:
+            distance = BLOCKS_AHEAD
+            first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
+            part, parts = 0, 1
         for token in range(tokens):
             for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
-        steps = columns.blocks * tokens
-        for step in range(min(steps, BLOCKS_AHEAD)):
-            list_step(columns, step, tokens, activations, stride, scratch)
+        steps = blocks_of_part(columns.blocks, part, parts) * tokens
+        for step in range(min(steps, distance)):
+            list_step(columns, step, part, parts, tokens, activations, stride, scratch)
         for step in range(steps):
             active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
-            ahead = min(step + BLOCKS_AHEAD, steps - 1)
-            list_step(columns, ahead, tokens, activations, stride, scratch)
+            ahead = min(step + distance, steps - 1)
+            list_step(columns, ahead, part, parts, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
-            next_factors, next_f16_scales = block_address(columns, ahead // tokens)
+            next_block = block_of_part(ahead // tokens, part, parts)
+            next_factors, next_f16_scales = block_address(columns, next_block)
             quads = load_i64(active + QUADS)
-            block = step // tokens
-            token = step - block * tokens
+            index = step // tokens
+            block = block_of_part(index, part, parts)
+            token = step - index * tokens
             factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
             for begin in range(first, last, OUTPUTS_PER_TILE):
-                prefetch_tile(following, next_factors, next_f16_scales, outputs, begin)
+                if load_i64(following + QUADS) != 0:
+                    prefetch_tile(following, next_factors, next_f16_scales, outputs, begin)
                 if quads != 0:
                     tile(active, quads, factors, f16_scales, outputs, begin, a, out)
 

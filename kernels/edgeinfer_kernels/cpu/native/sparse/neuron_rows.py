@@ -115,6 +115,9 @@ def make_neuron_rows(row_format: RowFormat) -> Callable[..., None]:
 
     def neuron_rows(weights, groups, neurons, count, activations, output):
         row_bytes = groups * group_bytes
+        for index in range(min(count, ROWS_AHEAD)):
+            for line in range(0, row_bytes, CACHE_LINE):
+                prefetch(weights + load_i32(neurons + 4 * index) * row_bytes + line)
         for index in range(count):
             at = neurons + 4 * index
             row = weights + load_i32(at) * row_bytes

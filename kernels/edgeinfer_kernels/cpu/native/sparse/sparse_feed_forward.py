@@ -1,8 +1,10 @@
 """The feed-forward block of ReLU models for a few tokens: inactive neurons cost only their detection.
 
 Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
-up is computed for the active ones, and then their share of down. The first three steps are one phase: a
-thread processes a piece of the neurons completely, so no thread waits for a list.
+up is computed for the active ones. These steps are one phase: a thread processes a piece of the neurons
+completely, so no thread waits for a list. Then each thread adds up down for its part of the neurons, and the
+sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
+block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
 
 import numpy as np
@@ -13,7 +15,6 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     multiply_rows,
     normalize_and_quantize,
     operands,
-    project,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
@@ -28,11 +29,18 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_6,
     call_pointer_10,
+    load_i32,
     store_i32,
     trailing_zeros,
 )
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.runtime.abi import LIST_BYTES, ROWS_AHEAD, SPARSE_SCRATCH, SPARSE_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import (
+    LIST_BYTES,
+    MAX_NEURONS_PER_PIECE,
+    ROWS_AHEAD,
+    SPARSE_SCRATCH,
+    SPARSE_TOKENS,
+)
 from edgeinfer_kernels.cpu.runtime.block_args import SparseArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
@@ -55,8 +63,9 @@ def list_positive(row, bias, first, last, neurons):
             store_i32(neurons + 4 * count, i + trailing_zeros(bits))
             bits &= bits - 1
             count += 1
+    following = load_i32(neurons + 4 * (count - 1)) if count != 0 else first
     for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), first)
+        store_i32(neurons + 4 * (count + ahead), following)
     return count
 
 
@@ -84,14 +93,13 @@ def multiply_listed_rows(rows, neurons, count, lanes, out):
 def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
     """Compute gate (or up) of a piece of the neurons: all of them, or those that the predictor selects."""
     hidden = dense.hidden
-    source, matrix = dense.normed, dense.gate_matrix
-    out = dense.gate
-    second = block.predictor_second
-    if second.address != 0:
-        source, matrix = block.predicted, second
-    elif matrix.address == 0:
-        matrix, out = dense.up_matrix, hidden.floats
-    activations, times = operands(matrix, source)
+    matrix, out = block.predictor_second, dense.gate
+    activations, times = own + block.predicted_offset, block.predicted_quantized_stride
+    if matrix.address == 0:
+        matrix = dense.gate_matrix
+        if matrix.address == 0:
+            matrix, out = dense.up_matrix, hidden.floats
+        activations, times = operands(matrix, dense.normed)
     stride = hidden.float_stride
     kernel = matrix.kernel
     multiply_rows(kernel, matrix, first, last, activations, times, tokens, out, stride, dense_scratch)
@@ -153,47 +161,80 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
 
 
 @device_function
-def down_phase(pool, counter, block, dense, tokens, own):
-    """Phase: the active neurons' share of down, in pieces of the outputs."""
+def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
+    """Phase: the sums over the active neurons of some blocks, in the thread's memory; or, if `by_outputs`,
+    all sums of some outputs, in the memory of the first thread.
+    """
     hidden = dense.hidden
     down = block.down
-    outputs = down.outputs
-    piece = block.outputs_per_piece
-    while True:
-        first = next_item(pool, counter) * piece
-        if first >= outputs:
-            break
-        call_pointer_10(
-            down.kernel,
-            down.address,
-            first,
-            min(outputs, first + piece),
-            hidden.quantized,
-            hidden.quantized_stride,
-            tokens,
-            block.sums,
-            block.sums_stride,
-            own + LIST_BYTES,
-            0,
-        )
+    sums = block.scratch if by_outputs != 0 else own
+    call_pointer_10(
+        down.kernel,
+        down.address,
+        thread,
+        pool.threads,
+        hidden.quantized,
+        hidden.quantized_stride,
+        tokens,
+        sums + block.sums_offset,
+        block.sums_stride,
+        own + LIST_BYTES,
+        by_outputs,
+    )
 
 
 @device_function
-def predict_phase(pool, counter, thread, block, dense, tokens, dense_scratch):
-    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor."""
-    first = block.predictor_first
-    if first.address == 0:
+def add_sums(thread, threads, block, tokens):
+    """Phase: add the sums of all threads for a part of the outputs, to those of the first."""
+    outputs = block.down.outputs
+    each = -(-outputs // 16 // threads) * 16
+    first = min(outputs, thread * each)
+    last = min(outputs, first + each)
+    sums = block.scratch
+    sums += block.sums_offset
+    for token in range(tokens):
+        for i in range(first, last, 16):
+            at = sums + token * block.sums_stride + 4 * i
+            total = load_floats(at)
+            for other in range(1, threads):
+                total = add(total, load_floats(at + other * block.scratch_stride))
+            store_floats(at, total)
+
+
+@device_function
+def list_every(first, last, step, neurons):
+    """List first, first + step, … before `last`, at most MAX_NEURONS_PER_PIECE; return the number."""
+    count = 0
+    for neuron in range(first, last, step):
+        if count == MAX_NEURONS_PER_PIECE:
+            break
+        store_i32(neurons + 4 * count, neuron)
+        count += 1
+    for ahead in range(ROWS_AHEAD):
+        store_i32(neurons + 4 * (count + ahead), first)
+    return count
+
+
+@device_function
+def predict_phase(pool, thread, block, tokens, own):
+    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
+    Then each thread quantizes the result for itself.
+    """
+    rows = block.predictor_rows
+    if rows.address == 0:
         return
-    predicted = block.predicted
-    out, stride = predicted.floats, predicted.float_stride
-    normed = dense.normed
-    project(pool, counter, thread, tokens, first, normed, out, stride, dense_scratch)
-    barrier(pool)
-    if next_item(pool, counter + 1) == 0:
+    threads, rank = pool.threads, block.rank
+    first = thread
+    while first < rank:
+        count = list_every(first, rank, threads, own)
         for token in range(tokens):
-            to = predicted.quantized + token * predicted.quantized_stride
-            quantize_blocks(out + token * stride, to, 0, predicted.columns)
+            lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+            multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
+        first += count * threads
     barrier(pool)
+    for token in range(tokens):
+        to = own + block.predicted_offset + token * block.predicted_quantized_stride
+        quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)
 
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
@@ -215,13 +256,20 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
-    predict_phase(pool, 1, thread, block, dense, tokens, dense_scratch)
+    predict_phase(pool, thread, block, tokens, own)
     neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
     barrier(pool)
-    down_phase(pool, 4, block, dense, tokens, own)
+    gate_matrix = dense.gate_matrix
+    predictor = block.predictor_second
+    by_outputs = 1 if gate_matrix.address == 0 and predictor.address == 0 else 0
+    down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+    if by_outputs == 0:
+        barrier(pool)
+        add_sums(thread, pool.threads, block, tokens)
     barrier_and_clear(pool)
     down = dense.down_matrix
-    sums = block.sums
+    sums = block.scratch
+    sums += block.sums_offset
     stride = block.sums_stride
     scale = dense.residual_scale
     post_norm = dense.post_norm

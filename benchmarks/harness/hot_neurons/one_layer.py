@@ -1,6 +1,6 @@
 """A feed-forward that reads active neurons only, against the dense one, on the CPU.
 
-python benchmarks/sparse_feed_forward.py --shapes relu-1b,relu-7b,relu2-4b --types Q4_0,Q8_0 --threads 1,2
+python benchmarks/hot_neurons.py --one-layer --shapes relu-1b,relu-7b,relu2-4b --types Q4_0,Q8_0 --threads 1,2
 """
 
 import argparse
@@ -51,8 +51,9 @@ def predictor_row(run: SparseRun) -> list[str]:
 
 
 def options() -> argparse.Namespace:
-    """The options of the command line."""
+    """The options of the command line after `--one-layer`."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--one-layer", action="store_true", help="this program")
     parser.add_argument("--shapes", default="relu-1b,relu-7b,relu2-4b", help="planted shapes (%(default)s)")
     parser.add_argument("--types", default="Q4_0,Q8_0", help="formats with commas (%(default)s)")
     parser.add_argument("--models", default="tiny", help="models with a ReLU (%(default)s)")
@@ -96,7 +97,3 @@ def main() -> None:
 
 def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-if __name__ == "__main__":
-    suites.main(main)

@@ -1,0 +1,1 @@
+"""Planted ReLU models as files, and split models that compute only their active neurons."""
