@@ -7,7 +7,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
@@ -52,7 +54,7 @@ class ThreadPool:
             worker.start()
         kept_alive = (self._memory, self._kernels, self._functions)
         self._end = weakref.finalize(
-            self, _shutdown, self._process, self._shutdown, self.address, workers, kept_alive
+            self, _shutdown, self._process, self._lock, self._shutdown, self.address, workers, kept_alive
         )
 
     def _use_operating_system(self, args: ThreadPoolArgs) -> None:
@@ -72,11 +74,16 @@ class ThreadPool:
             args.futex = FUTEX_NUMBERS[platform.machine()]
 
     def run(self, function: int, block: int, step: int) -> None:
-        """Run the kernel at address `function` on every thread; return when all are done."""
+        """Run the kernel at address `function` on every thread; return when all are done.
+
+        Raises `BackendError`: the pool is closed, as at the end of the program.
+        """
         with self._lock:
             if os.getpid() != self._process:
                 self._end.detach()
                 self._start()
+            elif not self._end.alive:
+                raise BackendError("the model has been closed; load it again")
             self._run(self.address, function, block, step)
 
     def close(self) -> None:
@@ -86,14 +93,16 @@ class ThreadPool:
 
 def _shutdown(
     process: int,
+    lock: AbstractContextManager[object],
     shutdown: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
     kept_alive: tuple[object, ...],
 ) -> None:
-    """Shut the threads down and join them: their code and memory must outlive them."""
+    """Shut the threads down after the current run and join them: their code and memory must outlive them."""
     if os.getpid() != process:  # A forked child has no threads.
         return
-    shutdown(address)
+    with lock:
+        shutdown(address)
     for worker in workers:
         worker.join()

@@ -7,6 +7,7 @@ import time
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
@@ -102,6 +103,30 @@ def test_closing_ends_the_threads(kernels: Kernels) -> None:
     assert threading.active_count() == before + 3
     pool.close()
     pool.close()
+    assert threading.active_count() == before
+
+
+def test_closing_while_another_thread_runs_the_pool_ends_both(kernels: Kernels) -> None:
+    before = threading.active_count()
+    for _ in range(20):
+        pool, began, closed = ThreadPool(kernels, 3), threading.Event(), list[BackendError]()
+
+        def run_until_closed(
+            pool: ThreadPool = pool, began: threading.Event = began, closed: list[BackendError] = closed
+        ) -> None:
+            try:
+                while True:
+                    add_up(kernels, pool)
+                    began.set()
+            except BackendError as error:
+                closed.append(error)
+
+        caller = threading.Thread(target=run_until_closed, daemon=True)
+        caller.start()
+        assert began.wait(20)
+        pool.close()
+        caller.join(20)
+        assert len(closed) == 1
     assert threading.active_count() == before
 
 
