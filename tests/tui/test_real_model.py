@@ -182,7 +182,7 @@ def broken(path: Path, kind: str) -> Path:
     ("kind", "reported"),
     [
         ("cut", "wanted an end at most"),
-        ("folder", "a folder without a .gguf file; name a model file"),
+        ("folder", "a folder without a .gguf file, or config.json and safetensors; name a model"),
         ("text", "magic b'To w', wanted b'GGUF': not a GGUF file"),
         ("nothing", "no such file"),
         ("architecture", "add --engine llama.cpp"),

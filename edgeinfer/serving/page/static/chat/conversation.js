@@ -8,6 +8,8 @@ import { promptMessages, Tree } from "./tree.js";
 
 const MAX_ROUNDS = 20; // responses with tool calls to one message
 const MAX_ANNOUNCED = 300; // characters of a result that screen readers read
+const FOLLOW_MILLISECONDS = 500;
+const MAX_FOLLOWED = 20; // times that a response of another page is read again
 
 export class Conversation {
   // `host` has what the page shows besides the messages: model(), settings(), tools, changed(), composer,
@@ -55,6 +57,22 @@ export class Conversation {
     this.host.composer.showEditing(false);
     this.show();
     this.host.changed();
+    this.#follow(this.tree.byId.get(this.tip));
+  }
+
+  // A response that isn't complete yet may still be saved by the page that is being left, or by another one: shows
+  // what is saved of it, for some seconds.
+  #follow(message, times = MAX_FOLLOWED) {
+    if (message?.state !== "coming" || times === 0) return;
+    setTimeout(async () => {
+      const isShown = () => this.tree.byId.get(message.id) === message && this.running === null;
+      if (!isShown()) return;
+      const { tree } = await get(`/page/chats/${this.chat.id}`);
+      if (!isShown()) return;
+      Object.assign(message, tree.find((saved) => saved.id === message.id));
+      this.views.get(message.id)?.update(true);
+      this.#follow(message, times - 1);
+    }, FOLLOW_MILLISECONDS);
   }
 
   // Shows the current branch.

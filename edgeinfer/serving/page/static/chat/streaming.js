@@ -9,7 +9,10 @@ const MAX_KEEPALIVE = 60000; // a browser's limit for requests of a page that is
 export class ResponseSaver {
   constructor(message) {
     Object.assign(this, { message, timer: 0, last: Promise.resolve(), failure: null });
+    this.isLeaving = false; // a browser may end the response's connection before `pagehide`
+    this.leaving = () => (this.isLeaving = true);
     this.leave = () => this.#save("stopped", { keepalive: true });
+    addEventListener("beforeunload", this.leaving);
     addEventListener("pagehide", this.leave);
   }
 
@@ -21,7 +24,9 @@ export class ResponseSaver {
   }
 
   async finish(state) {
+    if (this.isLeaving && state === "failed") return;
     clearTimeout(this.timer);
+    removeEventListener("beforeunload", this.leaving);
     removeEventListener("pagehide", this.leave);
     await this.last;
     await this.#save(state);
