@@ -16,7 +16,7 @@ from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
-from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
+from edgeinfer_kernels.reference.step import Array, BlockStep, Observer, normalize, soft_cap
 
 
 def final_norm(spec: DecoderSpec, weights: DecoderWeights, x: Array) -> Array:
@@ -60,6 +60,8 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing
+        self.observer: Observer | None = None
+        """Called with the inputs of every matrix of a layer."""
         self._recurrent = RecurrentStep()
         self._pool: list[ReferenceBackend] = []
         self._shared: dict[str, Array] = {}
@@ -141,6 +143,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             routing=self.routing,
             recurrent=self._recurrent,
             shared=self._shared,
+            observer=self.observer,
         )
         y = forward_of(residual.block.kind)(step, self._normed)
         x += normalize(y, residual.post_norm_spec, w.post_norm) * residual.residual_scale
