@@ -9,10 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.calibration.fitting import Fitted, fit_types
+from edgeinfer.calibration.goals import Goal, goal_of
+from edgeinfer.calibration.reference_model import opened
 from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
 from edgeinfer.hugging_face.folder_file import FolderFile
-from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
@@ -32,6 +34,7 @@ DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)
 
 Progress = Callable[[int, int], None]
+Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,10 @@ def quantize(
     *,
     hot_first: bool = False,
     importance: str | Path | None = None,
+    fit: int | str | None = None,
+    bits_per_weight: float | None = None,
+    tokens_per_second: float | None = None,
+    text: str | None = None,
     overrides: Mapping[str, str] | None = None,
     pure: bool = False,
     output_type: str | None = None,
@@ -62,6 +69,7 @@ def quantize(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    report: Report | None = None,
 ) -> Quantization:
     """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
 
@@ -72,18 +80,25 @@ def quantize(
     usable processors. `dry_run`: only return the plan; `target` may be None then. `progress` is called with
     bytes read.
 
+    `fit` (bytes, or as "6GiB"), `bits_per_weight` or `tokens_per_second` instead of `type`: the format of
+    each tensor is selected so that the file reaches this with the least divergence. How much each tensor's
+    format changes the outputs is measured on `text` (by default, on text that the model generates), which
+    takes minutes to hours and is kept; `report` is called with the task, and its done and total amounts.
+
     The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
     errors that a user can fix, `OSError` if the disk is full.
     """
     threads = _checked_threads(threads)
     options = _type_options(pure, output_type, embedding_type, overrides or {})
+    goal = _checked_goal(goal_of(fit, bits_per_weight, tokens_per_second), type, options)
     given = None if importance is None else read_importance(importance)
     source = find_model(model).path
     if hot_first and source.is_dir():
         raise SettingError(f"hot_first: {source} is a folder; convert it, then reorder the file")
-    with _opened(source) as file:
+    with opened(source) as file:
         hot = hot_first_orders(file) if hot_first else HotFirst()
-        done = _planned(file, None if target is None else Path(target), type, options, given, hot)
+        fitted = None if goal is None else fit_types(source, file, goal, text, given, report)
+        done = _planned(file, None if target is None else Path(target), type, options, given, hot, fitted)
         done = replace(done, source=source)
         _check_requantizing(done.plan, allow_requantize)
         if dry_run:
@@ -105,9 +120,11 @@ def convert(
     return quantize(folder, target, type, **options)
 
 
-def _opened(path: Path) -> GGUFFile:
-    """The open model, of which one tensor at a time is in memory."""
-    return open_folder(path, in_memory=True) if path.is_dir() else GGUFFile.open(path)
+def _checked_goal(goal: Goal | None, type: str | None, options: TypeOptions) -> Goal | None:
+    """The goal, if no option names formats too."""
+    if goal is not None and (type is not None or options != TypeOptions()):
+        raise SettingError(f"goal: saw {goal} and types by name; drop one of them, a goal selects all types")
+    return goal
 
 
 def _checked_threads(threads: int | None) -> int:
@@ -123,9 +140,12 @@ def _planned(
     options: TypeOptions,
     importance: Importance | None,
     hot: HotFirst,
+    fitted: Fitted | None = None,
 ) -> Quantization:
     is_kept = type is None and (bool(hot.orders) or isinstance(file, FolderFile))
     mix = None if is_kept else find_mix(type or DEFAULT_TYPE)
+    if fitted is not None:
+        mix, options = fitted.mix, replace(options, overrides=fitted.overrides)
     plan = plan_quantization(file, mix, options, importance) if mix else plan_as_it_is(file)
     idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
     if idle:

@@ -20,19 +20,18 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 class Checkpoint:
-    """The folder `OUT.partial` with the results of a run that writes OUT.
+    """A folder with the results of a run.
 
     `key` is what the results depend on. A folder of another key is emptied; a folder of something else is
     refused. Each result is written completely or not at all.
     """
 
-    def __init__(self, target: Path, key: str) -> None:
-        self.folder = target.with_name(target.name + ".partial")
+    def __init__(self, folder: Path, key: str) -> None:
+        self.folder = folder
         self._key = key
         found = self._stored_key()
         if found is not None and found != key:
             self.remove()
-        self.is_resumed = found == key
 
     def _stored_key(self) -> str | None:
         if not self.folder.exists():
@@ -56,7 +55,7 @@ class Checkpoint:
     def store(self, name: str, arrays: Arrays) -> None:
         """Store the arrays of a result. Raises `OSError`: the disk is full."""
         if not self.folder.is_dir():
-            self.folder.mkdir()
+            self.folder.mkdir(parents=True)
             (self.folder / KEY_FILE).write_text(self._key, "utf-8")
         made = self.folder / f"{secrets.token_hex(8)}.new"
         try:
@@ -75,6 +74,11 @@ class Checkpoint:
         return self.folder / (
             hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32] + ".npz"
         )
+
+
+def partial_folder(target: Path) -> Path:
+    """The folder for the results of a run that writes `target`."""
+    return target.with_name(target.name + ".partial")
 
 
 def run_key(*parts: object) -> str:

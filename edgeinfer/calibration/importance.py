@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgeinfer.calibration.checkpoint import Arrays, Checkpoint, file_key, run_key
+from edgeinfer.calibration.checkpoint import Arrays, Checkpoint, file_key, partial_folder, run_key
 from edgeinfer.calibration.reference_model import ReferenceModel, opened, reference_model
 from edgeinfer.errors import SettingError
 from edgeinfer.registry.registry import find_model
@@ -85,7 +85,9 @@ def measure_importance(
     with opened(path) as file:
         reference, recorder = reference_model(file), InputRecorder(file)
         windows = reference.windows(text, tokens)
-        saved = Checkpoint(target, run_key("importance", file_key(file), reference.window, windows))
+        saved = Checkpoint(
+            partial_folder(target), run_key("importance", file_key(file), reference.window, windows)
+        )
         _recorded(reference, windows, recorder, saved, report)
     write_importance(target, recorder.sums, dataset, len(windows), reference.window)
     saved.remove()

@@ -83,14 +83,14 @@ def test_an_interrupted_run_resumes_with_the_same_result(zoo_file: ZooFile, tmp_
 
 
 def test_a_checkpoint_of_other_settings_is_emptied_and_a_strange_folder_refused(tmp_path: Path) -> None:
-    target = tmp_path / "out.gguf"
+    target = tmp_path / "run" / "here"
     first = Checkpoint(target, "one")
     first.store("a", {"x": np.ones(2)})
     again = Checkpoint(target, "one").load("a")
     assert again is not None
     assert again["x"].tolist() == [1, 1]
     assert Checkpoint(target, "two").load("a") is None
-    (tmp_path / "other.partial").mkdir()
+    (tmp_path / "other").mkdir()
     with pytest.raises(SettingError, match=r"holds no run.txt, wanted the intermediate results"):
         Checkpoint(tmp_path / "other", "one")
 
