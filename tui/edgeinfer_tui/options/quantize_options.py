@@ -101,7 +101,7 @@ Fit = Annotated[
         "--fit",
         metavar="SIZE",
         help="The best file of at most this size, as 6GiB: the type of each tensor is selected by what it "
-        "does to the outputs. That is measured once, which takes minutes to hours; Ctrl-C keeps what is measured.",
+        "does to the outputs. That is measured once, in minutes to hours; Ctrl-C keeps what is measured.",
         rich_help_panel=GOALS,
     ),
 ]
