@@ -11,6 +11,7 @@ from typing import Any
 
 from edgeinfer.calibration.fitting import Fitted, fit_types
 from edgeinfer.calibration.goals import Goal, goal_of
+from edgeinfer.calibration.hessian_quantizing import calibrated
 from edgeinfer.calibration.reference_model import opened
 from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
@@ -32,6 +33,8 @@ from edgeinfer_quant_formats.quantizer.type_selection import Override, TypeOptio
 
 DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)
+NOT_ROUNDED = ("IQ4_XS", "IQ4_NL")
+"""Formats that a fitted file can have, but whose codes aren't rounded by the Hessian."""
 
 Progress = Callable[[int, int], None]
 Report = Callable[[str, int, int], None]
@@ -60,6 +63,7 @@ def quantize(
     bits_per_weight: float | None = None,
     tokens_per_second: float | None = None,
     text: str | None = None,
+    calibrate: str | None = None,
     overrides: Mapping[str, str] | None = None,
     pure: bool = False,
     output_type: str | None = None,
@@ -85,11 +89,16 @@ def quantize(
     format changes the outputs is measured on `text` (by default, on text that the model generates), which
     takes minutes to hours and is kept; `report` is called with the task, and its done and total amounts.
 
+    `calibrate`: a text; matrices in Q4_0 to Q5_1 and Q2_K to Q6_K are rounded by the Hessians of their inputs
+    on it (GPTQ). An interrupted run leaves `target`.partial, with which the same call resumes.
+
     The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
     errors that a user can fix, `OSError` if the disk is full.
     """
     threads = _checked_threads(threads)
     options = _type_options(pure, output_type, embedding_type, overrides or {})
+    if calibrate is not None and hot_first:
+        raise SettingError("calibrate: not together with hot_first; quantize first, then reorder the file")
     goal = _checked_goal(goal_of(fit, bits_per_weight, tokens_per_second), type, options)
     given = None if importance is None else read_importance(importance)
     source = find_model(model).path
@@ -97,7 +106,10 @@ def quantize(
         raise SettingError(f"hot_first: {source} is a folder; convert it, then reorder the file")
     with opened(source) as file:
         hot = hot_first_orders(file) if hot_first else HotFirst()
-        fitted = None if goal is None else fit_types(source, file, goal, text, given, report)
+        fitted = None
+        if goal is not None:
+            excluded = () if calibrate is None else NOT_ROUNDED
+            fitted = fit_types(source, file, goal, text or calibrate, given, excluded, report)
         done = _planned(file, None if target is None else Path(target), type, options, given, hot, fitted)
         done = replace(done, source=source)
         _check_requantizing(done.plan, allow_requantize)
@@ -105,7 +117,13 @@ def quantize(
             return done
         path = _checked_target(done.target, file, done.plan, overwrite)
         metadata = _importance_metadata(importance, given)
-        return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
+        if calibrate is None:
+            return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
+        start = time.perf_counter()
+        ready = calibrated(file, done.plan, path, calibrate, report)
+        _write(ready.file, ready.plan, hot, path, metadata, threads, progress)
+        ready.saved.remove()
+        return replace(done, seconds=time.perf_counter() - start)
 
 
 def convert(

@@ -4,8 +4,10 @@ import hashlib
 import os
 import secrets
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -54,14 +56,32 @@ class Checkpoint:
 
     def store(self, name: str, arrays: Arrays) -> None:
         """Store the arrays of a result. Raises `OSError`: the disk is full."""
+        with self._written(self._path(name)) as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+
+    def mapped(self, name: str) -> npt.NDArray[Any] | None:
+        """The large array of a result, which stays on the disk; None as for `load`."""
+        try:
+            return np.asarray(np.load(self._path(name, ".npy"), mmap_mode="r", allow_pickle=False))
+        except (OSError, ValueError, EOFError):
+            return None
+
+    def store_mapped(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Store an array for `mapped`. Raises `OSError`: the disk is full."""
+        with self._written(self._path(name, ".npy")) as stream:
+            np.save(stream, array, allow_pickle=False)
+
+    @contextmanager
+    def _written(self, path: Path) -> Iterator[BinaryIO]:
+        """A stream whose file gets its name when it is complete."""
         if not self.folder.is_dir():
             self.folder.mkdir(parents=True)
             (self.folder / KEY_FILE).write_text(self._key, "utf-8")
         made = self.folder / f"{secrets.token_hex(8)}.new"
         try:
             with made.open("wb") as stream:
-                np.savez(stream, allow_pickle=False, **arrays)
-            os.replace(made, self._path(name))
+                yield stream
+            os.replace(made, path)
         finally:
             made.unlink(missing_ok=True)
 
@@ -69,11 +89,10 @@ class Checkpoint:
         """Delete all results."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _path(self, name: str) -> Path:
+    def _path(self, name: str, suffix: str = ".npz") -> Path:
         # Tensor names come from the file: a digest is a file name on any system.
-        return self.folder / (
-            hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:32] + ".npz"
-        )
+        digest = hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()
+        return self.folder / (digest[:32] + suffix)
 
 
 def partial_folder(target: Path) -> Path:

@@ -1,8 +1,8 @@
 """Chooses the format of each tensor so that a file reaches a goal with the least divergence."""
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -51,12 +51,14 @@ def fit_types(
     goal: Goal,
     text: str | None = None,
     importance: Importance | None = None,
+    excluded: Collection[str] = (),
     report: Report | None = None,
 ) -> Fitted:
     """The formats for an open file whose weights will be encoded with `importance`.
 
     Sensitivities are measured on `text`, or on text that the model generates, and kept in the user's cache: a
-    run that was interrupted continues, and another goal needs no measurement.
+    run that was interrupted continues, and another goal needs no measurement. `excluded`: formats that no
+    tensor gets.
 
     Raises:
         SettingError: a goal that no selection reaches.
@@ -68,11 +70,18 @@ def fit_types(
     key = run_key("sensitivity", file_key(file), windows, digests, CANDIDATES)
     saved = Checkpoint(user_folder("cache") / "sensitivity" / key[:32], key)
     found = measure_sensitivities(reference, windows, saved, given, report)
+    found = [_without(each, excluded) for each in found]
     if goal.kind == "speed":
         budget = speed_budget(model, file, goal, [spec.name for each in found for spec in _formats(each)])
     else:
         budget = byte_budget(file, goal)
     return _selected(file, goal, budget, found)
+
+
+def _without(sensitivity: Sensitivity, excluded: Collection[str]) -> Sensitivity:
+    """The sensitivity without these formats."""
+    kept = {name: value for name, value in sensitivity.divergences.items() if name not in excluded}
+    return replace(sensitivity, divergences=kept)
 
 
 def _generated(model: str | Path) -> list[list[int]]:

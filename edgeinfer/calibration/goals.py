@@ -79,8 +79,9 @@ def speed_budget(model: str | Path | None, file: GGUFFile, goal: Goal, formats: 
     """
     plan = plan_model(model).plan
     graphics = plan.machine.graphics
-    if plan.placement == "gpu" and graphics:
-        rate = graphics[0].rate
+    rate: Callable[[str], float]
+    if plan.placement == "gpu" and graphics is not None:
+        rate = graphics.rate
     else:
         own = {info.format.name for info in file.tensors.values()}
         machine = with_cpu_speeds(
@@ -90,7 +91,7 @@ def speed_budget(model: str | Path | None, file: GGUFFile, goal: Goal, formats: 
     share = _read_share(file)
 
     def seconds(info: TensorInfo, spec: FormatSpec) -> float:
-        return share(info) * spec.nbytes(info.shape) / rate(spec.name)
+        return float(share(info) * spec.nbytes(info.shape) / rate(spec.name))
 
     reading = sum(seconds(info, info.format) for info in file.tensors.values())
     other = max(plan.prediction.seconds - reading, 0.0)

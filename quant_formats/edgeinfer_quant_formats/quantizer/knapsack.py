@@ -73,4 +73,5 @@ def _thinned(order: NDArray[np.int64], costs: Floats, max_states: int) -> NDArra
     """The last total, which has the least loss, of each of `max_states` intervals of cost."""
     width = (costs[-1] - costs[0]) / max_states
     interval = np.floor((costs - costs[0]) / width)
-    return order[np.append(interval[1:] != interval[:-1], True)]
+    kept: NDArray[np.int64] = order[np.append(interval[1:] != interval[:-1], True)]
+    return kept

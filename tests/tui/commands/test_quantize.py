@@ -151,3 +151,13 @@ def test_a_goal_selects_the_types(
     outcome = edgeinfer("quantize", str(model), "--bpw", "6", "--type", "Q4_0", "--dry-run")
     assert outcome.code == 1
     assert "saw 6 bits per weight and types by name; drop one of them" in outcome.err
+
+
+def test_the_hessian_of_a_text_rounds_the_weights(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    model, text = ZOO["llama"].write(tmp_path / "m.gguf"), tmp_path / "text"
+    text.write_text("the heron ate in the rain on a stone " * 20)
+    target = tmp_path / "out.gguf"
+    outcome = edgeinfer("quantize", str(model), str(target), "--type", "Q4_0", "--calibrate", str(text))
+    assert (outcome.code, outcome.out) == (0, "")
+    assert f"edgeinfer: {target}: Q4_0, " in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "out.gguf", "text"]

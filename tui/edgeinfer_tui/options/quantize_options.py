@@ -38,7 +38,7 @@ OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
 
   edgeinfer quantize model-BF16.gguf out.gguf --type Q5_K_M --tensor 'ffn_down=Q6_K' --output-type Q8_0
 
-  edgeinfer quantize model-F16.gguf out.gguf --fit 6GiB --text book.txt
+  edgeinfer quantize model-F16.gguf out.gguf --fit 6GiB --calibrate book.txt
 """
 
 CONVERT_HELP = """Write a Hugging Face folder as one GGUF file, which llama.cpp reads too.
@@ -127,6 +127,18 @@ Text = Annotated[
         exists=True,
         dir_okay=False,
         rich_help_panel=GOALS,
+    ),
+]
+Calibrate = Annotated[
+    Path | None,
+    Option(
+        "--calibrate",
+        metavar="TEXT",
+        help="Round by what the inputs on this text in UTF-8 are (GPTQ): the same types and bytes, a smaller "
+        "loss. Takes minutes to hours; Ctrl-C leaves OUT.partial, with which the same command resumes.",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=FORMATS,
     ),
 ]
 TensorTypes = Annotated[
