@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.calibration.fitting import Fitted, fit_types
+from edgeinfer.calibration.goals import Goal, goal_of
+from edgeinfer.calibration.hessian_quantizing import calibrated
+from edgeinfer.calibration.reference_model import opened
 from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
 from edgeinfer.hugging_face.folder_file import FolderFile
-from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
@@ -30,8 +33,11 @@ from edgeinfer_quant_formats.quantizer.type_selection import Override, TypeOptio
 
 DEFAULT_TYPE = "Q4_K_M"
 WANTS_IMPORTANCE = ("Q2_K_S",)
+NOT_ROUNDED = ("IQ4_XS", "IQ4_NL")
+"""Formats that a fitted file can have, but whose codes aren't rounded by the Hessian."""
 
 Progress = Callable[[int, int], None]
+Report = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,11 @@ def quantize(
     *,
     hot_first: bool = False,
     importance: str | Path | None = None,
+    fit: int | str | None = None,
+    bits_per_weight: float | None = None,
+    tokens_per_second: float | None = None,
+    text: str | None = None,
+    calibrate: str | None = None,
     overrides: Mapping[str, str] | None = None,
     pure: bool = False,
     output_type: str | None = None,
@@ -62,6 +73,7 @@ def quantize(
     overwrite: bool = False,
     dry_run: bool = False,
     progress: Progress | None = None,
+    report: Report | None = None,
 ) -> Quantization:
     """Write the weights of `model`, a name or a path, to the GGUF file `target` in the mix `type`.
 
@@ -72,25 +84,46 @@ def quantize(
     usable processors. `dry_run`: only return the plan; `target` may be None then. `progress` is called with
     bytes read.
 
+    `fit` (bytes, or as "6GiB"), `bits_per_weight` or `tokens_per_second` instead of `type`: the format of
+    each tensor is selected so that the file reaches this with the least divergence. How much each tensor's
+    format changes the outputs is measured on `text` (by default, on text that the model generates), which
+    takes minutes to hours and is kept; `report` is called with the task, and its done and total amounts.
+
+    `calibrate`: a text; matrices in Q4_0 to Q5_1 and Q2_K to Q6_K are rounded by the Hessians of their inputs
+    on it (GPTQ). An interrupted run leaves `target`.partial, with which the same call resumes.
+
     The file is written completely or not at all. Raises `EdgeInferError` or `FormatError`, in one line, for
     errors that a user can fix, `OSError` if the disk is full.
     """
     threads = _checked_threads(threads)
     options = _type_options(pure, output_type, embedding_type, overrides or {})
+    if calibrate is not None and hot_first:
+        raise SettingError("calibrate: not together with hot_first; quantize first, then reorder the file")
+    goal = _checked_goal(goal_of(fit, bits_per_weight, tokens_per_second), type, options)
     given = None if importance is None else read_importance(importance)
     source = find_model(model).path
     if hot_first and source.is_dir():
         raise SettingError(f"hot_first: {source} is a folder; convert it, then reorder the file")
-    with _opened(source) as file:
+    with opened(source) as file:
         hot = hot_first_orders(file) if hot_first else HotFirst()
-        done = _planned(file, None if target is None else Path(target), type, options, given, hot)
+        fitted = None
+        if goal is not None:
+            excluded = () if calibrate is None else NOT_ROUNDED
+            fitted = fit_types(source, file, goal, text or calibrate, given, excluded, report)
+        done = _planned(file, None if target is None else Path(target), type, options, given, hot, fitted)
         done = replace(done, source=source)
         _check_requantizing(done.plan, allow_requantize)
         if dry_run:
             return done
         path = _checked_target(done.target, file, done.plan, overwrite)
         metadata = _importance_metadata(importance, given)
-        return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
+        if calibrate is None:
+            return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
+        start = time.perf_counter()
+        ready = calibrated(file, done.plan, path, calibrate, report)
+        _write(ready.file, ready.plan, hot, path, metadata, threads, progress)
+        ready.saved.remove()
+        return replace(done, seconds=time.perf_counter() - start)
 
 
 def convert(
@@ -105,9 +138,11 @@ def convert(
     return quantize(folder, target, type, **options)
 
 
-def _opened(path: Path) -> GGUFFile:
-    """The open model, of which one tensor at a time is in memory."""
-    return open_folder(path, in_memory=True) if path.is_dir() else GGUFFile.open(path)
+def _checked_goal(goal: Goal | None, type: str | None, options: TypeOptions) -> Goal | None:
+    """The goal, if no option names formats too."""
+    if goal is not None and (type is not None or options != TypeOptions()):
+        raise SettingError(f"goal: saw {goal} and types by name; drop one of them, a goal selects all types")
+    return goal
 
 
 def _checked_threads(threads: int | None) -> int:
@@ -123,9 +158,12 @@ def _planned(
     options: TypeOptions,
     importance: Importance | None,
     hot: HotFirst,
+    fitted: Fitted | None = None,
 ) -> Quantization:
     is_kept = type is None and (bool(hot.orders) or isinstance(file, FolderFile))
     mix = None if is_kept else find_mix(type or DEFAULT_TYPE)
+    if fitted is not None:
+        mix, options = fitted.mix, replace(options, overrides=fitted.overrides)
     plan = plan_quantization(file, mix, options, importance) if mix else plan_as_it_is(file)
     idle = unmatched(options.overrides, file.tensors, plan.model.architecture)
     if idle:

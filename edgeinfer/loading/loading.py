@@ -91,7 +91,7 @@ def _explained(error: BaseException, name: str) -> EdgeInferError | None:
 def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Model:
     config = read_config(file)
     source = ModelSource(model_file.name, file, config, options)
-    tokenizer = _tokenizer(file, config, options.assume_pre_tokenizer)
+    tokenizer = read_tokenizer(file, config, options.assume_pre_tokenizer)
     chat_format = _chat_format(file, tokenizer, options.chat_template)
     head = read_pooling_head(file, config)
     drafts_from = None if config.is_encoder else options.draft
@@ -170,7 +170,7 @@ def _drafting(
     return load_drafter(draft, source, tokenizer, loaded)
 
 
-def _tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None) -> Tokenizer:
+def read_tokenizer(file: GGUFFile, config: ModelConfig, assumed: str | None = None) -> Tokenizer:
     """The file's tokenizer, which must have a token for every row of the embedding."""
     tokenizer = Tokenizer.from_metadata(file.metadata, assumed)
     if tokenizer.vocabulary_size != config.vocabulary_size:

@@ -16,7 +16,7 @@ from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
-from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, soft_cap
+from edgeinfer_kernels.reference.step import Array, BlockStep, Observer, normalize, soft_cap
 
 
 def final_norm(spec: DecoderSpec, weights: DecoderWeights, x: Array) -> Array:
@@ -60,9 +60,12 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.capabilities = can.limited_to(spec)
         self.dtype = dtype
         self.routing = routing
+        self.observer: Observer | None = None
+        """Called with the inputs of every matrix of a layer."""
         self._recurrent = RecurrentStep()
         self._pool: list[ReferenceBackend] = []
-        self._shared: dict[str, Array] = {}
+        self.shared: dict[str, Array] = {}
+        """Results of a step for blocks of later layers."""
         self._input: Array = np.empty(0)
         self._normed: Array = np.empty(0)
 
@@ -70,7 +73,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         rows = self.weights.token_embd.decoded_rows(np.asarray(ids))
         per_layer = self.weights.per_layer_token_embd
         if per_layer is not None:
-            self._shared[PER_LAYER_ROWS] = per_layer.decoded_rows(np.asarray(ids)).astype(self.dtype)
+            self.shared[PER_LAYER_ROWS] = per_layer.decoded_rows(np.asarray(ids)).astype(self.dtype)
         scale = np.asarray(self.spec.embedding_scale, self.dtype)
         return np.asarray(rows.astype(self.dtype) * scale)
 
@@ -95,15 +98,15 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         return backend
 
     def forward_states(self, x: Array, starts: Sequence[int], states: Sequence[int]) -> None:
-        shared = dict(self._shared)
+        shared = dict(self.shared)
         for row, (start, state) in enumerate(zip(starts, states, strict=True)):
             backend = self._pool[state]
-            backend._shared = {name: rows[row : row + 1] for name, rows in shared.items()}
+            backend.shared = {name: rows[row : row + 1] for name, rows in shared.items()}
             backend.forward(x[row : row + 1], start)
 
     def forward_texts(self, x: Array, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))
-        self._shared[TEXT_BOUNDS] = bounds.astype(np.float64)
+        self.shared[TEXT_BOUNDS] = bounds.astype(np.float64)
         add_position_rows(self.weights, x, bounds)
         self.forward(x, 0)
 
@@ -140,7 +143,8 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             batch=batch,
             routing=self.routing,
             recurrent=self._recurrent,
-            shared=self._shared,
+            shared=self.shared,
+            observer=self.observer,
         )
         y = forward_of(residual.block.kind)(step, self._normed)
         x += normalize(y, residual.post_norm_spec, w.post_norm) * residual.residual_scale

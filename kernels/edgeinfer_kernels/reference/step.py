@@ -1,5 +1,6 @@
 """What the formula of a block reads besides the normed hidden states."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +16,9 @@ from edgeinfer_kernels.recurrent_state import RecurrentStep
 
 NO_STEP = RecurrentStep()
 Array = npt.NDArray[np.floating]
+Observer = Callable[[Matrix, int, Array], None]
+"""Called with each matrix before it is multiplied, its expert (0 if there is one matrix), and its inputs
+(tokens, columns)."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +42,14 @@ class BlockStep:
     recurrent: RecurrentStep = NO_STEP
     shared: dict[str, Array] = field(default_factory=dict)
     """Results for blocks of later layers."""
+    observer: Observer | None = None
+    expert: int = 0
+    """The expert whose matrices are multiplied."""
 
     def times(self, x: Array, matrix: Matrix, bias: Vector | None = None) -> Array:
         """x times the transposed matrix, in `dtype`, plus the bias if there is one."""
+        if self.observer is not None:
+            self.observer(matrix, self.expert, x)
         y = np.asarray(x @ matrix.decoded().astype(self.dtype).T)
         return y if bias is None else np.asarray(y + bias)
 

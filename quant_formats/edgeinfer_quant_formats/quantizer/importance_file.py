@@ -1,7 +1,7 @@
 """Importance matrices: how strongly each column of each tensor is used on a calibration text.
 
 Two formats are in use: a GGUF file with sums of squared activations and their counts, and the older .dat.
-llama.cpp's imatrix tool writes both.
+llama.cpp's imatrix tool writes both; `write_importance` writes the first.
 """
 
 import struct
@@ -16,9 +16,11 @@ from numpy.typing import NDArray
 from edgeinfer_quant_formats.errors import FormatError, printable
 from edgeinfer_quant_formats.gguf.reader import GGUFFile
 from edgeinfer_quant_formats.gguf.value_types import MAGIC
+from edgeinfer_quant_formats.gguf.writer import GGUFWriter
 
 SUMS_SUFFIX, COUNTS_SUFFIX = ".in_sum2", ".counts"
 DATASETS_KEY, CHUNKS_KEY = "imatrix.datasets", "imatrix.chunk_count"
+CHUNK_TOKENS_KEY = "imatrix.chunk_size"
 LONGEST_NAME = 65535
 
 Floats = NDArray[np.float32]
@@ -53,6 +55,37 @@ def read_importance(path: str | Path) -> Importance:
                 "wanted finite numbers of at least 0"
             )
     return importance
+
+
+@dataclass(frozen=True, slots=True)
+class InputSums:
+    """What a text adds up to for one tensor: Σ x² of the inputs of each column, (matrices, columns), and the
+    number of inputs of each matrix, (matrices,).
+    """
+
+    squares: NDArray[np.float64]
+    counts: NDArray[np.int64]
+
+
+def write_importance(
+    path: str | Path, sums: Mapping[str, InputSums], dataset: str, chunks: int, chunk_tokens: int
+) -> None:
+    """Write the sums of all tensors as GGUF, in llama.cpp's format, completely or not at all.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    metadata = {
+        "general.type": "imatrix",
+        DATASETS_KEY: [dataset],
+        CHUNKS_KEY: np.uint32(chunks),
+        CHUNK_TOKENS_KEY: np.uint32(chunk_tokens),
+    }
+    with GGUFWriter(path, metadata) as writer:
+        for name in sorted(sums):
+            found = sums[name]
+            writer.add_tensor(name + SUMS_SUFFIX, found.squares.astype(np.float32), "F32")
+            writer.add_tensor(name + COUNTS_SUFFIX, found.counts.astype(np.float32)[:, None], "F32")
 
 
 def _read_gguf(path: Path) -> Importance:

@@ -57,6 +57,20 @@ def test_an_invalid_profile_run_gives_a_one_line_error(
     assert "\n" not in outcome.err.strip()
 
 
+def test_an_importance_matrix_is_written_and_quantize_reads_it(
+    edgeinfer: CommandLine, model: str, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "imatrix.gguf")
+    outcome = edgeinfer("profile", model, "--imatrix", LICENSE, "-o", out, "--tokens", "512")
+    assert outcome.code == 0
+    assert f"edgeinfer: wrote the importance of 18 tensors to {out}" in outcome.err
+    small = str(tmp_path / "small.gguf")
+    assert edgeinfer("quantize", model, small, "--type", "Q4_0", "--imatrix", out).code == 0
+    outcome = edgeinfer("profile", model, "--imatrix", LICENSE)
+    assert outcome.code == 2
+    assert "--imatrix TEXT and -o OUT belong together" in outcome.err
+
+
 def test_a_profile_can_be_removed(edgeinfer: CommandLine, model: str) -> None:
     path = Path(f"{model}.profile.npz")
     edgeinfer("profile", model, "--text", LICENSE, "--tokens", "128")

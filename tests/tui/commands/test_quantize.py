@@ -13,6 +13,7 @@ import pytest
 
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.quantizer.mixes import MIXES
+from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine
 
 
@@ -135,3 +136,28 @@ def test_a_folder_is_converted_and_a_file_is_not(
     assert outcome.code == 1
     assert "a folder without a .gguf file, or config.json and safetensors" in outcome.err
     assert "FOLDER" in edgeinfer("convert", "--help").out
+
+
+def test_a_goal_selects_the_types(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    model, text = ZOO["llama"].write(tmp_path / "m.gguf"), tmp_path / "text"
+    text.write_text("the heron ate in the rain on a stone " * 20)
+    outcome = edgeinfer("quantize", str(model), "--bpw", "6", "--text", str(text), "--dry-run", "--json")
+    report = json.loads(outcome.out)
+    assert report["type"] == "fitted"
+    assert 5.7 < report["bits_per_weight"] <= 6
+    outcome = edgeinfer("quantize", str(model), "--bpw", "6", "--type", "Q4_0", "--dry-run")
+    assert outcome.code == 1
+    assert "saw 6 bits per weight and types by name; drop one of them" in outcome.err
+
+
+def test_the_hessian_of_a_text_rounds_the_weights(edgeinfer: CommandLine, tmp_path: Path) -> None:
+    model, text = ZOO["llama"].write(tmp_path / "m.gguf"), tmp_path / "text"
+    text.write_text("the heron ate in the rain on a stone " * 20)
+    target = tmp_path / "out.gguf"
+    outcome = edgeinfer("quantize", str(model), str(target), "--type", "Q4_0", "--calibrate", str(text))
+    assert (outcome.code, outcome.out) == (0, "")
+    assert f"edgeinfer: {target}: Q4_0, " in outcome.err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "out.gguf", "text"]

@@ -1,7 +1,6 @@
 """`edgeinfer quantize`: convert a model file to smaller formats."""
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,8 @@ from edgeinfer_tui.failures import say
 from edgeinfer_tui.options import quantize_options as own
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import shown_bytes
-from edgeinfer_tui.output.progress_line import ProgressLine
+from edgeinfer_tui.output.labelled_progress import LabelledProgress
+from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,11 @@ def quantize(
     type: own.TypeName = None,
     hot_first: own.HotFirst = False,
     imatrix: own.Imatrix = None,
+    fit: own.Fit = None,
+    bpw: own.BitsPerWeight = None,
+    tokens_per_second: own.TokensPerSecond = None,
+    text: own.Text = None,
+    calibrate: own.Calibrate = None,
     tensor: own.TensorTypes = None,
     output_type: own.OutputType = None,
     embedding_type: own.EmbeddingType = None,
@@ -49,6 +54,11 @@ def quantize(
         type,
         hot_first=hot_first,
         importance=imatrix,
+        fit=fit,
+        bits_per_weight=bpw,
+        tokens_per_second=tokens_per_second,
+        text=text_of(text) if text else None,
+        calibrate=text_of(calibrate, "--calibrate") if calibrate else None,
         overrides=overrides,
         pure=pure,
         output_type=output_type,
@@ -118,12 +128,9 @@ def _with_progress(
     label: str, write: "Callable[..., Quantization]", *places: Any, **settings: Any
 ) -> "Quantization":
     """The result of a function that writes a file, with a progress line."""
-    progress = ProgressLine(label, sys.stderr, shown=shown_bytes)
     interrupts.raise_exception()
-    try:
-        return write(*places, **settings, progress=progress.update)
-    finally:
-        progress.erase()
+    with LabelledProgress(time_left=True) as progress:
+        return write(*places, **settings, progress=progress.step(label, shown_bytes), report=progress.update)
 
 
 def _print(done: "Quantization", as_json: bool, dry_run: bool) -> None:

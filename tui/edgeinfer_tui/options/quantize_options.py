@@ -6,6 +6,7 @@ from typing import Annotated
 from typer import Argument, BadParameter, Option
 
 FORMATS = "Formats"
+GOALS = "A goal instead of a type"
 WORK = "Conversion"
 HELP = """Store a model's weights in fewer bits: a smaller file that runs faster with slightly lower quality.
 
@@ -36,6 +37,8 @@ OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
   edgeinfer quantize model-F16.gguf small.gguf --type IQ4_XS --imatrix imatrix.gguf
 
   edgeinfer quantize model-BF16.gguf out.gguf --type Q5_K_M --tensor 'ffn_down=Q6_K' --output-type Q8_0
+
+  edgeinfer quantize model-F16.gguf out.gguf --fit 6GiB --calibrate book.txt
 """
 
 CONVERT_HELP = """Write a Hugging Face folder as one GGUF file, which llama.cpp reads too.
@@ -89,6 +92,52 @@ Imatrix = Annotated[
         "--imatrix",
         metavar="FILE",
         help="An importance matrix, GGUF or .dat: columns that matter more get the smaller error.",
+        rich_help_panel=FORMATS,
+    ),
+]
+Fit = Annotated[
+    str | None,
+    Option(
+        "--fit",
+        metavar="SIZE",
+        help="The best file of at most this size, as 6GiB: the type of each tensor is selected by what it "
+        "does to the outputs. That is measured once, in minutes to hours; Ctrl-C keeps what is measured.",
+        rich_help_panel=GOALS,
+    ),
+]
+BitsPerWeight = Annotated[
+    float | None,
+    Option("--bpw", metavar="BITS", help="The same with bits per weight, as 4.25.", rich_help_panel=GOALS),
+]
+TokensPerSecond = Annotated[
+    float | None,
+    Option(
+        "--tokens-per-second",
+        metavar="N",
+        help="The same with a decoding speed of this machine, by the rates of edgeinfer plan.",
+        rich_help_panel=GOALS,
+    ),
+]
+Text = Annotated[
+    Path | None,
+    Option(
+        "--text",
+        metavar="FILE",
+        help="The text in UTF-8 to measure on. [dim]Text that the model generates if left out[/]",
+        exists=True,
+        dir_okay=False,
+        rich_help_panel=GOALS,
+    ),
+]
+Calibrate = Annotated[
+    Path | None,
+    Option(
+        "--calibrate",
+        metavar="TEXT",
+        help="Round by what the inputs on this text in UTF-8 are (GPTQ): the same types and bytes, a smaller "
+        "loss. Takes minutes to hours; Ctrl-C leaves OUT.partial, with which the same command resumes.",
+        exists=True,
+        dir_okay=False,
         rich_help_panel=FORMATS,
     ),
 ]

@@ -1,5 +1,7 @@
 """Mixture of experts in numpy."""
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 
@@ -25,7 +27,7 @@ def forward(step: BlockStep, h: Array) -> Array:
         token, slot = np.nonzero(selected == expert)
         own = weights[token, slot, None]
         rows = own * read[token] if spec.weighted_input else read[token]
-        result = dense(step, rows, spec.activation, w.expert(int(expert)))
+        result = dense(replace(step, expert=int(expert)), rows, spec.activation, w.expert(int(expert)))
         y[token] += result if spec.weighted_input else own * result
     if w.ffn_latent_up is not None:
         y = step.times(y, w.ffn_latent_up)

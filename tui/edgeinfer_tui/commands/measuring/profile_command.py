@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import BadParameter, Option
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import say
@@ -37,6 +37,20 @@ Rank = Annotated[
     Option("--rank", min=32, help="Rank of the predictors. [dim]The cheapest in bytes if left out[/]"),
 ]
 
+Imatrix = Annotated[
+    Path | None,
+    Option(
+        "--imatrix",
+        metavar="TEXT",
+        help="Write an importance matrix from this text in UTF-8 to OUT instead (quantize --imatrix).",
+        exists=True,
+        dir_okay=False,
+    ),
+]
+Out = Annotated[
+    Path | None, Option("--output", "-o", metavar="OUT", help="The .gguf file of the importance matrix.")
+]
+
 
 @command("profile")
 def profile(
@@ -45,6 +59,8 @@ def profile(
     tokens: Tokens = 8192,
     predictor: Predictor = False,
     rank: Rank = None,
+    imatrix: Imatrix = None,
+    output: Out = None,
     remove: Annotated[bool, Option("--remove", help="Delete the model's saved counts instead.")] = False,
     threads: int | None = None,
     as_json: arguments.AsJson = False,
@@ -65,9 +81,16 @@ def profile(
       edgeinfer profile tiny --json | jq .overall
 
       edgeinfer profile tiny --remove
+
+      edgeinfer profile model-F16.gguf --imatrix book.txt -o imatrix.gguf
     """
+    if (imatrix is None) != (output is None):
+        raise BadParameter("--imatrix TEXT and -o OUT belong together; saw one of them only")
     if remove:
         _remove(model)
+        return
+    if imatrix is not None and output is not None:
+        _write_importance(model, imatrix, output, tokens)
         return
     texts = [text_of(path) for path in text or []]
     profiling = _profiled(model, texts, tokens=tokens, predictor=predictor, rank=rank, threads=threads)
@@ -87,6 +110,23 @@ def _remove(model: str | None) -> None:
     found = find_model(model)
     path = remove_profile(found.path, user_folder("data"))
     say(f"removed {path}" if path else f"{found.name} has no profile")
+
+
+def _write_importance(model: str | None, text: Path, output: Path, tokens: int) -> None:
+    """Write an importance matrix, with a progress line."""
+    from edgeinfer.calibration.importance import measure_importance
+
+    interrupts.raise_exception()
+    with LabelledProgress(time_left=True) as progress:
+        count = measure_importance(
+            model,
+            text_of(text, "--imatrix"),
+            output,
+            tokens=tokens,
+            dataset=text.name,
+            report=progress.update,
+        )
+    say(f"wrote the importance of {count} tensors to {output}")
 
 
 def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profiling":
