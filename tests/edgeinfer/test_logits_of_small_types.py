@@ -8,15 +8,15 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
-from edgeinfer_quant_formats.formats import CPU_FORMATS, KERNEL_FORMATS
+from edgeinfer_quant_formats.formats import FORMATS
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits
 from tests.edgeinfer.test_logits_against_llama_cpp import logits_of
 from tests.random_models import RandomModel
 
-CPU_ONLY = [name for name in CPU_FORMATS if name not in KERNEL_FORMATS]
+TYPES = ["NVFP4", "Q2_0", *(name for name, spec in FORMATS.items() if spec.grid)]
 DEFAULT = ("IQ2_XXS", "IQ3_S")
-CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in CPU_ONLY]
+CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in TYPES]
 
 
 def model_file(folder: Path, name: str) -> Path:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, SIX_BIT_BYTES
-from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
@@ -121,7 +121,7 @@ class Packer:
         ]
         self.rows = rows
         self._raw = torch.zeros((groups, group_bytes(stack)), dtype=torch.uint8, device=device)
-        self._packed = DeviceMatrix(shapes, stack.format, *parts)
+        self._packed = DeviceMatrix(shapes, kernel_format(stack), *parts)
         self._pack()
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":

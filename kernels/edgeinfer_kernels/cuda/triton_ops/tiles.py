@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     BRAIN,
     BYTE,
     CODEBOOK,
+    E4M3,
     FLOAT16,
     HALF,
     MINIMUM,
@@ -27,6 +28,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     SINGLE,
     dot_signed,
     dot_unsigned,
+    half_of_e4m3,
     high_f16,
     low_f16,
     quad,
@@ -184,8 +186,13 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
     elif TILE.scale == SHORT:
         first = first * (scale & 15)
         second = second * ((scale >> 4) & 15)
+    elif TILE.scale == E4M3:
+        scale0 = scale0 * half_of_e4m3(scale, 0)
+        scale1 = scale1 * half_of_e4m3(scale, 1)
     both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
-    if TILE.scale == FLOAT16:
+    if TILE.scale == E4M3:
+        return both
+    elif TILE.scale == FLOAT16:
         return low_f16(scale) * both
     elif TILE.scale == BFLOAT16:
         return (scale << 16).to(tl.float32, bitcast=True) * both
