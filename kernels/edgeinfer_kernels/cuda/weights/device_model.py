@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
+from edgeinfer_kernels.cuda.weights.plane_formats import check_unscaled
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -139,6 +140,7 @@ class DeviceModel(DeviceBuilder):
             self.parts.append(Part(f"layer {index.layer} inactive experts", inactive, read=False))
 
     def matrix(self, source: Matrix) -> DeviceMatrix:
+        check_unscaled(source)
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
@@ -165,6 +167,7 @@ class DeviceModel(DeviceBuilder):
         target = self._arena.matrix(top.name, top.format, sum(m.rows for m, _ in run), top.columns)
         row = 0
         for matrix, order in run:
+            check_unscaled(matrix)
             self._fills.append(_Fill(matrix, target, row, order))
             self._place(target, PlacedMatrix(id(matrix), row, matrix.rows, order))
             row += matrix.rows

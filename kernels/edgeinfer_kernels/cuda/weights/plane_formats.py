@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
+from edgeinfer_kernels.matrix import MatrixShape
 from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS, FormatSpec
 
 ROW_MULTIPLE = 16
@@ -130,6 +131,14 @@ FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
 
 class UnsupportedOnDeviceError(ValueError):
     """The device has no kernel for the format of a matrix."""
+
+
+def check_unscaled(matrix: MatrixShape) -> None:
+    """Raise `UnsupportedOnDeviceError` for a matrix with factors."""
+    if matrix.scaled:
+        raise UnsupportedOnDeviceError(
+            f"{matrix.name}: its factor in {matrix.name.removesuffix('weight')}scale has no kernel on the GPU"
+        )
 
 
 def _up(count: int, multiple: int) -> int:
