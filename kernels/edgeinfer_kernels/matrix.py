@@ -25,8 +25,6 @@ class MatrixShape(Protocol):
     def columns(self) -> int: ...
     @property
     def experts(self) -> int: ...
-    @property
-    def scaled(self) -> bool: ...
 
 
 MemoryKey = tuple[int, tuple[int, ...], tuple[int, ...]]
@@ -52,9 +50,9 @@ class Matrix:
     scales: Vector | None = None
 
     @property
-    def scaled(self) -> bool:
-        """Whether weights have factors, `scales`."""
-        return self.scales is not None
+    def row_scales(self) -> Vector | None:
+        """The factor of each row's weights."""
+        return None if self.scales is None else np.repeat(self.scales, self.rows)
 
     def expert(self, index: int) -> "Matrix":
         """One expert's matrix, without a copy."""
@@ -97,7 +95,8 @@ class Matrix:
         if self.picked:
             return np.concatenate([self.expert(index).decoded() for index in range(self.experts)])
         weights = decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
-        return weights if self.scales is None else weights * np.repeat(self.scales, self.rows)[:, None]
+        factors = self.row_scales
+        return weights if factors is None else weights * factors[:, None]
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
         """(len(indices), columns) float32, of a table without `scales`."""
@@ -126,12 +125,11 @@ class MatrixSize:
     rows: int
     columns: int
     experts: int = 1
-    scaled: bool = False
 
     @classmethod
     def of(cls, matrix: MatrixShape) -> "MatrixSize":
         """The size of a matrix, or of one expert's matrix."""
-        return cls(matrix.name, matrix.format, matrix.rows, matrix.columns, scaled=matrix.scaled)
+        return cls(matrix.name, matrix.format, matrix.rows, matrix.columns)
 
     @property
     def nbytes(self) -> int:

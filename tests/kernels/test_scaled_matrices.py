@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgeinfer_kernels.matrix import Matrix, MatrixSize
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_quant_formats import encode
 
 VALUES = np.random.default_rng(11).standard_normal((4, 2, 64)).astype(np.float32)
@@ -25,5 +25,4 @@ def test_parts_keep_the_factor_of_the_matrix() -> None:
     np.testing.assert_array_equal(one.take_rows(1, 2).decoded(), EXPECTED[3, 1:])
     np.testing.assert_array_equal(one.take_columns(32, 64).decoded(), EXPECTED[3, :, 32:])
     np.testing.assert_array_equal(one.reordered(np.array([1, 0])).decoded(), EXPECTED[3, ::-1])
-    assert MatrixSize.of(MatrixSize.of(one)).scaled
-    assert not MatrixSize("b", "F32", 2, 64).scaled
+    np.testing.assert_array_equal(STORED.row_scales, np.repeat(SCALES, 2))

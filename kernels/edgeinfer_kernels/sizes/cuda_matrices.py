@@ -11,7 +11,6 @@ from edgeinfer_kernels.cuda.weights.plane_formats import (
     FLOAT_CODES,
     ROW_MULTIPLE,
     PlaneShapes,
-    check_unscaled,
     padded_blocks,
 )
 from edgeinfer_kernels.matrix import MatrixSize
@@ -40,7 +39,6 @@ def padded_rows(rows: int) -> int:
 
 
 def planes_of(matrix: MatrixSize) -> PlaneShapes:
-    check_unscaled(matrix)
     return PlaneShapes.of(matrix.name, matrix.format, matrix.rows, matrix.columns)
 
 
@@ -62,8 +60,7 @@ def row_runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
     for matrix in matrices:
         if runs and runs[-1].format == matrix.format:
             top = runs.pop()
-            scaled = top.scaled or matrix.scaled
-            matrix = MatrixSize(top.name, top.format, top.rows + matrix.rows, top.columns, scaled=scaled)
+            matrix = MatrixSize(top.name, top.format, top.rows + matrix.rows, top.columns)
         runs.append(matrix)
     return runs
 

@@ -19,6 +19,7 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
 from tests.model_zoo import ON_CPU_ONLY, SMALL_GEMMA3N, ZOO
 from tests.random_models import RandomModel
+from tests.zoo.scaled_models import scaled
 
 QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""
@@ -36,6 +37,8 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         replace(WIDE_HEADS, experts=4, experts_per_token=2, formats=("Q2_0", "NVFP4", "TQ1_0")),
         (0,),
     ),
+    "factors of matrices": (scaled(WIDE_HEADS), (0,)),
+    "factors of experts": (scaled(replace(WIDE_HEADS, experts=4, experts_per_token=2)), (0,)),
     "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
     "norms behind blocks, of heads; windows; tied": (ZOO["gemma3"], (4, 5)),
     "soft caps": (ZOO["gemma2"], (0,)),

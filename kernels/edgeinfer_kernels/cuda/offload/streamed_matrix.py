@@ -10,7 +10,7 @@ from torch import Tensor
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes, check_unscaled
+from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import Bytes
 
@@ -37,8 +37,7 @@ class StreamedMatrix(DeviceMatrix):
 
     @classmethod
     def of(cls, source: Matrix, order: Tensor | None = None) -> "StreamedMatrix":
-        """Raises `UnsupportedOnDeviceError`: the device has no kernel for the matrix."""
-        check_unscaled(source)
+        """Raises `UnsupportedOnDeviceError`: the device has no kernel for the format."""
         shapes = PlaneShapes.of(source.name, source.format, source.rows, source.columns)
         nothing = torch.empty(0, dtype=torch.int32)
         return cls(shapes, kernel_format(source), nothing, nothing, nothing, source, order, [])

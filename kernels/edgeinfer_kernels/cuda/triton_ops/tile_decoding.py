@@ -58,7 +58,7 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
         elif TILE.scale == E4M3:
-            return half_of_e4m3(scale, UPPER) * value
+            return factor.to(tl.float32, bitcast=True) * (half_of_e4m3(scale, UPPER) * value)
         elif TILE.scale == PAIR:
             return low_f16(scale) * value + high_f16(scale)
         elif TILE.scale == SIGNED:
@@ -155,7 +155,8 @@ def _scale_code(matrix, row, block, index, upper, code, BLOCKS: tl.constexpr, TI
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
         elif TILE.scale == E4M3:
-            return half_of_e4m3(scale, upper) * value
+            factor = tl.load(matrix[2] + row).to(tl.float32, bitcast=True)
+            return factor * (half_of_e4m3(scale, upper) * value)
         elif TILE.scale == SIGNED:
             factor = tl.load(matrix[2] + (row // 2) * SUPER_BLOCKS + block // 8) >> ((row & 1) * 16)
             step = (scale << (24 - 8 * upper)) >> 24

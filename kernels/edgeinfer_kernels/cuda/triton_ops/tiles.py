@@ -92,7 +92,8 @@ def load_tile(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr = 0,
 ):
-    """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32.
+    """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32, factors of rows
+    (rows, 1).
 
     `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks per row. MASKED: `blocks` may exceed
     that; VECTOR: `blocks` come from `blocks_at`.
@@ -133,6 +134,8 @@ def load_tile(
         factor = _masked_load(
             matrix[2] + row * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR), inside, MASKED
         )
+    elif TILE.scale == E4M3:
+        factor = tl.load(matrix[2] + row)
     else:
         factor = scale
     return words, scale, factor
@@ -191,7 +194,7 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
         scale1 = scale1 * half_of_e4m3(scale, 1)
     both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
     if TILE.scale == E4M3:
-        return both
+        return factor.to(tl.float32, bitcast=True) * both
     elif TILE.scale == FLOAT16:
         return low_f16(scale) * both
     elif TILE.scale == BFLOAT16:

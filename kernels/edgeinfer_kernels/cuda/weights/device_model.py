@@ -15,7 +15,6 @@ from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
-from edgeinfer_kernels.cuda.weights.plane_formats import check_unscaled
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -140,7 +139,6 @@ class DeviceModel(DeviceBuilder):
             self.parts.append(Part(f"layer {index.layer} inactive experts", inactive, read=False))
 
     def matrix(self, source: Matrix) -> DeviceMatrix:
-        check_unscaled(source)
         rows = source.experts * source.rows
         target = self._arena.matrix(source.name, source.format, rows, source.columns)
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
@@ -167,7 +165,6 @@ class DeviceModel(DeviceBuilder):
         target = self._arena.matrix(top.name, top.format, sum(m.rows for m, _ in run), top.columns)
         row = 0
         for matrix, order in run:
-            check_unscaled(matrix)
             self._fills.append(_Fill(matrix, target, row, order))
             self._place(target, PlacedMatrix(id(matrix), row, matrix.rows, order))
             row += matrix.rows
@@ -211,9 +208,11 @@ class DeviceModel(DeviceBuilder):
         size = 2 if entry.order is None else len(entry.order)
         if size % 2:  # Rows are paired: two heads at a time.
             size *= 2
+        factors = entry.source.row_scales
         for first, raw in uploader.chunks(entry.source.raw, size):
+            own = None if factors is None else torch.from_numpy(factors[first : first + len(raw)])
             if entry.order is not None:
                 heads = raw.view(-1, len(entry.order), raw.shape[1])
                 raw = heads[:, torch.from_numpy(entry.order).to(raw.device)].view(raw.shape)
-            entry.target.fill(entry.first_row + first, raw)
+            entry.target.fill(entry.first_row + first, raw, own)
             self._non_finite.append((entry.source.name, has_non_finite(raw, entry.source.format)))

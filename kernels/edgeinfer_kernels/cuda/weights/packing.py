@@ -208,9 +208,14 @@ class DeviceMatrix:
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.words, self.scales, self.super_scales
 
-    def fill(self, first_row: int, raw: Tensor) -> None:
-        """Pack the file's bytes of some rows, (rows, bytes of a row) uint8, to the even row `first_row`."""
+    def fill(self, first_row: int, raw: Tensor, factors: Tensor | None = None) -> None:
+        """Pack the file's bytes of some rows, (rows, bytes of a row) uint8, to the even row `first_row`.
+
+        `factors`: of the weights of each row, float32; only for formats of `Scale.E4M3`. None: all are 1.
+        """
         shapes, rows = self.shapes, len(raw)
+        if shapes.tile.scale == Scale.E4M3:
+            self.set_factors(first_row, rows, 1.0 if factors is None else factors)
         raw = torch.nn.functional.pad(raw, (0, 0, 0, rows % 2))
         unpacked = _unpack(FORMATS[self.format], raw)
         end, code = first_row + len(raw), Code(shapes.tile.code)
@@ -234,6 +239,14 @@ class DeviceMatrix:
                 self.super_scales[first_row // 2 : end // 2] = _row_pairs(super_scales)
             else:
                 self.super_scales[first_row:end] = super_scales
+
+    def set_factors(self, first_row: int, rows: int, factors: Tensor | float) -> None:
+        """Set the factors of some rows in a format of `Scale.E4M3`: one for all, or one for each."""
+        own = self.super_scales.view(torch.float32)[first_row : first_row + rows, 0]
+        if isinstance(factors, float):
+            own.fill_(factors)
+        else:
+            own.copy_(factors)
 
 
 def has_non_finite(raw: Tensor, format_name: str) -> Tensor:

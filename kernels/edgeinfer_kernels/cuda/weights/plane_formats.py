@@ -9,13 +9,13 @@ super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
             (rows, blocks)             32 bits per block (`Scale.PAIR`)
     super_scales  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
             (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
+            (rows, 1)                  a float32 factor of the row (`Scale.E4M3`)
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from edgeinfer_kernels.matrix import MatrixShape
 from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS, FormatSpec
 
 ROW_MULTIPLE = 16
@@ -62,7 +62,9 @@ class Scale(IntEnum):
     SHORT = 6
     """4 bits each: scale of the first 16, of the others, minimum of the first 16, of the others."""
     E4M3 = 7
-    """Twice the scale of the first 16 weights, and of the others, as E4M3 numbers without a sign."""
+    """Twice the scale of the first 16 weights, and of the others, as E4M3 numbers without a sign;
+    super_scales hold a float32 factor of each row.
+    """
 
 
 class Tile(NamedTuple):
@@ -133,14 +135,6 @@ class UnsupportedOnDeviceError(ValueError):
     """The device has no kernel for the format of a matrix."""
 
 
-def check_unscaled(matrix: MatrixShape) -> None:
-    """Raise `UnsupportedOnDeviceError` for a matrix with factors."""
-    if matrix.scaled:
-        raise UnsupportedOnDeviceError(
-            f"{matrix.name}: its factor in {matrix.name.removesuffix('weight')}scale has no kernel on the GPU"
-        )
-
-
 def _up(count: int, multiple: int) -> int:
     return -(-count // multiple) * multiple
 
@@ -193,7 +187,7 @@ class PlaneShapes:
             return self.padded_rows // 2, self.blocks // 8
         if self.tile.scale in (Scale.MINIMUM, Scale.SHORT):
             return self.padded_rows, self.blocks // 8
-        return 0, 0
+        return (self.padded_rows, 1) if self.tile.scale == Scale.E4M3 else (0, 0)
 
     @property
     def nbytes(self) -> int:
