@@ -103,6 +103,7 @@ def attention(head_dim: int, kind: CacheType, capability: int) -> None:
 
 def sent(kind: str, width: int) -> None:
     """Conversion of the host's weights of a format to float16."""
+    kind = block_format(kind).repacked_as or kind
     rows, group_bytes = 32, 16 * block_format(kind).row_bytes(width)
     unpack(empty(2 * group_bytes, dtype=BYTES), kind, width, empty(rows, width, dtype=HALF))
 

@@ -18,6 +18,11 @@ from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_quant_formats import GGUFFile, TensorInfo
 from edgeinfer_quant_formats.formats import non_finite_error
 
+SCALED = re.compile(
+    r"(blk\.\d+\.)?(attn_(q|k|v|output|qkv|gate)|ffn_(gate|up|down)(_exps|_shexp)?|ssm_(in|out|alpha|beta)"
+    r"|output)\.weight"
+)
+"""Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -57,6 +62,8 @@ class FileTensors:
         self.needed_by = needed_by
         self.shapes_only = shapes_only
         self.taken = {*ROPE_TENSORS, *HEAD_TENSORS, *DENSE_TENSORS}
+        self._of_matrices: set[str] = set()
+        """Scales that matrices have: no block applies them again."""
 
     def info(self, name: str) -> TensorInfo | None:
         """The entry of a tensor in the file's index, which counts as read."""
@@ -81,11 +88,25 @@ class FileTensors:
             raw = np.broadcast_to(np.uint8(0), (count * rows, info.format.row_bytes(columns)))
         else:
             raw = self.file.raw(name).reshape(count * rows, -1)
-        return Matrix(name, info.format.name, rows, columns, raw, count)
+        scales = self._scales(name, info, count)
+        return Matrix(name, info.format.name, rows, columns, raw, count, scales=scales)
+
+    def _scales(self, name: str, info: TensorInfo, experts: int) -> Vector | None:
+        """The factors of a matrix of NVFP4, NAME.scale, one for each expert; None: there are none.
+
+        NAME.input_scale, for activations in four bits, is not needed.
+        """
+        if info.format.name != "NVFP4" or not SCALED.fullmatch(name):
+            return None
+        scale = f"{name.removesuffix('weight')}scale"
+        self.info(f"{name.removesuffix('weight')}input_scale")
+        found = self.vector(scale, experts)
+        self._of_matrices.add(scale)
+        return found
 
     def vector(self, name: str, length: int) -> Vector | None:
         """The tensor in float32; None: there is none."""
-        info = self.info(name)
+        info = None if name in self._of_matrices else self.info(name)
         if info is None:
             return None
         if int(np.prod(info.shape)) != length:
@@ -138,6 +159,11 @@ class LayerTensors:
             if other.format != first.format:
                 raise UnsupportedModelError(
                     f"{other.name}: type {other.format}, wanted {first.format} as {first.name}; "
+                    "llama.cpp reads both: add engine='llama.cpp'"
+                )
+            if other.scales is not None:
+                raise UnsupportedModelError(
+                    f"{other.name}: its factor, .scale, is for rows between those of {first.name}; "
                     "llama.cpp reads both: add engine='llama.cpp'"
                 )
         if self._tensors.shapes_only:

@@ -36,7 +36,8 @@ class Matrix:
     """A weight matrix: `raw` is (rows, bytes per row) uint8, usually a view of the memory-mapped file.
 
     With `experts`, `raw` holds that many matrices of (rows, columns), stacked along the rows. `picked`
-    restricts it to these expert indices, in this order.
+    restricts it to these expert indices, in this order. `scales`: a factor of the weights of each of these
+    experts; None: all are 1.
     """
 
     name: str
@@ -46,20 +47,27 @@ class Matrix:
     raw: npt.NDArray[np.uint8]
     experts: int = 1
     picked: tuple[int, ...] = ()
+    scales: Vector | None = None
+
+    @property
+    def row_scales(self) -> Vector | None:
+        """The factor of each row's weights."""
+        return None if self.scales is None else np.repeat(self.scales, self.rows)
 
     def expert(self, index: int) -> "Matrix":
         """One expert's matrix, without a copy."""
         first = (self.picked[index] if self.picked else index) * self.rows
         raw = self.raw[first : first + self.rows]
-        return Matrix(self.name, self.format, self.rows, self.columns, raw)
+        scales = None if self.scales is None else self.scales[index : index + 1]
+        return Matrix(self.name, self.format, self.rows, self.columns, raw, scales=scales)
 
     def take_rows(self, first: int, last: int) -> "Matrix":
         """The matrix of rows first..last, without a copy."""
-        return Matrix(self.name, self.format, last - first, self.columns, self.raw[first:last])
+        return replace(self, rows=last - first, raw=self.raw[first:last])
 
     def reordered(self, order: npt.NDArray[np.integer]) -> "Matrix":
         """A copy with these rows in this order."""
-        return Matrix(self.name, self.format, len(order), self.columns, self.raw[order])
+        return replace(self, rows=len(order), raw=self.raw[order])
 
     def take_columns(self, first: int, last: int) -> "Matrix":
         """The matrix of columns first..last, in whole blocks of its format; its rows are not contiguous in
@@ -69,27 +77,29 @@ class Matrix:
         """
         row_bytes = block_format(self.format).row_bytes
         begin, end = (row_bytes(column) if column else 0 for column in (first, last))
-        raw = self.raw[:, begin:end]
-        return Matrix(self.name, self.format, self.rows, last - first, raw)
+        return replace(self, columns=last - first, raw=self.raw[:, begin:end])
 
     def take_experts(self, numbers: Sequence[int]) -> "Matrix":
         """The matrices of these experts, in this order, without a copy."""
         first, count = (numbers[0] if numbers else 0), len(numbers)
+        scales = None if self.scales is None else self.scales[list(numbers)]
+        taken = replace(self, experts=count, scales=scales)
         if self.picked:
-            return replace(self, experts=count, picked=tuple(self.picked[number] for number in numbers))
+            return replace(taken, picked=tuple(self.picked[number] for number in numbers))
         if list(numbers) == list(range(first, first + count)):
-            raw = self.raw[first * self.rows : (first + count) * self.rows]
-            return replace(self, raw=raw, experts=count)
-        return replace(self, experts=count, picked=tuple(numbers))
+            return replace(taken, raw=self.raw[first * self.rows : (first + count) * self.rows])
+        return replace(taken, picked=tuple(numbers))
 
     def decoded(self) -> npt.NDArray[np.float32]:
         """(rows, columns) float32; with `experts`, the rows of all experts."""
         if self.picked:
             return np.concatenate([self.expert(index).decoded() for index in range(self.experts)])
-        return decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
+        weights = decode(self.raw.reshape(-1), self.format).reshape(-1, self.columns)
+        factors = self.row_scales
+        return weights if factors is None else weights * factors[:, None]
 
     def decoded_rows(self, indices: npt.NDArray[np.integer]) -> npt.NDArray[np.float32]:
-        """(len(indices), columns) float32."""
+        """(len(indices), columns) float32, of a table without `scales`."""
         if len(indices) == 1:  # A view avoids a copy, because this runs for every token.
             return decode(self.raw[indices[0]], self.format).reshape(1, self.columns)
         return decode(self.raw[indices].reshape(-1), self.format).reshape(len(indices), self.columns)

@@ -294,10 +294,10 @@ _SPECS = (
     _spec("MXFP4", 39, 32, "e8m0 e; u8 qs[16]", codes=_NIBBLES, levels=_FP4_LEVELS),
     _spec(
         "NVFP4", 40, 64, "e4m3 d[4]; u8 qs[32]",
-        codes=(CodeBits("qs", 4, 8),), levels=_FP4_LEVELS, sub_block=16, cpu_only=True,
+        codes=(CodeBits("qs", 4, 8),), levels=_FP4_LEVELS, sub_block=16,
     ),
     _spec("Q1_0", 41, 128, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 1, 1),), step=2, offset=1),
-    _spec("Q2_0", 42, 64, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 2, 1),), offset=1, cpu_only=True),
+    _spec("Q2_0", 42, 64, "f16 d; u8 qs[16]", codes=(CodeBits("qs", 2, 1),), offset=1),
 )  # fmt: skip
 
 FORMATS: Mapping[str, FormatSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})

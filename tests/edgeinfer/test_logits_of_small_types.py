@@ -8,15 +8,18 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
-from edgeinfer_quant_formats.formats import CPU_FORMATS, KERNEL_FORMATS
-from tests.edgeinfer.distances import distance
-from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits
+from edgeinfer_quant_formats.formats import FORMATS
+from tests.edgeinfer.distances import distance, median_distance
+from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits, quantized
 from tests.edgeinfer.test_logits_against_llama_cpp import logits_of
+from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
+from tests.zoo.scaled_models import scaled
 
-CPU_ONLY = [name for name in CPU_FORMATS if name not in KERNEL_FORMATS]
+TYPES = ["NVFP4", "Q2_0", *(name for name, spec in FORMATS.items() if spec.grid)]
+SCALED_MODELS = ["llama", "qwen3moe", pytest.param("qwen35", marks=pytest.mark.slow)]
 DEFAULT = ("IQ2_XXS", "IQ3_S")
-CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in CPU_ONLY]
+CASES = [pytest.param(name, marks=() if name in DEFAULT else pytest.mark.slow) for name in TYPES]
 
 
 def model_file(folder: Path, name: str) -> Path:
@@ -42,9 +45,25 @@ def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: 
     assert distance(ours, exact) <= 2 * distance(theirs, exact)
 
 
-def test_a_file_of_nvfp4_with_scale_tensors_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", SCALED_MODELS)
+def test_a_file_of_nvfp4_with_scale_tensors_has_the_logits_of_the_formula(tmp_path: Path, name: str) -> None:
+    path = scaled(quantized(ZOO[name])).write(tmp_path / "scaled.gguf")
+    exact, without = logits_of(path, "exact"), logits_of(tmp_path / "plain.gguf", "exact")
+    assert distance(without, exact) > 0.3
+    assert median_distance(logits_of(path, "cpu"), exact) < 0.05
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", SCALED_MODELS)
+def test_scale_tensors_mean_what_they_mean_to_llama_cpp(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("llama_cpp")
+    path = scaled(quantized(ZOO[name])).write(tmp_path / "scaled.gguf")
+    assert median_distance(llama_cpp_logits(path, IDS), logits_of(path, "exact")) < 0.05
+
+
+def test_scales_of_other_types_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "scaled.gguf"
-    with GGUFFile.open(model_file(tmp_path, "NVFP4")) as plain, GGUFWriter(path, plain.metadata) as writer:
+    with GGUFFile.open(model_file(tmp_path, "Q8_0")) as plain, GGUFWriter(path, plain.metadata) as writer:
         for name, info in plain.tensors.items():
             writer.add_tensor(name, plain.raw(name), info.format, info.shape)
         writer.add_tensor("blk.0.attn_q.scale", np.full(1, 0.5, np.float32), "F32")

@@ -106,3 +106,9 @@ def kernels_for() -> Callable[[str, str], Kernels]:
 def kernels() -> Kernels:
     """Kernels of the best instruction set: rows of the default formats, experts, and the CPU shard."""
     return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units(DEFAULT_FORMATS)])
+
+
+@pytest.fixture(scope="session")
+def nvfp4_kernels() -> Kernels:
+    """As `kernels`, with rows of NVFP4 and floats."""
+    return built_kernels(BEST, [*units_of(BLOCK_KINDS), SERVICE, *row_units({*FLOATS, "NVFP4"})])

@@ -166,6 +166,7 @@ class BlockBuilder:
             expert_stride=packed.expert_stride,
             bias_stride=4 * padded(matrix.rows),
             scale=scale,
+            scales=self.arena.keep(matrix.scales),
         )
         if adaptable:
             self.adaptable.append(AdaptableMatrix(matrix, args, scale))

@@ -7,9 +7,11 @@ import numpy.typing as npt
 import pytest
 import torch
 
+from edgeinfer.benchmarking.random_blocks import RandomBlocks
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, PlaneShapes, padded_blocks
 from edgeinfer_quant_formats import block_format, encode
+from edgeinfer_quant_formats.codecs import ENCODERS
 
 Raw = npt.NDArray[np.uint8]
 FLOATS: dict[str, np.uint16 | np.uint32] = {
@@ -31,6 +33,9 @@ PLANES = 44
 def normal_rows(name: str, rows: int, columns: int, seed: int = 0) -> Raw:
     """Normal weights in the file's bytes, (rows, bytes of a row)."""
     values = np.random.default_rng([seed, rows, columns]).standard_normal(rows * columns) * 0.05
+    if name not in ENCODERS:
+        blocks = RandomBlocks(name, 0.05, np.random.default_rng([seed, rows, columns]))
+        return blocks.take(values.size // block_format(name).block_elements).reshape(rows, -1)
     return np.array(encode(values.astype(np.float32), name)).reshape(rows, -1)
 
 
@@ -42,6 +47,10 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
     if name in FLOATS:
         bits = blocks.view(FLOATS[name].dtype) & FLOATS[name]
         return np.ascontiguousarray(bits).view(np.uint8).reshape(rows, -1)
+    if name == "NVFP4":
+        bounds = (0, 256) if scales is not None else (40, 64)
+        blocks[:, :4] = random.integers(*bounds, (count, 4))
+        return blocks.reshape(rows, -1)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(0 if scales is not None else 120, 130, count)
     scale = form.scales

@@ -110,3 +110,12 @@ def test_kernels_with_adapters_compile_for_gpus(capability: int) -> None:
     assert len(kernels) >= 20
     assert max(shared for shared, _ in kernels) <= 8 << 10
     assert max(spilled for _, spilled in kernels) < 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227), (120, 99)])
+def test_kernels_of_types_without_a_mix_compile_for_gpus(capability: int, shared_kib: int) -> None:
+    kernels = compiled("decode.compile_type_kernels", capability)
+    assert len(kernels) == 36
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) == 0

@@ -19,16 +19,26 @@ from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
 from tests.model_zoo import ON_CPU_ONLY, SMALL_GEMMA3N, ZOO
 from tests.random_models import RandomModel
+from tests.zoo.scaled_models import scaled
 
 QUANTS_AGREE = 0.04
 """Quantized weights: every activation was rounded to eight bits."""
 QUANTIZED = ("Q8_0", "Q4_0")
+WIDE_HEADS = replace(ZOO["llama"], width=256, head_dim=64, feed_forward=256)
+"""Rows of whole blocks of every type."""
 
 # property under test -> the model, and the layers that cover it
 FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "nothing special": (ZOO["llama"], (0,)),
     "quantized": (replace(ZOO["llama"], formats=QUANTIZED), (0,)),
     "quantized, biases of q, k, v": (replace(ZOO["qwen2"], formats=QUANTIZED), (0,)),
+    "small types": (replace(WIDE_HEADS, formats=("NVFP4", "TQ1_0", "Q2_0")), (0,)),
+    "small types of experts": (
+        replace(WIDE_HEADS, experts=4, experts_per_token=2, formats=("Q2_0", "NVFP4", "TQ1_0")),
+        (0,),
+    ),
+    "factors of matrices": (scaled(WIDE_HEADS), (0,)),
+    "factors of experts": (scaled(replace(WIDE_HEADS, experts=4, experts_per_token=2)), (0,)),
     "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
     "norms behind blocks, of heads; windows; tied": (ZOO["gemma3"], (4, 5)),
     "soft caps": (ZOO["gemma2"], (0,)),
@@ -267,9 +277,9 @@ def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> No
 
 def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
-        head = replace(decoder.weights.output, format="TQ1_0")
+        head = replace(decoder.weights.output, format="IQ3_S")
         broken = replace(decoder, weights=replace(decoder.weights, output=head))
-        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: TQ1_0 has no kernel on the GPU"):
+        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: IQ3_S has no kernel on the GPU"):
             broken.backend(device)
 
 

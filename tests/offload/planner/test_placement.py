@@ -196,13 +196,13 @@ def test_a_cache_type_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
 
 
 def test_a_format_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
-    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8)
+    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "IQ3_S", 128256, 4096)), 8)
     assert plan.device == "cpu"
     assert plan.limit_reason is not None
-    assert "output.weight: TQ1_0 has no kernel on the GPU" in plan.limit_reason
-    with pytest.raises(PlanError, match="TQ1_0 has no kernel"):
+    assert "output.weight: IQ3_S has no kernel on the GPU" in plan.limit_reason
+    with pytest.raises(PlanError, match="IQ3_S has no kernel"):
         planned(
-            replace(dense_model(), head=MatrixSize("output.weight", "TQ1_0", 128256, 4096)), 8, device="gpu"
+            replace(dense_model(), head=MatrixSize("output.weight", "IQ3_S", 128256, 4096)), 8, device="gpu"
         )
 
 

@@ -168,7 +168,7 @@ class MatrixArgs(Structure):
     kernel: address of the GEMV kernel; tile_kernel: of the AMX kernel, if any. group_bytes: bytes of sixteen
     rows. quantized: 1 if it reads int8 activations or bfloat16 tiles. bias: 0 or float32, padded to 16.
     expert_stride, bias_stride: bytes between the weights and biases of two experts. scale: of the products of
-    gate and up. lora: 0: no adapter.
+    gate and up. scales: 0, or a float32 factor of the weights of each expert. lora: 0: no adapter.
     """
 
     kernel: Int
@@ -182,6 +182,7 @@ class MatrixArgs(Structure):
     expert_stride: Int
     bias_stride: Int
     scale: Float
+    scales: Int
     lora: Annotated[int, LoraArgs]
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, SIX_BIT_BYTES
-from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
@@ -121,7 +121,7 @@ class Packer:
         ]
         self.rows = rows
         self._raw = torch.zeros((groups, group_bytes(stack)), dtype=torch.uint8, device=device)
-        self._packed = DeviceMatrix(shapes, stack.format, *parts)
+        self._packed = DeviceMatrix(shapes, kernel_format(stack), *parts)
         self._pack()
         self._graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
@@ -134,17 +134,20 @@ class Packer:
     def _pack(self) -> None:
         self._packed.fill(0, rows_of_groups(self._raw, self._packed.format))
 
-    def load_groups(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> None:
-        """Load `groups` of host memory into the rows from `first_row` on; on the current stream."""
-        for part, there in self._packed_from(groups, target, first_row):
+    def load_groups(self, groups: Tensor, target: DeviceMatrix, first_row: int, factor: float = 1.0) -> None:
+        """Load `groups` of host memory, times `factor`, into the rows from `first_row` on; on the current
+        stream.
+        """
+        for part, there in self._packed_from(groups, target, first_row, factor):
             there.copy_(part, non_blocking=True)
 
-    def is_identical(self, groups: Tensor, target: DeviceMatrix, first_row: int) -> bool:
+    def is_identical(self, groups: Tensor, target: DeviceMatrix, first_row: int, factor: float = 1.0) -> bool:
         """Whether `load_groups` would write exactly the current content."""
-        return all(torch.equal(part, there) for part, there in self._packed_from(groups, target, first_row))
+        packed = self._packed_from(groups, target, first_row, factor)
+        return all(torch.equal(part, there) for part, there in packed)
 
     def _packed_from(
-        self, groups: Tensor, target: DeviceMatrix, first_row: int
+        self, groups: Tensor, target: DeviceMatrix, first_row: int, factor: float
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Each part of the planes, and its destination."""
         self._raw.copy_(groups, non_blocking=True)
@@ -152,6 +155,8 @@ class Packer:
             self._pack()
         else:
             self._graph.replay()
+        if factor != 1:
+            self._packed.set_factors(0, self.rows, factor)
         for part, whole in zip(self._packed.parts, target.parts, strict=True):
             if part.numel():
                 first = first_row * len(part) // self.rows
@@ -159,12 +164,13 @@ class Packer:
 
 
 class _Piece(NamedTuple):
-    """Groups in host memory that become the device's rows from `first_row` on."""
+    """Groups in host memory that become, times `factor`, the device's rows from `first_row` on."""
 
     packer: Packer
     groups: Tensor
     target: DeviceMatrix
     first_row: int
+    factor: float
 
 
 class ExpertCache:
@@ -207,7 +213,7 @@ class ExpertCache:
         """Whether the expert in the layer's first slot is packed identically to when it was loaded."""
         expert = int((self._slots[row][0] == 0).nonzero()[0])
         pieces = self._pieces_of(row, expert, 0)
-        return all(piece.packer.is_identical(piece.groups, piece.target, piece.first_row) for piece in pieces)
+        return all(packer.is_identical(*where) for packer, *where in pieces)
 
     def _copy_of(self, slots: Tensor) -> Tensor:
         copy = torch.empty(slots.shape, dtype=slots.dtype, pin_memory=self._cuda)
@@ -285,8 +291,8 @@ class ExpertCache:
 
     def _launch(self, change: Change) -> None:
         now, self._pieces = self._pieces[:PIECES_PER_STEP], self._pieces[PIECES_PER_STEP:]
-        for packer, groups, target, first_row in now:
-            packer.load_groups(groups, target, first_row)
+        for packer, *where in now:
+            packer.load_groups(*where)
         if self._pieces:
             return
         here, w = self._layers[change.layer][:2]
@@ -305,11 +311,12 @@ class ExpertCache:
         """The pieces of an expert's matrices, for a slot of its layer."""
         for stack, memory, target in self._stacks(self._layers[row]):
             group, first = group_bytes(stack), 0
+            factor = 1.0 if stack.scales is None else float(stack.scales[expert])
             of_expert = memory[expert * expert_bytes(stack) :][: expert_bytes(stack)].view(-1, group)
             for count in self._steps(stack):
                 packer = self._packers[stack.format, stack.columns, count]
                 first_row = slot * stack.rows + first * ROWS_PER_GROUP
-                yield _Piece(packer, of_expert[first : first + count], target, first_row)
+                yield _Piece(packer, of_expert[first : first + count], target, first_row, factor)
                 first += count
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
-from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.matrix import Matrix
@@ -26,7 +26,8 @@ class StoredBytes(NamedTuple):
 class StreamedMatrix(DeviceMatrix):
     """A matrix of the host, or one per expert; its planes have no memory.
 
-    `order` (head_dim,): order of its rows within each head on the device; None: unchanged.
+    `format` is that in memory, which may differ from the file's. `order` (head_dim,): order of its rows
+    within each head on the device; None: unchanged.
     """
 
     source: Matrix
@@ -39,7 +40,7 @@ class StreamedMatrix(DeviceMatrix):
         """Raises `UnsupportedOnDeviceError`: the device has no kernel for the format."""
         shapes = PlaneShapes.of(source.name, source.format, source.rows, source.columns)
         nothing = torch.empty(0, dtype=torch.int32)
-        return cls(shapes, source.format, nothing, nothing, nothing, source, order, [])
+        return cls(shapes, kernel_format(source), nothing, nothing, nothing, source, order, [])
 
     def connect(self, memory: Bytes, order: MemoryOrder) -> Tensor:
         """Set its bytes; return them as a tensor."""

@@ -351,6 +351,9 @@ class PrefillExperts:
                 spans.append((at, at + nbytes))
         raw = self._sender.send(matrix.memory, spans)
         unpack(raw, matrix.format, matrix.shapes.columns, weights)
+        if matrix.source.scales is not None:
+            for index, expert in enumerate(experts):
+                weights[index * rows : (index + 1) * rows].mul_(float(matrix.source.scales[expert]))
         self._sender.done()
 
 

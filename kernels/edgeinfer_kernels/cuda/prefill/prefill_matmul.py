@@ -157,6 +157,8 @@ class Products:
             raw = self.sender.send(matrix.memory, [(begin, begin + groups * group_bytes)])
             weights = self.scratch[: groups * ROWS_PER_GROUP * columns].view(-1, columns)
             unpack(raw, matrix.format, columns, weights)
+            if matrix.source.scales is not None:
+                weights.mul_(float(matrix.source.scales[0]))
             self.sender.done()
             yield first, weights[:count]
 

@@ -60,7 +60,7 @@ class RawConfig(NamedTuple):
 def raw_config(format_name: str, columns: int) -> RawConfig | None:
     """The configuration of rows of a format; None: kernels can't decode them."""
     spec = block_format(format_name)
-    if spec.name not in KERNEL_FORMATS or spec.scale_dtype == "e8m0":
+    if spec.name not in KERNEL_FORMATS or spec.scale_dtype in ("e8m0", "e4m3"):
         return None
     row_bytes = spec.row_bytes(columns)
     if spec.name in _FLOATS:

@@ -8,6 +8,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     BRAIN,
     BYTE,
     CODEBOOK,
+    E4M3,
     FLOAT16,
     HALF,
     MINIMUM,
@@ -19,6 +20,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     SINGLE,
     code_offset,
     code_value,
+    half_of_e4m3,
     high_f16,
     look_up,
     low_f16,
@@ -55,6 +57,8 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
             return low_f16(scale) * value
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == E4M3:
+            return factor.to(tl.float32, bitcast=True) * (half_of_e4m3(scale, UPPER) * value)
         elif TILE.scale == PAIR:
             return low_f16(scale) * value + high_f16(scale)
         elif TILE.scale == SIGNED:
@@ -150,6 +154,9 @@ def _scale_code(matrix, row, block, index, upper, code, BLOCKS: tl.constexpr, TI
             return low_f16(scale) * value
         elif TILE.scale == BFLOAT16:
             return (scale << 16).to(tl.float32, bitcast=True) * value
+        elif TILE.scale == E4M3:
+            factor = tl.load(matrix[2] + row).to(tl.float32, bitcast=True)
+            return factor * (half_of_e4m3(scale, upper) * value)
         elif TILE.scale == SIGNED:
             factor = tl.load(matrix[2] + (row // 2) * SUPER_BLOCKS + block // 8) >> ((row & 1) * 16)
             step = (scale << (24 - 8 * upper)) >> 24

@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     BRAIN,
     BYTE,
     CODEBOOK,
+    E4M3,
     FLOAT16,
     HALF,
     MINIMUM,
@@ -27,6 +28,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     SINGLE,
     dot_signed,
     dot_unsigned,
+    half_of_e4m3,
     high_f16,
     low_f16,
     quad,
@@ -90,7 +92,8 @@ def load_tile(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr = 0,
 ):
-    """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32.
+    """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32, factors of rows
+    (rows, 1).
 
     `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks per row. MASKED: `blocks` may exceed
     that; VECTOR: `blocks` come from `blocks_at`.
@@ -131,6 +134,8 @@ def load_tile(
         factor = _masked_load(
             matrix[2] + row * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR), inside, MASKED
         )
+    elif TILE.scale == E4M3:
+        factor = tl.load(matrix[2] + row)
     else:
         factor = scale
     return words, scale, factor
@@ -184,8 +189,13 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
     elif TILE.scale == SHORT:
         first = first * (scale & 15)
         second = second * ((scale >> 4) & 15)
+    elif TILE.scale == E4M3:
+        scale0 = scale0 * half_of_e4m3(scale, 0)
+        scale1 = scale1 * half_of_e4m3(scale, 1)
     both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
-    if TILE.scale == FLOAT16:
+    if TILE.scale == E4M3:
+        return factor.to(tl.float32, bitcast=True) * both
+    elif TILE.scale == FLOAT16:
         return low_f16(scale) * both
     elif TILE.scale == BFLOAT16:
         return (scale << 16).to(tl.float32, bitcast=True) * both

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cuda.triton_ops.words import FP4_WORDS, IQ4_WORDS
+from edgeinfer_kernels.cuda.triton_ops.words import FP4_WORDS, IQ4_WORDS, half_of_e4m3
 from edgeinfer_quant_formats.formats import KERNEL_FORMATS
 
 ROWS = tl.constexpr(ROWS_PER_GROUP)
@@ -222,6 +222,27 @@ def _ternary(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
 
 
 @triton.jit
+def _four_codes(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
+    """Q2_0: byte k of word i holds weights 16i + 4k…, two bits each; one scale for all."""
+    byte, d = _word(block, row, LAYOUT.codes, i) >> (8 * k), _f16(block, row, LAYOUT.d)
+    for quarter in tl.static_range(4):
+        code = ((byte >> (2 * quarter)) & 3) - 1
+        _store(out, 16 * i + 4 * k + quarter, d * code.to(tl.float32), inside)
+
+
+@triton.jit
+def _nvfp4(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
+    """Of each 8 bytes, which have an E4M3 scale without a sign (127 is 0), first the low nibbles."""
+    part = i >> 1
+    word = _word(block, row, LAYOUT.codes, i)
+    number = (_word(block, row, LAYOUT.d, 0) >> (8 * part)) & 255
+    scale = tl.where(number == 127, 0.0, half_of_e4m3(number, 0))
+    for half in tl.static_range(2):
+        code = (word >> (8 * k + 4 * half)) & 15
+        _store(out, 16 * part + 8 * half + 4 * (i & 1) + k, scale * _level(code, True).to(tl.float32), inside)
+
+
+@triton.jit
 def _iq4_xs(out, block, row, i, k, inside, LAYOUT: tl.constexpr):
     part, at = i >> 2, i & 3
     word = _word(block, row, LAYOUT.codes, i)
@@ -275,6 +296,10 @@ def unpack_kernel(
         _signs(to, block, row, i, k, inside, LAYOUT)
     elif FORMAT == "TQ2_0":
         _ternary(to, block, row, i, k, inside, LAYOUT)
+    elif FORMAT == "Q2_0":
+        _four_codes(to, block, row, i, k, inside, LAYOUT)
+    elif FORMAT == "NVFP4":
+        _nvfp4(to, block, row, i, k, inside, LAYOUT)
     else:
         _simple(to, block, row, i, k, inside, LAYOUT, FORMAT)
 

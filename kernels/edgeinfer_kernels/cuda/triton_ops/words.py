@@ -25,6 +25,7 @@ PAIR = tl.constexpr(3)
 MINIMUM = tl.constexpr(4)
 SIGNED = tl.constexpr(5)
 SHORT = tl.constexpr(6)
+E4M3 = tl.constexpr(7)
 
 
 def level_words(levels: tuple[int, ...]) -> tuple[int, ...]:
@@ -209,6 +210,15 @@ def _halves(word):
 def low_f16(word):
     """The float16 in the low 16 bits of a word."""
     return word.to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def half_of_e4m3(word, byte):
+    """Half of the E4M3 number, without a sign, in a byte of a word, float32.
+
+    Its bits are those of a float16 that is smaller by 2⁸.
+    """
+    return low_f16(((word >> (8 * byte)) & 127) << 7) * 128.0
 
 
 @triton.jit

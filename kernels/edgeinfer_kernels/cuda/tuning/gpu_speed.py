@@ -237,6 +237,7 @@ def timed_head(device: torch.device, format_name: str, rows: int) -> Head:
 
 def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
     """Bytes per second of the host layout that are converted to float16."""
+    format_name = block_format(format_name).repacked_as or format_name
     group_bytes = ROWS_PER_GROUP * block_format(format_name).row_bytes(MATRIX)
     groups = max(nbytes // group_bytes, 1)
     raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)

@@ -208,9 +208,11 @@ class DeviceModel(DeviceBuilder):
         size = 2 if entry.order is None else len(entry.order)
         if size % 2:  # Rows are paired: two heads at a time.
             size *= 2
+        factors = entry.source.row_scales
         for first, raw in uploader.chunks(entry.source.raw, size):
+            own = None if factors is None else torch.from_numpy(factors[first : first + len(raw)])
             if entry.order is not None:
                 heads = raw.view(-1, len(entry.order), raw.shape[1])
                 raw = heads[:, torch.from_numpy(entry.order).to(raw.device)].view(raw.shape)
-            entry.target.fill(entry.first_row + first, raw)
+            entry.target.fill(entry.first_row + first, raw, own)
             self._non_finite.append((entry.source.name, has_non_finite(raw, entry.source.format)))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, Code, PlaneShapes, Scale
-from edgeinfer_quant_formats.formats import KERNEL_FORMATS, CodeBits, FormatSpec, SubScales
+from edgeinfer_quant_formats.formats import FORMATS, CodeBits, FormatSpec, SubScales
 
 _LOW = 0xFFFF
 
@@ -53,6 +53,8 @@ def _fields_of_bytes(raw: Tensor, part: CodeBits) -> Tensor:
 
 def _codes(spec: FormatSpec, raw: Tensor) -> Tensor:
     """The codes of blocks, times the step of the format: (rows, blocks, weights of a block) uint8."""
+    if not spec.codes:
+        return _base_three(spec, raw)
     lowest, *upper = spec.codes
     codes = _fields_of_bytes(_field(spec, raw, lowest.field), lowest)
     for part in upper:
@@ -60,9 +62,26 @@ def _codes(spec: FormatSpec, raw: Tensor) -> Tensor:
     return codes * spec.step if spec.step > 1 else codes
 
 
+def _base_three(spec: FormatSpec, raw: Tensor) -> Tensor:
+    """The ternary digits of TQ1_0, as `codecs.ternary.unpack_base_three`: (rows, blocks, 256) uint8."""
+    powers = torch.tensor([1, 3, 9, 27, 81], dtype=torch.uint8, device=raw.device)[:, None]
+    qs, qh = _field(spec, raw, "qs"), _field(spec, raw, "qh")
+    parts = ((qs[..., :32], 5), (qs[..., 32:], 5), (qh, 4))
+    remainders = [(part[..., None, :] * powers[:count]).flatten(-2) for part, count in parts]
+    return ((torch.cat(remainders, dim=-1).to(torch.int16) * 3) >> 8).to(torch.uint8)
+
+
+def _e4m3_pairs(raw: Tensor) -> Tensor:
+    """(…, blocks, 2n) E4M3 numbers, of which 127 is 0, to (…, blocks · n): two of them in 16 bits."""
+    numbers = torch.where(raw == 127, 0, raw & 127).to(torch.int32).unflatten(-1, (-1, 2))
+    return (numbers[..., 0] | (numbers[..., 1] << 8)).flatten(-2)
+
+
 def _scales(spec: FormatSpec, raw: Tensor) -> Tensor:
     """The scales of blocks of 32 weights for formats without sub-block scales, (rows, blocks of 32) int32."""
     first = spec.fields[0]
+    if first.dtype == "e4m3":
+        return _e4m3_pairs(_field(spec, raw, "d"))
     if first.dtype == "e8m0":
         # 2^(e - 128) as bfloat16; below e = 2 it is subnormal.
         e = raw[..., first.offset].to(torch.int32)
@@ -189,11 +208,16 @@ class DeviceMatrix:
     def parts(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.words, self.scales, self.super_scales
 
-    def fill(self, first_row: int, raw: Tensor) -> None:
-        """Pack the file's bytes of some rows, (rows, bytes of a row) uint8, to the even row `first_row`."""
+    def fill(self, first_row: int, raw: Tensor, factors: Tensor | None = None) -> None:
+        """Pack the file's bytes of some rows, (rows, bytes of a row) uint8, to the even row `first_row`.
+
+        `factors`: of the weights of each row, float32; only for formats of `Scale.E4M3`. None: all are 1.
+        """
         shapes, rows = self.shapes, len(raw)
+        if shapes.tile.scale == Scale.E4M3:
+            self.set_factors(first_row, rows, 1.0 if factors is None else factors)
         raw = torch.nn.functional.pad(raw, (0, 0, 0, rows % 2))
-        unpacked = _unpack(KERNEL_FORMATS[self.format], raw)
+        unpacked = _unpack(FORMATS[self.format], raw)
         end, code = first_row + len(raw), Code(shapes.tile.code)
         words = unpacked.words
         if unpacked.codes is not None:
@@ -216,14 +240,23 @@ class DeviceMatrix:
             else:
                 self.super_scales[first_row:end] = super_scales
 
+    def set_factors(self, first_row: int, rows: int, factors: Tensor | float) -> None:
+        """Set the factors of some rows in a format of `Scale.E4M3`: one for all, or one for each."""
+        own = self.super_scales.view(torch.float32)[first_row : first_row + rows, 0]
+        if isinstance(factors, float):
+            own.fill_(factors)
+        else:
+            own.copy_(factors)
+
 
 def has_non_finite(raw: Tensor, format_name: str) -> Tensor:
     """Whether rows of the file, (rows, bytes of a row) uint8, have scales that are NaN or infinite: a bool
     tensor on the device.
     """
-    spec = KERNEL_FORMATS[format_name]
+    spec = FORMATS[format_name]
     field = spec.scales
-    assert field is not None
+    if field is None:
+        return torch.zeros((), dtype=torch.bool, device=raw.device)
     blocks = raw.unflatten(-1, (-1, spec.block_bytes))
     numbers = blocks[..., field.offset : field.offset + field.unit * field.count].contiguous()
     bits = numbers.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[field.unit])

@@ -9,13 +9,14 @@ super-block is contiguous too. Rows are zero-padded to 16, blocks to 16.
             (rows, blocks)             32 bits per block (`Scale.PAIR`)
     super_scales  (rows/2, blocks/8)         one float16 for 256 weights, paired by rows (`Scale.SIGNED`);
             (rows, blocks/8)           two float16: scale and minimum (`Scale.MINIMUM`, `Scale.SHORT`)
+            (rows, 1)                  a float32 factor of the row (`Scale.E4M3`)
 """
 
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from edgeinfer_quant_formats.formats import KERNEL_FORMATS, FormatSpec
+from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS, FormatSpec
 
 ROW_MULTIPLE = 16
 BLOCK_MULTIPLE = 16
@@ -60,6 +61,10 @@ class Scale(IntEnum):
     """int8 scale of the first 16 weights, int8 of the others; super_scales hold their float16 factor."""
     SHORT = 6
     """4 bits each: scale of the first 16, of the others, minimum of the first 16, of the others."""
+    E4M3 = 7
+    """Twice the scale of the first 16 weights, and of the others, as E4M3 numbers without a sign;
+    super_scales hold a float32 factor of each row.
+    """
 
 
 class Tile(NamedTuple):
@@ -115,8 +120,12 @@ def tile_of(spec: FormatSpec) -> Tile:
     return Tile(_code_of(spec), _scale_of(spec), spec.offset, codebook)
 
 
-_SCALE_OF_DTYPE = {"f16": Scale.FLOAT16, "e8m0": Scale.BFLOAT16}
-TILES = {name: tile_of(spec) for name, spec in KERNEL_FORMATS.items()}
+_SCALE_OF_DTYPE = {"f16": Scale.FLOAT16, "e8m0": Scale.BFLOAT16, "e4m3": Scale.E4M3}
+TILES = {
+    name: tile_of(KERNEL_FORMATS[spec.repacked_as or name])
+    for name, spec in FORMATS.items()
+    if (spec.repacked_as or name) in KERNEL_FORMATS
+}
 """The formats that the device supports."""
 
 FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
@@ -178,7 +187,7 @@ class PlaneShapes:
             return self.padded_rows // 2, self.blocks // 8
         if self.tile.scale in (Scale.MINIMUM, Scale.SHORT):
             return self.padded_rows, self.blocks // 8
-        return 0, 0
+        return (self.padded_rows, 1) if self.tile.scale == Scale.E4M3 else (0, 0)
 
     @property
     def nbytes(self) -> int:

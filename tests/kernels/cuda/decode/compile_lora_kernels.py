@@ -32,11 +32,14 @@ def adapter(ranks: int) -> DeviceLora:
 
 
 def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
-    """The kernels that multiply matrices, each with an adapter."""
+    """The kernels that multiply matrices, each with an adapter unless `ranks` is 0."""
     matrices = q, k, gate, up, down, head = [matrix(kind) for _ in range(5)] + [matrix(kind, VOCABULARY)]
     spec = SimpleNamespace(hidden_size=WIDTH, vocabulary_size=VOCABULARY, logit_scale=1.0, logit_soft_cap=0.0)
     model: Any = SimpleNamespace(
-        lora={id(each): adapter(ranks) for each in matrices}, spec=spec, head=head, head_bias=None
+        lora={id(each): adapter(ranks) for each in matrices if ranks},
+        spec=spec,
+        head=head,
+        head_bias=None,
     )
     space: Any = SimpleNamespace(nothing=WORDS, x=FLOATS, logits=FLOATS, best=FLOATS, best_ids=WORDS)
     launches = StepLaunches(model, space, usual_tuning(capability), dependent=capability >= 90)

@@ -151,10 +151,14 @@ def test_the_policy_receives_request_counts_since_its_last_update(
 class Garbling(expert_loading.Packer):
     """Reverses the groups."""
 
-    def load_groups(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> None:
+    def load_groups(
+        self, groups: torch.Tensor, target: DeviceMatrix, first_row: int, factor: float = 1.0
+    ) -> None:
         raise AssertionError("nobody comes")
 
-    def is_identical(self, groups: torch.Tensor, target: DeviceMatrix, first_row: int) -> bool:
+    def is_identical(
+        self, groups: torch.Tensor, target: DeviceMatrix, first_row: int, factor: float = 1.0
+    ) -> bool:
         return super().is_identical(groups.flip(1), target, first_row)
 
 
@@ -219,10 +223,11 @@ def groups_of(raw: npt.NDArray[np.uint8], name: str, columns: int, kernels: Kern
     return torch.from_numpy(layout[: raw.size].reshape(len(raw) // 16, -1).copy())
 
 
-@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "F16"])
+@pytest.mark.parametrize("name", ["Q4_0", "Q8_0", "Q4_K", "Q6_K", "MXFP4", "NVFP4", "F16"])
 def test_captured_packing_equals_packing_at_load(device: str, kernels: Kernels, name: str) -> None:
     experts, rows, columns = 3, 64, 512
     raw = random_bits(name, experts * rows, columns)
+    factors = [0.5, 2.0, 3.0] if name == "NVFP4" else [1.0] * experts
     stack, target_device = Matrix("m", name, rows, columns, raw, experts), torch.device(device)
     sources = [torch.from_numpy(each) for each in np.split(raw, experts)]
     loaded, target = (
@@ -230,15 +235,16 @@ def test_captured_packing_equals_packing_at_load(device: str, kernels: Kernels, 
     )
     order = (2, 0, 1)
     for slot, expert in enumerate(order):
-        loaded.fill(slot * rows, sources[expert].to(target_device))
+        own = torch.full((rows,), factors[expert], device=device)
+        loaded.fill(slot * rows, sources[expert].to(target_device), own)
     pool = torch.cuda.graph_pool_handle() if device == "cuda" else None
     packers = {count: expert_loading.Packer(stack, count, target_device, pool) for count in (3, 1)}
     stream = torch.cuda.Stream() if device == "cuda" else None
     with torch.cuda.stream(stream) if stream else nullcontext():
         for slot, expert in enumerate(order):
             groups = groups_of(sources[expert].numpy(), name, columns, kernels)
-            packers[3].load_groups(groups[:3], target, slot * rows)
-            packers[1].load_groups(groups[3:], target, slot * rows + 48)
+            packers[3].load_groups(groups[:3], target, slot * rows, factors[expert])
+            packers[1].load_groups(groups[3:], target, slot * rows + 48, factors[expert])
     if stream:
         stream.synchronize()
     for actual, expected in zip(target.parts, loaded.parts, strict=True):

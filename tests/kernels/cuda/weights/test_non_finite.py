@@ -11,11 +11,12 @@ import edgeinfer
 from edgeinfer_kernels.cuda.weights.packing import has_non_finite
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_quant_formats import FormatError, block_format, encode
+from edgeinfer_quant_formats.formats import FORMATS
 from tests.edgeinfer.loading.test_non_finite_weights import MATRIX, model_file
 from tests.kernels.cuda.offload.conftest import small_gpu  # noqa: F401  # a fixture
 
 
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("name", [name for name in TILES if FORMATS[name].scales])
 def test_every_scale_of_a_block_is_checked(device: str, name: str) -> None:
     form = block_format(name)
     field = form.scales
@@ -31,6 +32,11 @@ def test_every_scale_of_a_block_is_checked(device: str, name: str) -> None:
             field.exponent.to_bytes(field.unit, "little"), np.uint8
         )
         assert has_non_finite(torch.from_numpy(damaged).to(device), name)
+
+
+def test_scales_that_are_always_finite_are_not_checked(device: str) -> None:
+    raw = torch.full((2, block_format("NVFP4").block_bytes), 255, dtype=torch.uint8, device=device)
+    assert not has_non_finite(raw, "NVFP4")
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path, small_gpu: Callable[[int], None]) -> None:  # noqa: F811

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.layout.packed_matrix import interleave
+from edgeinfer_kernels.cpu.layout.packed_matrix import interleave, kernel_format
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_kernels.matrix import Matrix
@@ -21,7 +21,7 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
     memory = torch.from_numpy(interleave(matrix, kernels)).to(device)
     groups = -(-len(raw) // 16)
     out = torch.full((16 * groups + 1, columns), float("nan"), dtype=torch.float16, device=device)
-    unpack(memory, name, columns, out[:-1])
+    unpack(memory, kernel_format(matrix), columns, out[:-1])
     assert torch.isnan(out[-1]).all()
     assert not out[len(raw) : -1].any()
     return out[: len(raw)].cpu().numpy()

@@ -18,6 +18,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     operands,
     project,
     quantize_input,
+    scale_rows,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
@@ -107,6 +108,7 @@ def multiply_expert(thread, matrix, source, one_row, entry, first, last, out, ou
         out_stride,
         scratch,
     )
+    scale_rows(matrix, expert, first, last, assignments, out + start * out_stride, out_stride)
     lora = matrix.lora
     if lora.address != 0:
         rows = source.floats if one_row else source.floats + start * source.float_stride

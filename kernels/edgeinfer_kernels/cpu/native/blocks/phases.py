@@ -14,11 +14,12 @@ from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
+    multiply,
     multiply_add,
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
 from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT
 
@@ -127,6 +128,19 @@ def multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out,
     call_pointer_10(
         kernel, weights, columns, first, last, activations, stride, tokens, out, out_stride, scratch
     )
+    scale_rows(matrix, 0, first, last, tokens, out, out_stride)
+
+
+@device_function
+def scale_rows(matrix, expert, first, last, tokens, out, out_stride):
+    """Elements first…last of out[t], rounded up to 16, times the factor of an expert's weights, if any."""
+    if matrix.scales == 0:
+        return
+    factor = splat_f32(load_f32(matrix.scales + 4 * expert))
+    for token in range(tokens):
+        row = out + token * out_stride
+        for i in range(first, last, 16):
+            store_floats(row + 4 * i, multiply(load_floats(row + 4 * i), factor))
 
 
 @device_function
