@@ -161,11 +161,12 @@ class LayerTensors:
                     f"{other.name}: type {other.format}, wanted {first.format} as {first.name}; "
                     "llama.cpp reads both: add engine='llama.cpp'"
                 )
-            if other.scales is not None:
-                raise UnsupportedModelError(
-                    f"{other.name}: its factor, .scale, is for rows between those of {first.name}; "
-                    "llama.cpp reads both: add engine='llama.cpp'"
-                )
+        scaled = [each.name for each in found if each.scales is not None]
+        if scaled:
+            raise UnsupportedModelError(
+                f"{scaled[0]}: its factor, .scale, can't be applied where rows of {' and '.join(names)} "
+                "alternate; llama.cpp reads them: add engine='llama.cpp'"
+            )
         if self._tensors.shapes_only:
             raw = np.broadcast_to(np.uint8(0), (total, width))
         else:

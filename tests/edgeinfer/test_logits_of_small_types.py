@@ -1,5 +1,6 @@
 """Models in the types below 4 bits that other programs write: the logits are those of llama.cpp."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -61,11 +62,27 @@ def test_scale_tensors_mean_what_they_mean_to_llama_cpp(tmp_path: Path, name: st
     assert median_distance(llama_cpp_logits(path, IDS), logits_of(path, "exact")) < 0.05
 
 
-def test_scales_of_other_types_are_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "scaled.gguf"
-    with GGUFFile.open(model_file(tmp_path, "Q8_0")) as plain, GGUFWriter(path, plain.metadata) as writer:
+def with_scale(path: Path, matrix: str, folder: Path) -> Path:
+    """The file with a factor of one of its matrices."""
+    target = folder / "scaled.gguf"
+    with GGUFFile.open(path) as plain, GGUFWriter(target, plain.metadata) as writer:
         for name, info in plain.tensors.items():
             writer.add_tensor(name, plain.raw(name), info.format, info.shape)
-        writer.add_tensor("blk.0.attn_q.scale", np.full(1, 0.5, np.float32), "F32")
+        writer.add_tensor(f"{matrix}.scale", np.full(1, 0.5, np.float32), "F32")
+    return target
+
+
+def test_scales_of_other_types_are_refused_by_name(tmp_path: Path) -> None:
+    path = with_scale(model_file(tmp_path, "Q8_0"), "blk.0.attn_q", tmp_path)
     with pytest.raises(UnsupportedModelError, match=r"doesn't use blk\.0\.attn_q\.scale; llama\.cpp may"):
+        edgeinfer.load(path, device="cpu", draft=None)
+
+
+@pytest.mark.parametrize("matrix", ["attn_q", "attn_gate"])
+def test_a_scale_of_queries_that_alternate_with_their_gates_is_refused(tmp_path: Path, matrix: str) -> None:
+    plain = replace(ZOO["afmoe"], formats=("NVFP4",)).write(tmp_path / "plain.gguf")
+    path = with_scale(plain, f"blk.0.{matrix}", tmp_path)
+    with pytest.raises(
+        UnsupportedModelError, match=rf"{matrix}.*can't be applied where rows of attn_q and attn_gate"
+    ):
         edgeinfer.load(path, device="cpu", draft=None)
