@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from edgeinfer.registry.low_bits import low_bits_note
+from edgeinfer.registry.low_bits import SizedTensor, low_bits_note
 from edgeinfer.tokenizer import tokenizer_kind
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs, shown_bytes
 
@@ -24,17 +24,6 @@ METADATA_KEYS = (
 )
 
 
-class TensorMetadata(Protocol):
-    """The fields of a tensor that the report reads: see `edgeinfer_quant_formats.TensorInfo`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def format(self) -> Any: ...
-    @property
-    def nbytes(self) -> int: ...
-
-
 class FileMetadata(Protocol):
     """The fields of a file that the report reads: see `edgeinfer_quant_formats.GGUFFile`."""
 
@@ -45,7 +34,7 @@ class FileMetadata(Protocol):
     def metadata(self) -> Mapping[str, Any]: ...
 
     @property
-    def tensors(self) -> Mapping[str, TensorMetadata]: ...
+    def tensors(self) -> Mapping[str, SizedTensor]: ...
 
 
 def file_report(
@@ -181,7 +170,7 @@ def shown_count(count: int) -> str:
     return str(count)
 
 
-def _by_type(tensors: Mapping[str, TensorMetadata]) -> dict[str, dict[str, Any]]:
+def _by_type(tensors: Mapping[str, SizedTensor]) -> dict[str, dict[str, Any]]:
     """Tensors, weights and bytes of each block format, the largest first."""
     rows: dict[str, dict[str, Any]] = {}
     for tensor in tensors.values():
