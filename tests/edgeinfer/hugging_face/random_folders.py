@@ -9,8 +9,11 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+import edgeinfer
+
 Logits = npt.NDArray[np.float32]
 VOCABULARY = 288
+IDS = np.random.default_rng(0).integers(3, 280, 40).tolist()
 TEXTS = ["the quick brown fox jumps over the lazy dog and the other things, 12 of them"] * 3
 COMMON: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -131,3 +134,10 @@ def logits_of(model: Any, ids: list[int]) -> Logits:
 
     with torch.no_grad():
         return np.asarray(model(torch.tensor([ids])).logits[0].float().numpy())
+
+
+def own_logits(folder: Path, **options: Any) -> Logits:
+    """Our logits of the last of IDS."""
+    settings: Any = {"device": "cpu", "kv": "f32", "draft": None, "threads": 1, "context": 128, **options}
+    with edgeinfer.load(folder, **settings) as model:
+        return np.asarray(model.logits(IDS))

@@ -10,8 +10,7 @@ import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.distances import distance
-from tests.edgeinfer.hugging_face.random_folders import logits_of, random_model, write_folder
-from tests.edgeinfer.hugging_face.test_folders import IDS, own_logits
+from tests.edgeinfer.hugging_face.random_folders import IDS, logits_of, own_logits, random_model, write_folder
 from tests.edgeinfer.make_logit_goldens import llama_cpp_logits
 
 pytest.importorskip("torch")

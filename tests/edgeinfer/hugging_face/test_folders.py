@@ -15,21 +15,15 @@ from tests.edgeinfer.distances import distance
 from tests.edgeinfer.hugging_face.random_folders import (
     FAMILIES,
     HEADS,
-    Logits,
+    IDS,
     logits_of,
+    own_logits,
     random_model,
     write_folder,
 )
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
-IDS = np.random.default_rng(0).integers(3, 280, 40).tolist()
-
-
-def own_logits(folder: Path, **options: Any) -> Logits:
-    settings: Any = {"device": "cpu", "kv": "f32", "draft": None, "threads": 1, "context": 128, **options}
-    with edgeinfer.load(folder, **settings) as model:
-        return np.asarray(model.logits(IDS))
 
 
 @pytest.mark.default_cases(6)

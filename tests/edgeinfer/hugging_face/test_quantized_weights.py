@@ -14,8 +14,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.hugging_face.quantized_weights import e4m3_table
 from tests.edgeinfer.distances import distance
-from tests.edgeinfer.hugging_face.random_folders import random_model, write_folder
-from tests.edgeinfer.hugging_face.test_folders import IDS, own_logits
+from tests.edgeinfer.hugging_face.random_folders import IDS, own_logits, random_model, write_folder
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
