@@ -1,4 +1,4 @@
-"""Intermediate results of a long run in a folder, so that an interrupted run can go on."""
+"""Intermediate results of a long run in a folder, so that an interrupted run can continue."""
 
 import hashlib
 import os

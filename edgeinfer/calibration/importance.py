@@ -53,7 +53,7 @@ class InputRecorder:
         return squares | {f"counts {name}": found.counts for name, found in self.sums.items()}
 
     def restore(self, arrays: Arrays) -> None:
-        """Go on with stored sums."""
+        """Continue from stored sums."""
         for key, squares in arrays.items():
             kind, _, name = key.partition(" ")
             if kind == "squares":

@@ -256,9 +256,9 @@ def _fp8(name: str, read: Reader, names: Mapping[str, Any], scheme: Scheme) -> S
         if whole.shape != values.shape:
             raise WeightsError(f"{name}: scales of shape {scales.shape} don't fit {info.shape}")
         with np.errstate(over="ignore"):
-            halves = (values * whole).astype(np.float16)
-        if not np.isfinite(halves).all():
+            rounded = (values * whole).astype(np.float16)
+        if not np.isfinite(rounded).all():
             raise WeightsError(f"{name}: a weight is NaN or beyond float16, wanted weights up to 65504")
-        return halves.view(np.uint8)
+        return rounded.view(np.uint8)
 
     return Stored(info.shape, block_format("F16"), load)

@@ -31,7 +31,7 @@ MAX_TOKENS = 1 << 20
 
 
 class ActivityCounts:
-    """The counts of some layers of one model file, in two halves: steps alternate between them."""
+    """The counts of some layers of one model file, in two parts: steps alternate between them."""
 
     def __init__(self, path: Path, layers: Iterable[int], data_folder: Path) -> None:
         self._path, self._data_folder = path, data_folder
@@ -39,7 +39,7 @@ class ActivityCounts:
         self._layers = sorted(layers)
         self._step = 0
         self.tokens = [0, 0]
-        """Counted tokens of each half."""
+        """Counted tokens of each part."""
 
     def observe(self, layer: int, hidden: Activations) -> None:
         """Count the neurons of `hidden` (tokens, neurons) that aren't zero, of some of the tokens."""

@@ -81,7 +81,7 @@ def plain_name(name: str) -> str:
 
 
 def rope_pairs(rows: int, heads: int) -> Order:
-    """The order of rows in which the halves of each head alternate."""
+    """The order in which rows of the first and the second part of each head alternate."""
     return np.arange(rows).reshape(heads, 2, -1).swapaxes(1, 2).reshape(-1)
 
 

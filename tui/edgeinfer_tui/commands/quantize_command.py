@@ -68,8 +68,6 @@ def quantize(
         overwrite=force,
         dry_run=dry_run,
     )
-    for note in done.warnings:
-        say(note)
     _print(done, as_json, dry_run)
 
 
@@ -119,8 +117,6 @@ def convert(
         overwrite=force,
         dry_run=dry_run,
     )
-    for note in done.warnings:
-        say(note)
     _print(done, as_json, dry_run)
 
 
@@ -136,6 +132,8 @@ def _with_progress(
 def _print(done: "Quantization", as_json: bool, dry_run: bool) -> None:
     from edgeinfer_tui.output.quantize_report import print_table, quantize_report, summary
 
+    for note in done.warnings:
+        say(note)
     report = quantize_report(done)
     if as_json:
         print(json.dumps(report, indent=2, allow_nan=False))

@@ -21,24 +21,30 @@ GROUP_BYTES = 64
 
 
 @device_function
+def add_columns(weights, factors, count, first):
+    """`first` plus `count` columns of sixteen rows, each times its factor: sixteen float32."""
+    t0 = first
+    t1 = splat_f32(np.float32(0))
+    t2 = splat_f32(np.float32(0))
+    t3 = splat_f32(np.float32(0))
+    for column in range(0, count, 4):
+        w = weights + GROUP_BYTES * column
+        at = factors + 4 * column
+        t0 = multiply_add(load_floats(w), splat_f32(load_f32(at)), t0)
+        t1 = multiply_add(load_floats(w + GROUP_BYTES), splat_f32(load_f32(at + 4)), t1)
+        t2 = multiply_add(load_floats(w + 2 * GROUP_BYTES), splat_f32(load_f32(at + 8)), t2)
+        t3 = multiply_add(load_floats(w + 3 * GROUP_BYTES), splat_f32(load_f32(at + 12)), t3)
+    return add(add(t0, t1), add(t2, t3))
+
+
+@device_function
 def multiply_a(a, columns, ranks, rows, stride, tokens, out):
     """out[t] = a · row t, float32: reads a once per token, 4 bytes per weight."""
     for group in range(ranks // 16):
         weights = a + group * columns * GROUP_BYTES
         for token in range(tokens):
             x = rows + token * stride
-            t0 = splat_f32(np.float32(0))
-            t1 = splat_f32(np.float32(0))
-            t2 = splat_f32(np.float32(0))
-            t3 = splat_f32(np.float32(0))
-            for column in range(0, columns, 4):
-                w = weights + column * GROUP_BYTES
-                at = x + 4 * column
-                t0 = multiply_add(load_floats(w), splat_f32(load_f32(at)), t0)
-                t1 = multiply_add(load_floats(w + GROUP_BYTES), splat_f32(load_f32(at + 4)), t1)
-                t2 = multiply_add(load_floats(w + 2 * GROUP_BYTES), splat_f32(load_f32(at + 8)), t2)
-                t3 = multiply_add(load_floats(w + 3 * GROUP_BYTES), splat_f32(load_f32(at + 12)), t3)
-            total = add(add(t0, t1), add(t2, t3))
+            total = add_columns(weights, x, columns, splat_f32(np.float32(0)))
             store_floats(out + 4 * ranks * token + GROUP_BYTES * group, total)
 
 
@@ -66,18 +72,7 @@ def add_lora(lora, expert, products, first, last, tokens, out, out_stride):
         for token in range(tokens):
             at = out + token * out_stride + GROUP_BYTES * index
             factors = products + token * row_bytes
-            t0 = load_floats(at)
-            t1 = splat_f32(np.float32(0))
-            t2 = splat_f32(np.float32(0))
-            t3 = splat_f32(np.float32(0))
-            for column in range(0, rank, 4):
-                w = weights + GROUP_BYTES * column
-                z = factors + 4 * column
-                t0 = multiply_add(load_floats(w), splat_f32(load_f32(z)), t0)
-                t1 = multiply_add(load_floats(w + GROUP_BYTES), splat_f32(load_f32(z + 4)), t1)
-                t2 = multiply_add(load_floats(w + 2 * GROUP_BYTES), splat_f32(load_f32(z + 8)), t2)
-                t3 = multiply_add(load_floats(w + 3 * GROUP_BYTES), splat_f32(load_f32(z + 12)), t3)
-            store_floats(at, add(add(t0, t1), add(t2, t3)))
+            store_floats(at, add_columns(weights, factors, rank, load_floats(at)))
 
 
 @device_function
