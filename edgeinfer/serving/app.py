@@ -298,11 +298,11 @@ class _Server:
     async def _events(self, responses: ResponseFormat, record: RequestRecord) -> AsyncGenerator[bytes, None]:
         """Events of all completions, as they come; a client that disconnects ends generation."""
         keys = _keys(responses)
-        started = await self._start(responses, *keys[0])
+        streams = [await self._start(responses, *key) for key in keys]  # none begins before it is read
         completions = dict[int, Generation]()
 
-        async def of(index: int, key: tuple[Any, dict[str, Any]]) -> AsyncGenerator[bytes, None]:
-            stream = started if index == 0 else await self._start(responses, *key)
+        async def of(index: int) -> AsyncGenerator[bytes, None]:
+            key, stream = keys[index], streams[index]
             async with aclosing(stream), aclosing(completion_events(responses, index, stream)) as own:
                 async for event in own:
                     yield event
@@ -311,7 +311,7 @@ class _Server:
                 yield event
 
         async with self._queue.slot(responses.model):
-            sources = [of(index, key) for index, key in enumerate(keys)]
+            sources = [of(index) for index in range(len(keys))]
             async with aclosing(interleaved(sources)) as events:
                 async for event in events:
                     yield event
