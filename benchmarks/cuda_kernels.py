@@ -18,6 +18,7 @@ from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -51,7 +52,6 @@ from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS, DeviceCa
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE, STATE_WORDS
 from edgeinfer_kernels.stages import GPU, cpu_stages
 from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer.llama_cpp.library import CACHE_TYPES, llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp.library import llama_cpp_cache_type, llama_cpp_library, log_catcher
 
 BATCH = 512
 
@@ -46,7 +46,7 @@ class LlamaCppContext:
         options.n_ctx = context
         options.n_batch = options.n_ubatch = BATCH
         options.n_threads = options.n_threads_batch = threads
-        options.type_k = options.type_v = CACHE_TYPES[kv]
+        options.type_k, options.type_v, _ = llama_cpp_cache_type(kv)
         options.offload_kqv = options.op_offload = False
         return options
 

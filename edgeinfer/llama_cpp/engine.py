@@ -12,7 +12,12 @@ import numpy.typing as npt
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.engine.protocols import BasicEngine, PromptSteps
 from edgeinfer.errors import Detail, EdgeInferError, UnsupportedModelError
-from edgeinfer.llama_cpp.library import CACHE_TYPES, QUANTIZED_CACHES, llama_cpp_library, log_catcher
+from edgeinfer.llama_cpp.library import (
+    LlamaCppCacheType,
+    llama_cpp_cache_type,
+    llama_cpp_library,
+    log_catcher,
+)
 from edgeinfer.model import Model
 from edgeinfer.options import LoadOptions
 from edgeinfer.registry.registry import ModelFile
@@ -241,7 +246,7 @@ def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
         )
     llama_cpp = llama_cpp_library("--engine llama.cpp")
     context = options.context or min(_trained_context(model_file), DEFAULT_CONTEXT)
-    llama = _opened(llama_cpp, model_file, context, options.threads, CACHE_TYPES[options.kv])
+    llama = _opened(llama_cpp, model_file, context, options.threads, llama_cpp_cache_type(options.kv))
     tokenizer = LlamaCppTokenizer(llama, llama_cpp)
     template = options.chat_template or llama.metadata.get("tokenizer.chat_template")
     texts = {
@@ -260,7 +265,9 @@ def load_llama_cpp(model_file: ModelFile, options: LoadOptions) -> Model:
     )
 
 
-def _opened(library: Any, model_file: ModelFile, context: int, threads: int | None, cache_type: int) -> Any:
+def _opened(
+    library: Any, model_file: ModelFile, context: int, threads: int | None, kv: LlamaCppCacheType
+) -> Any:
     log = log_catcher()
     log.clear()
     try:
@@ -270,9 +277,9 @@ def _opened(library: Any, model_file: ModelFile, context: int, threads: int | No
             n_batch=BATCH,
             n_threads=threads,
             n_threads_batch=threads,
-            type_k=cache_type,
-            type_v=cache_type,
-            flash_attn=cache_type in QUANTIZED_CACHES,
+            type_k=kv.keys,
+            type_v=kv.values,
+            flash_attn=kv.needs_flash_attention,
             verbose=False,
         )
     except (ValueError, RuntimeError) as error:

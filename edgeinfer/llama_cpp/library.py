@@ -2,16 +2,34 @@
 
 import ctypes
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from edgeinfer.errors import EdgeInferError
+from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 
 _ERROR, _CONTINUED = 4, 5
 """Values of ggml's `enum ggml_log_level`."""
-CACHE_TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
+CACHE_TYPES: dict[ElementType, int] = {"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 8}
 """Values of ggml's `enum ggml_type`."""
-QUANTIZED_CACHES = (CACHE_TYPES["q4_0"], CACHE_TYPES["q8_0"])
-"""Types that llama.cpp supports only with flash attention."""
+
+
+class LlamaCppCacheType(NamedTuple):
+    """The types of keys and values in llama.cpp, and whether they are supported only with flash attention."""
+
+    keys: int
+    values: int
+    needs_flash_attention: bool
+
+
+def llama_cpp_cache_type(kind: CacheType) -> LlamaCppCacheType:
+    """Raises `EdgeInferError` for a type that llama.cpp doesn't have."""
+    types = element_types(kind)
+    for each in types:
+        if each not in CACHE_TYPES:
+            raise EdgeInferError(f"kv: llama.cpp has no {each}; take {', '.join(CACHE_TYPES)}")
+    return LlamaCppCacheType(
+        CACHE_TYPES[types[0]], CACHE_TYPES[types[1]], any(each in SCALED_TYPES for each in types)
+    )
 
 
 def llama_cpp_library(requested_by: str) -> Any:

@@ -21,18 +21,38 @@ from edgeinfer.options.option_field import (
     whole,
 )
 from edgeinfer.speculation.drafter import Drafter
+from edgeinfer_kernels.cache_types import ELEMENT_TYPES, CacheType, element_types
 
 MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 """Threads spin at barriers: far more threads than processors would block the machine."""
 MAX_TREE_WIDTH = 8
 MAX_PARALLEL = 64
-KvType = Literal["f32", "f16", "q8_0", "q4_0"]
 EngineName = Literal["edgeinfer", "llama.cpp"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MODEL = "Model and devices"
 PROMPT = "Prompt"
+
+
+def cache_type(name: str, kind: Any) -> Any:
+    """The cache type of a setting, checked; None stays None.
+
+    Raises:
+        SettingError: another name.
+    """
+    try:
+        if isinstance(kind, str):
+            element_types(kind)
+            return kind
+    except ValueError:
+        pass
+    if kind is None:
+        return None
+    raise SettingError(
+        f"{name}: saw {shown(kind)}, wanted one of {', '.join(map(repr, ELEMENT_TYPES))}, or two of them for "
+        "keys and values, as 'q8_0/q4_0'"
+    )
 
 
 def is_device(name: str) -> bool:
@@ -185,10 +205,10 @@ class LoadOptions:
         "prompt lookup searches it first. May be repeated.", flags=("--lookup-file",), metavar="FILE",
         convert=_paths, commands="run chat", persistent=False,
     )  # fmt: skip
-    kv: KvType = _option(
-        "f16", "Data type of the KV cache (KV quantization); q8_0 takes half the bytes of f16, q4_0 a "
-        "quarter.",
-        commands="run chat serve batch plan eval bench",
+    kv: CacheType = _option(
+        "f16", "Data type of the KV cache (KV quantization): f32, f16, fp8, q8_0 or q4_0, or two of them for "
+        "keys and values, as q8_0/q4_0. fp8 and q8_0 take half the bytes of f16, q4_0 a quarter.",
+        convert=cache_type, metavar="TYPE[/TYPE]", commands="run chat serve batch plan eval bench",
     )  # fmt: skip
     parallel: int = _option(
         1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "
@@ -297,7 +317,7 @@ class LoadKeywords(TypedDict, total=False):
     draft: str | Path | Drafter | None
     draft_tree_width: int
     lookup_files: str | Path | Iterable[str | Path]
-    kv: KvType
+    kv: CacheType
     parallel: int
     spill: int | str | None
     spill_disk: int | str | None

@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, CacheType, pool_positions
+from edgeinfer_kernels.cache_types import CacheType, is_for_cpu
+from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -146,9 +147,9 @@ def _options(request: PlanRequest) -> PlanOptions:
 
 
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
-    if request.kv in CPU_CACHES:
+    if is_for_cpu(request.kv):
         raise GpuUnavailableError(
-            f"kv: {request.kv} runs on the CPU only; take f16, q8_0 or q4_0 on a GPU (kv=)"
+            f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"
         )
     whole = replace(_options(request), device="gpu", repack=True)
     whole = _gpu_options(request, machine, whole)

@@ -1,4 +1,4 @@
-"""Quantization of KV cache elements: int8, or 4 bits of heads in the Hadamard basis, with block scales.
+"""Quantization of KV cache elements: int8, or 4 bits of heads in the Hadamard basis, with block scales; FP8.
 
 Heads are multiplied with an orthonormal Hadamard matrix. This spreads an outlier over its block and preserves
 the dot product of a query and a key. Source: Ashkboos et al. 2024, "QuaRot", §4; block Q4_0 of ggml.
@@ -13,6 +13,9 @@ Rows = npt.NDArray[np.floating]
 Codes = npt.NDArray[np.int8]
 Scales = npt.NDArray[np.float16]
 LARGEST = np.float32(65504)
+FP8_MAX = np.float32(448)
+FP8_SHRINK = np.float32(2.0**-120)
+"""Changes the exponent bias of float32 to that of E4M3, whose smallest numbers become subnormal."""
 
 
 def rotation_block(head_dim: int) -> int:
@@ -84,6 +87,26 @@ def widened(codes: Codes, scales: Scales) -> npt.NDArray[np.float32]:
     """Dequantize codes of `rounded_to_bytes` or `rounded_to_nibbles`: (..., width) float32."""
     spread = np.repeat(scales.astype(np.float32), SCALED, axis=-1)[..., : codes.shape[-1]]
     return np.asarray(codes.astype(np.float32) * spread)
+
+
+def to_fp8(rows: Rows) -> npt.NDArray[np.uint8]:
+    """Elements as FP8 (E4M3: a sign, 4 exponent bits with bias 7, 3 mantissa bits), rounded to nearest, ties
+    to even, and clipped to ±448.
+
+    Source: Micikevicius et al. 2022, "FP8 formats for deep learning", §3.
+    """
+    x = np.fmin(np.fmax(rows.astype(np.float32), -FP8_MAX), FP8_MAX)
+    bits = (x * FP8_SHRINK).view(np.uint32)
+    magnitude = bits & np.uint32(0x7FFFFFFF)
+    rounded = (magnitude + (magnitude >> np.uint32(20) & np.uint32(1)) + np.uint32(0x7FFFF)) >> np.uint32(20)
+    return (rounded | bits >> np.uint32(24) & np.uint32(0x80)).astype(np.uint8)
+
+
+def from_fp8(codes: npt.NDArray[np.generic]) -> npt.NDArray[np.float32]:
+    """The inverse of `to_fp8`; exact."""
+    wide = codes.astype(np.uint32)
+    bits = (wide & np.uint32(0x80)) << np.uint32(24) | (wide & np.uint32(0x7F)) << np.uint32(20)
+    return bits.view(np.float32) / FP8_SHRINK
 
 
 def nibble_bytes(width: int) -> int:

@@ -7,27 +7,35 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cache_formats import (
+    from_fp8,
     hadamard_rows,
     packed_in_groups,
-    rounded_to_bytes,
-    rounded_to_nibbles,
+    to_fp8,
     unpacked_groups,
     widened,
 )
+from edgeinfer_kernels.cache_types import CacheType, ElementType, element_types
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.layer_cache import (
     DTYPES,
     LANES,
-    CacheType,
     LayerCache,
     by_position,
     padded,
     pooled_arrays,
+    rounded_rows,
     scale_count,
+    scales_for,
+    type_of_elements,
     value_bytes,
 )
 
 Rows = npt.NDArray[np.floating]
+
+
+def latent_type(kind: CacheType) -> ElementType:
+    """The type of rows that are both keys and values: that of keys, which need more precision."""
+    return element_types(kind)[0]
 
 
 class LatentShape(Protocol):
@@ -43,9 +51,9 @@ class LatentShape(Protocol):
 class LatentCache:
     """The cached rows of one layer: the latent vector, which is also the value, and the key's other elements.
 
-    Rows: (1, positions, cached_dim), padded to a multiple of 16, as the values of a `LayerCache`: floats, or
-    int8 or 4-bit codes with float16 scales (1, tiles, groups, 16). In q4_0, both parts of a row are in the
-    Hadamard basis, each of its length.
+    Rows: (1, positions, cached_dim), padded to a multiple of 16, as the values of a `LayerCache`: floats, FP8
+    in bytes, or int8 or 4-bit codes with float16 scales (1, tiles, groups, 16). In q4_0, both parts of a row
+    are in the Hadamard basis, each of its length.
     """
 
     rows: npt.NDArray[np.generic]
@@ -56,16 +64,19 @@ class LatentCache:
     @staticmethod
     def nbytes_for(shape: LatentShape, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` takes."""
-        width = padded(shape.cached_dim)
-        return LayerCache.positions_for(context) * (value_bytes(width, kind) + 2 * scale_count(width, kind))
+        width, elements = padded(shape.cached_dim), latent_type(kind)
+        of_row = value_bytes(width, elements) + 2 * scale_count(width, elements)
+        return LayerCache.positions_for(context) * of_row
 
     @classmethod
     def allocate(cls, shape: LatentShape, context: int, kind: CacheType) -> "LatentCache":
         """A zeroed cache for `context` tokens."""
-        positions, width, dtype = LayerCache.positions_for(context), padded(shape.cached_dim), DTYPES[kind]
-        rows = np.zeros((1, positions, value_bytes(width, kind) // dtype.itemsize), dtype)
-        groups = scale_count(width, kind)
-        scales = np.zeros((1, positions // LANES, groups, LANES), np.float16) if groups else None
+        positions, width, elements = (
+            LayerCache.positions_for(context), padded(shape.cached_dim), latent_type(kind),
+        )  # fmt: skip
+        dtype = DTYPES[elements]
+        rows = np.zeros((1, positions, value_bytes(width, elements) // dtype.itemsize), dtype)
+        scales = scales_for(1, positions, width, elements)
         return cls(rows, scales, shape.latent_dim, shape.cached_dim)
 
     @property
@@ -85,9 +96,13 @@ class LatentCache:
         return self.positions
 
     @property
+    def row_type(self) -> ElementType:
+        return type_of_elements(self.rows, self.scales)
+
+    @property
     def has_hadamard_rows(self) -> bool:
         """Whether the cache is q4_0."""
-        return self.rows.dtype == np.uint8
+        return self.row_type == "q4_0"
 
     def hadamard(self, rows: Rows) -> npt.NDArray[np.float32]:
         """Rows (..., cached_dim) with each part times the Hadamard matrix."""
@@ -102,23 +117,21 @@ class LatentCache:
     def write_part(self, start: int, part: Rows, first: int) -> None:
         """Write the elements from `first` on, the beginning of a part of a row, at positions start…"""
         position = np.arange(start, start + len(part))
-        given: npt.NDArray[np.generic] = part
+        given: npt.NDArray[np.generic] = to_fp8(part) if self.row_type == "fp8" else part
         if self.scales is not None:
-            codes, scales = self._rounded(part)
+            codes, scales = rounded_rows(part, self.row_type)
             groups = slice(first // SCALED, first // SCALED + scales.shape[-1])
             self.scales[0, position // LANES, groups, position % LANES] = scales
             given = packed_in_groups(codes) if self.has_hadamard_rows else codes
         begin = first // 2 if self.has_hadamard_rows else first
         self.rows[0, position, begin : begin + given.shape[-1]] = given
 
-    def _rounded(self, part: Rows) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-        return rounded_to_nibbles(hadamard_rows(part)) if self.has_hadamard_rows else rounded_to_bytes(part)
-
     def read(self, start: int, end: int) -> Rows:
         """Rows (end - start, cached_dim) of positions start…end."""
         rows, width = self.rows[0, start:end], self.cached_dim
         if self.scales is None:
-            return rows[:, :width]  # type: ignore[return-value]
+            floats = from_fp8(rows) if self.row_type == "fp8" else rows
+            return floats[:, :width]  # type: ignore[return-value]
         tiles = self.scales[:, start // LANES : -(-end // LANES)]
         scales = by_position(tiles)[0, start % LANES : start % LANES + end - start]
         if self.has_hadamard_rows:

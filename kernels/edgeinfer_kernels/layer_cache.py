@@ -3,30 +3,33 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.cache_formats import (
+    Codes,
+    Rows,
+    Scales,
+    from_fp8,
     hadamard_rows,
     nibble_bytes,
     packed_in_groups,
     packed_in_pairs,
     rounded_to_bytes,
     rounded_to_nibbles,
+    to_fp8,
     unpacked_groups,
     unpacked_pairs,
     widened,
 )
+from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 
 LANES = 16
 SPARE_POSITIONS = 64
 POSITIONS_AT_ONCE = 1024
-CacheType = Literal["f16", "f32", "q8_0", "q4_0"]
-CPU_CACHES: tuple[CacheType, ...] = ("f32",)
-"""Cache types without GPU kernels."""
 
 
 def padded(count: int) -> int:
@@ -126,28 +129,46 @@ class CacheShape(Protocol):
     def head_dim(self) -> int: ...
 
 
-DTYPES: dict[str, "np.dtype[Any]"] = {
+DTYPES: dict[ElementType, "np.dtype[Any]"] = {
     "f32": np.dtype(np.float32),
     "f16": np.dtype(np.float16),
+    "fp8": np.dtype(np.uint8),
     "q8_0": np.dtype(np.int8),
     "q4_0": np.dtype(np.uint8),
 }
 
 
-def _row_bytes(width: int, kind: CacheType) -> tuple[int, int]:
-    """Bytes of a head's key and of its value with `width` elements, without scales."""
-    value = value_bytes(width, kind)
-    return width // 2 if kind == "q4_0" else value, value
+def type_of_elements(elements: Any, scales: Any) -> ElementType:
+    """The type of an array of a cache, whose scales are None if it has none."""
+    if elements.dtype == np.uint8:
+        return "fp8" if scales is None else "q4_0"
+    return next(kind for kind, dtype in DTYPES.items() if dtype == elements.dtype)
 
 
-def value_bytes(width: int, kind: CacheType) -> int:
+def key_bytes(width: int, kind: ElementType) -> int:
+    """Bytes of a head's key with `width` elements, without scales."""
+    return width // 2 if kind == "q4_0" else value_bytes(width, kind)
+
+
+def value_bytes(width: int, kind: ElementType) -> int:
     """Bytes of a head's value with `width` elements, without scales."""
     return nibble_bytes(width) if kind == "q4_0" else width * DTYPES[kind].itemsize
 
 
-def scale_count(width: int, kind: CacheType) -> int:
-    """Scales of a head's key; its value has the same number."""
-    return -(-width // SCALED) if kind in ("q8_0", "q4_0") else 0
+def scale_count(width: int, kind: ElementType) -> int:
+    """Scales of a head's key or value with `width` elements."""
+    return -(-width // SCALED) if kind in SCALED_TYPES else 0
+
+
+def scales_for(heads: int, positions: int, width: int, kind: ElementType) -> npt.NDArray[np.float16] | None:
+    """Zeroed scales of keys or values; None: the type has none."""
+    groups = scale_count(width, kind)
+    return np.zeros((heads, positions // LANES, groups, LANES), np.float16) if groups else None
+
+
+def rounded_rows(rows: Rows, kind: ElementType) -> tuple[Codes, Scales]:
+    """Codes and scales of rows (..., width) of a type with scales; q4_0: in the Hadamard basis."""
+    return rounded_to_nibbles(hadamard_rows(rows)) if kind == "q4_0" else rounded_to_bytes(rows)
 
 
 def by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -161,10 +182,10 @@ class LayerCache:
 
     Keys: (kv_heads, tiles, head_dim, 16). Tile t holds positions 16·t…, so sixteen scores need no sum across
     lanes. Values: (kv_heads, positions, head_dim). One tile of 64 positions is allocated after the last. Both
-    are floats, or int8 with float16 scales (kv_heads, tiles, groups, 16); a group is `SCALED` elements of a
-    head. In q4_0, heads are in the Hadamard basis (`hadamard_rows`) and have 4 bits per element (uint8, and
-    scales). Two dimensions of a key share a byte (`packed_in_pairs`); the two halves of a value's group share
-    bytes (`packed_in_groups`).
+    are floats (fp8: in bytes, `to_fp8`), or int8 with float16 scales (kv_heads, tiles, groups, 16); a group
+    is `SCALED` elements of a head. In q4_0, heads are in the Hadamard basis (`hadamard_rows`) and have 4 bits
+    per element (uint8, and scales). Two dimensions of a key share a byte (`packed_in_pairs`); the two halves
+    of a value's group share bytes (`packed_in_groups`).
     """
 
     keys: npt.NDArray[np.generic]
@@ -180,24 +201,24 @@ class LayerCache:
     @classmethod
     def nbytes_for(cls, specification: CacheShape, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` takes."""
-        width = padded(specification.head_dim)
-        of_both = sum(_row_bytes(width, kind)) + 4 * scale_count(width, kind)
+        width, (keys, values) = padded(specification.head_dim), element_types(kind)
+        of_both = key_bytes(width, keys) + value_bytes(width, values)
+        of_both += 2 * (scale_count(width, keys) + scale_count(width, values))
         return specification.kv_heads * cls.positions_for(context) * of_both
 
     @classmethod
     def allocate(cls, specification: CacheShape, context: int, kind: CacheType) -> "LayerCache":
         """A zeroed cache for `context` tokens."""
         heads, positions = specification.kv_heads, cls.positions_for(context)
-        tiles, width, dtype = positions // LANES, padded(specification.head_dim), DTYPES[kind]
-        of_key, of_value = (nbytes // dtype.itemsize for nbytes in _row_bytes(width, kind))
-        keys, values = (
-            np.zeros((heads, tiles, of_key, LANES), dtype),
-            np.zeros((heads, positions, of_value), dtype),
+        width, (of_keys, of_values) = padded(specification.head_dim), element_types(kind)
+        of_key = key_bytes(width, of_keys) // DTYPES[of_keys].itemsize
+        of_value = value_bytes(width, of_values) // DTYPES[of_values].itemsize
+        return cls(
+            np.zeros((heads, positions // LANES, of_key, LANES), DTYPES[of_keys]),
+            np.zeros((heads, positions, of_value), DTYPES[of_values]),
+            scales_for(heads, positions, width, of_keys),
+            scales_for(heads, positions, width, of_values),
         )
-        if not scale_count(width, kind):
-            return cls(keys, values)
-        shape = (heads, tiles, scale_count(width, kind), LANES)
-        return cls(keys, values, np.zeros(shape, np.float16), np.zeros(shape, np.float16))
 
     @property
     def ring(self) -> int:
@@ -222,40 +243,37 @@ class LayerCache:
         return joined, [replace(self, **dict(zip(names, part, strict=True))) for part in parts]
 
     @property
-    def has_hadamard_heads(self) -> bool:
-        """Whether the cache is q4_0: 4 bits per element, heads in the Hadamard basis."""
-        return self.keys.dtype == np.uint8
+    def key_type(self) -> ElementType:
+        return type_of_elements(self.keys, self.key_scales)
+
+    @property
+    def value_type(self) -> ElementType:
+        return type_of_elements(self.values, self.value_scales)
 
     def write(self, start: int, keys: npt.NDArray[np.floating], values: npt.NDArray[np.floating]) -> None:
         """Write keys and values (tokens, kv_heads, head_dim) at positions start…"""
         self.write_keys(start, keys)
         position = np.arange(start, start + len(values))
-        given: npt.NDArray[np.generic] = values
+        given: npt.NDArray[np.generic] = to_fp8(values) if self.value_type == "fp8" else values
         if self.value_scales is not None:
-            codes, scales = self._rounded(values)
+            codes, scales = rounded_rows(values, self.value_type)
             self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
-            given = packed_in_groups(codes) if self.has_hadamard_heads else codes
+            given = packed_in_groups(codes) if self.value_type == "q4_0" else codes
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
         """Write keys (tokens, kv_heads, head_dim) at positions start…"""
         position = np.arange(start, start + len(keys))
         tile, lane = position // LANES, position % LANES
-        given: npt.NDArray[np.generic] = keys
+        given: npt.NDArray[np.generic] = to_fp8(keys) if self.key_type == "fp8" else keys
         if self.key_scales is not None:
-            codes, scales = self._rounded(keys)
+            codes, scales = rounded_rows(keys, self.key_type)
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            given = packed_in_pairs(codes) if self.has_hadamard_heads else codes
+            given = codes
+            if self.key_type == "q4_0":
+                missing = padded(codes.shape[-1]) - codes.shape[-1]
+                given = packed_in_pairs(np.pad(codes, ((0, 0), (0, 0), (0, missing))))
         self.keys[:, tile, : given.shape[-1], lane] = given
-
-    def _rounded(
-        self, rows: npt.NDArray[np.floating]
-    ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]:
-        """Codes and scales of rows (tokens, kv_heads, head_dim); 4-bit codes are padded to whole lanes."""
-        if not self.has_hadamard_heads:
-            return rounded_to_bytes(rows)
-        missing = padded(rows.shape[-1]) - rows.shape[-1]
-        return rounded_to_nibbles(np.pad(hadamard_rows(rows), ((0, 0), (0, 0), (0, missing))))
 
     def read(
         self, end: int, head_dim: int, value_dim: int | None = None
@@ -265,9 +283,10 @@ class LayerCache:
         """
         keys, values, count = self.read_keys(0, end, head_dim), self.values[:, :end], value_dim or head_dim
         if self.value_scales is None:
-            return keys, values[:, :, :count]  # type: ignore[return-value]
+            floats = from_fp8(values) if self.value_type == "fp8" else values
+            return keys, floats[:, :, :count]  # type: ignore[return-value]
         scales = by_position(self.value_scales)[:, :end]
-        if self.has_hadamard_heads:
+        if self.value_type == "q4_0":
             codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
             return keys, hadamard_rows(widened(codes, scales)[:, :, :count])
         return keys, widened(values.astype(np.int8), scales)[:, :, :count]
@@ -278,9 +297,9 @@ class LayerCache:
         within = slice(start % LANES, start % LANES + end - start)
         rows = by_position(self.keys[:, tiles])[:, within]
         if self.key_scales is None:
-            return rows[:, :, :head_dim]
+            return (from_fp8(rows) if self.key_type == "fp8" else rows)[:, :, :head_dim]
         scales = by_position(self.key_scales[:, tiles])[:, within]
-        if self.has_hadamard_heads:
+        if self.key_type == "q4_0":
             return hadamard_rows(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
         return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
 

@@ -8,13 +8,14 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.decoder_state import check_evicted
 from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
 
 END = 200
-NEAR = {"f32": 2e-5, "f16": 2e-3, "q8_0": 0.02, "q4_0": 0.2}
+NEAR = {"f32": 2e-5, "f16": 2e-3, "fp8": 0.1, "q8_0": 0.02, "q4_0": 0.2}
 """Relative to the keys: each is rounded once more."""
 FREQUENCIES = tuple(float(0.6**i) for i in range(12))
 
@@ -23,7 +24,7 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
     return AttentionSpec(4, 2, 32, 0.25, NormSpec("rms", 1e-5), rope)
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])
 def test_keys_are_rotated_back_and_values_are_moved(
@@ -57,7 +58,7 @@ def test_without_rope_keys_are_moved_bit_for_bit() -> None:
         np.testing.assert_array_equal(new[:, 5:], old[:, 69:])
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 def test_each_key_is_rotated_by_its_shift(kind: CacheType) -> None:
     spec = attention(RopeSpec(FREQUENCIES, True))
     random = np.random.default_rng(2)
@@ -81,7 +82,7 @@ def test_positions_outside_the_cache_are_refused(evicted: list[int]) -> None:
         check_evicted(np.array(evicted, np.int64), END)
 
 
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("neox", [True, False])
 def test_latent_vectors_are_moved_and_their_tails_are_rotated(kind: CacheType, neox: bool) -> None:
     rope = RopeSpec(FREQUENCIES[:8], neox, magnitude=1.3)

@@ -6,8 +6,8 @@ import pytest
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.latent_cache import LatentCache, latent_type
 from tests.kernels.test_layer_cache import KINDS, WITHIN
 
 RANDOM = np.random.default_rng(4)
@@ -31,7 +31,7 @@ def test_cached_rows_are_restored_within_rounding(kind: CacheType, latent_dim: i
     cache.write(50, given[50:])
     result = cache.read(0, 71)
     assert result.shape == given.shape
-    assert np.sqrt(np.mean((result - given) ** 2)) <= WITHIN[kind]
+    assert np.sqrt(np.mean((result - given) ** 2)) <= WITHIN[latent_type(kind)]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -49,7 +49,7 @@ def test_a_position_takes_its_elements_once() -> None:
     assert per_position == 2 * (512 + 64)
 
 
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f16", "fp8", "q8_0", "q4_0"])
 def test_positions_are_copied_with_their_scales(kind: CacheType) -> None:
     spec = latent(64, 16)
     cache = LatentCache.allocate(spec, 192, kind)

@@ -7,21 +7,24 @@ import pytest
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cache_formats import (
+    from_fp8,
     hadamard_rows,
     packed_in_groups,
     packed_in_pairs,
     rotation_block,
     rounded_to_nibbles,
+    to_fp8,
     unpacked_groups,
     unpacked_pairs,
     widened,
 )
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_quant_formats import decode
 
 RANDOM = np.random.default_rng(9)
-KINDS: tuple[CacheType, ...] = ("f32", "f16", "q8_0", "q4_0")
-WITHIN = {"f32": 0.0, "f16": 1e-3, "q8_0": 0.01, "q4_0": 0.12}
+KINDS: tuple[CacheType, ...] = ("f32", "f16", "fp8", "q8_0", "q4_0", "q8_0/q4_0", "f16/fp8", "q4_0/f16")
+WITHIN = {"f32": 0.0, "f16": 1e-3, "fp8": 0.04, "q8_0": 0.01, "q4_0": 0.12}
 """The root of the mean squared error of normally distributed elements."""
 
 
@@ -40,9 +43,11 @@ def test_cached_values_are_restored_within_rounding(kind: CacheType, head_dim: i
     keys, values = rows(71, head_dim), rows(71, head_dim)
     cache.write(0, keys[:50], values[:50])
     cache.write(50, keys[50:], values[50:])
-    for result, expected in zip(cache.read(71, head_dim), (keys, values), strict=True):
+    for result, expected, element in zip(
+        cache.read(71, head_dim), (keys, values), element_types(kind), strict=True
+    ):
         assert result.shape == (2, 71, head_dim)
-        assert np.sqrt(np.mean((result - expected.swapaxes(0, 1)) ** 2)) <= WITHIN[kind]
+        assert np.sqrt(np.mean((result - expected.swapaxes(0, 1)) ** 2)) <= WITHIN[element]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -51,6 +56,33 @@ def test_planned_bytes_equal_allocated_bytes(kind: CacheType, head_dim: int, con
     spec = attention(head_dim)
     taken = sum(part.nbytes for part in LayerCache.allocate(spec, context, kind).arrays())
     assert LayerCache.nbytes_for(spec, context, kind) == taken
+
+
+def test_keys_and_values_have_their_own_types() -> None:
+    spec = attention(128)
+    cache = LayerCache.allocate(spec, 4096, "q8_0/q4_0")
+    assert (cache.key_type, cache.value_type) == ("q8_0", "q4_0")
+    both = sum(LayerCache.nbytes_for(spec, 4096, kind) for kind in ("q8_0", "q4_0"))
+    assert 2 * LayerCache.nbytes_for(spec, 4096, "q8_0/q4_0") == both
+
+
+@pytest.mark.parametrize("kind", ["q9", "f16/", "/f16", "f16/q8_0/q4_0", ""])
+def test_other_names_are_no_cache_types(kind: str) -> None:
+    with pytest.raises(ValueError, match="no cache type"):
+        element_types(kind)
+
+
+def test_fp8_equals_the_format_of_torch() -> None:
+    torch = pytest.importorskip("torch")
+    codes = np.arange(256).astype(np.uint8)
+    codes = codes[codes & 0x7F != 0x7F]  # not the two NaN
+    expected = torch.from_numpy(codes).view(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(from_fp8(codes), expected)
+    assert np.array_equal(to_fp8(expected), codes)
+    numbers = (np.exp2(RANDOM.uniform(-12, 8.7, 5000)) * RANDOM.choice([-1, 1], 5000)).astype(np.float32)
+    rounded = torch.from_numpy(numbers).to(torch.float8_e4m3fn).float().numpy()
+    assert np.array_equal(from_fp8(to_fp8(numbers)), rounded)
+    assert from_fp8(to_fp8(np.array([1e9, -np.inf], np.float32))).tolist() == [448, -448]
 
 
 def test_a_four_bit_cache_uses_four_and_a_half_bits_per_value() -> None:

@@ -22,6 +22,7 @@ from edgeinfer_kernels.blocks.common.projections import read_biases, read_projec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.sub_norms import read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
+from edgeinfer_kernels.cache_types import CacheType, element_types
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
@@ -29,7 +30,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     quantized_bytes,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache, padded
+from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.matrix import MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
@@ -310,9 +311,10 @@ class AttentionSizes(BlockSizes):
         return LayerCache.nbytes_for(self.spec, self.spec.cached_positions(context), cache_type)
 
     def read_state_device_bytes(self, context: int, cache_type: CacheType) -> int:
-        """Float16, or 8 or 4 bits per element with a float16 scale for 32."""
-        rows, widths = self.spec.device_rows(context), (self.spec.head_dim, self.spec.value_dim)
-        return sum(cache_bytes(rows, width, cache_type) for width in widths)
+        """Of keys and of values, with their scales."""
+        rows, (of_keys, of_values) = self.spec.device_rows(context), element_types(cache_type)
+        keys, values = (rows, self.spec.head_dim, of_keys), (rows, self.spec.value_dim, of_values)
+        return cache_bytes(*keys) + cache_bytes(*values)
 
     def rope_table(self) -> tuple[RopeSpec | None, int] | None:
         return self.spec.rope, self.spec.head_dim

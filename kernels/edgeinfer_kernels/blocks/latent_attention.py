@@ -22,6 +22,7 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     attention_pieces,
@@ -31,8 +32,8 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, latent_rows, latent_splits
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import CacheState, CacheType, padded
+from edgeinfer_kernels.latent_cache import LatentCache, latent_type
+from edgeinfer_kernels.layer_cache import CacheState, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
@@ -234,10 +235,8 @@ class LatentAttentionSizes(BlockSizes):
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Of the latent vectors, and of the parts with RoPE."""
-        rows = cache_positions(context)
-        return sum(
-            cache_bytes(rows, width, cache_type) for width in (self.spec.latent_dim, self.spec.rope_dim)
-        )
+        rows, kind = cache_positions(context), latent_type(cache_type)
+        return sum(cache_bytes(rows, width, kind) for width in (self.spec.latent_dim, self.spec.rope_dim))
 
     def has_device_pages(self, context: int) -> bool:
         return True

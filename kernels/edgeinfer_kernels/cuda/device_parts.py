@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -13,7 +14,6 @@ from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, MAX_TOKENS, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Stage

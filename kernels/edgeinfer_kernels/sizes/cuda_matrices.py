@@ -6,6 +6,7 @@ The counts match the allocations on the device exactly; a test compares the two.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from edgeinfer_kernels.cache_types import SCALED_TYPES, ElementType
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import (
     FLOAT_CODES,
@@ -13,6 +14,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import (
     PlaneShapes,
     padded_blocks,
 )
+from edgeinfer_kernels.layer_cache import DTYPES
 from edgeinfer_kernels.matrix import MatrixSize
 
 ALIGNMENT = 256
@@ -75,10 +77,10 @@ def head_dimensions(head_dim: int) -> int:
     return max(16, next_power_of_two(head_dim))
 
 
-def cache_bytes(rows: int, width: int, cache_type: str) -> int:
-    """Bytes of `rows` keys or values of `width` elements in a cache: float16, or codes with their scales."""
-    elements, size = {"f16": (width, 2), "q8_0": (width, 1), "q4_0": (-(-width // 8), 4)}[cache_type]
-    scales = 0 if cache_type == "f16" else -(-width // 32)
+def cache_bytes(rows: int, width: int, kind: ElementType) -> int:
+    """Bytes of `rows` keys or values of `width` elements in a cache, with their scales."""
+    elements, size = (-(-width // 8), 4) if kind == "q4_0" else (width, DTYPES[kind].itemsize)
+    scales = -(-width // 32) if kind in SCALED_TYPES else 0
     return taken(rows * elements, size) + taken(rows * scales, 2)
 
 

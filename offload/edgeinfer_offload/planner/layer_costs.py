@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
+from edgeinfer_kernels.cache_types import is_for_cpu
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, pool_positions
+from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
@@ -93,7 +94,7 @@ class Pricing:
 
     def state_on_gpu(self, layer: LayerSizes, depth: int | None = None) -> Cost | None:
         """As `state_on_cpu`, on the GPU; None: it can't hold the state."""
-        if self.graphics is None or self.kv in CPU_CACHES:
+        if self.graphics is None or is_for_cpu(self.kv):
             return None
         nbytes, reading, positions = 0, 0.0, pool_positions(self.context, self.sequences)
         for block in layer.blocks:

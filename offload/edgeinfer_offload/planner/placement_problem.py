@@ -3,8 +3,9 @@
 from dataclasses import replace
 from functools import cached_property
 
+from edgeinfer_kernels.cache_types import is_for_cpu
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CPU_CACHES, padded, pool_positions
+from edgeinfer_kernels.layer_cache import padded, pool_positions
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
@@ -54,7 +55,7 @@ class PlacementProblem:
             return "only the CPU was requested"
         if self.machine.graphics is None:
             return "there is no GPU"
-        if self.options.kv in CPU_CACHES:
+        if is_for_cpu(self.options.kv):
             return f"keys and values in {self.options.kv} run on the CPU only"
         if not self.options.repack:
             return "the weights stay memory-mapped"

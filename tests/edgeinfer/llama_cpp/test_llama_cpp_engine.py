@@ -13,7 +13,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.model_zoo import ZOO

@@ -13,9 +13,9 @@ from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import read_config
 from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionState
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionState
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.pages import HUGE_PAGE
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_offload.planner.memory_plan import PlanError

@@ -7,9 +7,10 @@ import pytest
 
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, CacheType
+from edgeinfer_kernels.layer_cache import SPARE_POSITIONS
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes

@@ -10,8 +10,9 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO
@@ -70,7 +71,7 @@ def build_for(name: str, threads: int) -> Build:
     [
         *(("llama", "f16"), ("llama", "q4_0"), ("gemma3", "f16"), ("qwen2moe", "f16"), ("starcoder2", "f16")),
         *(("gemma3n", "f16"), ("bloom", "f16"), ("gpt2", "q4_0")),
-        *(("deepseek2", "f16"), ("deepseek2", "q4_0")),
+        *(("deepseek2", "f16"), ("deepseek2", "q4_0"), ("llama", "q8_0/q4_0"), ("llama", "fp8")),
     ],
 )
 @pytest.mark.parametrize("threads", [1, 3])
@@ -155,7 +156,7 @@ def test_positions_are_copied_from_any_page(source: int, target: int, count: int
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0"])
 @pytest.mark.parametrize("model", ["llama", "qwen2moe", "deepseek2", "bloom"])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize("lengths", [(64, 64, 37), (17, 5, 64), (40, 16, 2)])

@@ -11,12 +11,13 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionState
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import (
@@ -63,14 +64,16 @@ def cpu(isa: str | None = None, threads: int = 2, repack: bool = True) -> Build:
     return build
 
 
-NEAR = {"f16": 2e-3, "f32": 5e-6, "q8_0": 4e-3, "q4_0": 0.02}
+NEAR = {
+    "f16": 2e-3, "f32": 5e-6, "fp8": 0.03, "q8_0": 4e-3, "q4_0": 0.02, "q8_0/q4_0": 0.02, "fp8/q8_0": 0.03
+}  # fmt: skip
 """How far the kernels may be from the reference; a cache with scales is compared with one with scales, whose
 elements may get the next code at the edge of a code.
 """
 
 
 def _exact_kind(kind: CacheType) -> CacheType:
-    return kind if kind in ("q8_0", "q4_0") else "f32"
+    return "f32" if kind == "f16" else kind
 
 
 def exact(s: DecoderSpec, w: DecoderWeights, state: DecoderState) -> ReferenceBackend:
@@ -193,7 +196,7 @@ def test_odd_head_dimensions_are_padded(
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
-@pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", NEAR)
 def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
     tmp_path: Path, isa: str, kind: CacheType
 ) -> None:
@@ -204,7 +207,7 @@ def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("kind", ["f16", "f32", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", NEAR)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
 def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:
     path = ZOO[name].write(tmp_path / "model.gguf")

@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_batch_positions import build_for
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative

@@ -9,8 +9,9 @@ import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISAS
@@ -58,7 +59,7 @@ def build_for(name: str) -> Build:
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
 def test_logits_equal_those_of_a_whole_cache_bit_for_bit(

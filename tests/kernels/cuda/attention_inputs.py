@@ -9,12 +9,13 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_formats import hadamard_rows, rounded_to_nibbles
+from edgeinfer_kernels.cache_formats import from_fp8, hadamard_rows, rounded_to_nibbles
+from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 
 NORM = NormSpec("rms", 1e-5)
-KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
+KINDS: tuple[CacheType, ...] = ("f16", "fp8", "q8_0", "q4_0", "q8_0/q4_0")
 BYTE = 77
 """The value of unwritten cache elements."""
 
@@ -44,18 +45,18 @@ class DeviceCache:
     def filled_with_nan(
         cls, device: str, spec: AttentionSpec, positions: int, kind: CacheType
     ) -> "DeviceCache":
-        heads, head_dim = spec.kv_heads, spec.head_dim
-        shape = (heads, positions, head_dim)
-        if kind == "f16":
-            empty = [torch.full(shape, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
-            return cls(empty[0], empty[1], None, None, head_dim)
-        groups = (heads, positions, -(-head_dim // 32))
-        if kind == "q4_0":
-            shape = (heads, positions, -(-head_dim // 8))
-        dtype = torch.int8 if kind == "q8_0" else torch.int32
-        whole = [torch.full(shape, BYTE, dtype=dtype, device=device) for _ in "kv"]
-        scales = [torch.full(groups, float("nan"), dtype=torch.float16, device=device) for _ in "kv"]
-        return cls(whole[0], whole[1], scales[0], scales[1], head_dim)
+        tensors = []
+        for elements in element_types(kind):
+            shape = (spec.kv_heads, positions, spec.head_dim)
+            value = float("nan") if elements == "f16" else BYTE
+            if elements == "q4_0":
+                shape = (*shape[:2], -(-spec.head_dim // 8))
+            dtype = CACHE_ELEMENTS[elements]
+            groups = (*shape[:2], -(-spec.head_dim // 32))
+            scales = torch.full(groups, float("nan"), dtype=torch.float16, device=device)
+            tensors.append(torch.full(shape, value, dtype=dtype, device=device))
+            tensors.append(scales if elements in SCALED_TYPES else None)
+        return cls(tensors[0], tensors[2], tensors[1], tensors[3], spec.head_dim)
 
     @property
     def args(self) -> CacheArgs:
@@ -69,7 +70,7 @@ class DeviceCache:
     def _read(self, tensor: torch.Tensor, scales: torch.Tensor | None, end: int) -> Any:
         array = tensor[:, :end].cpu().numpy()
         if scales is None:
-            return array.astype(np.float64)
+            return (from_fp8(array) if array.dtype == np.uint8 else array).astype(np.float64)
         wide = scales[:, :end].double().cpu().numpy()
         if array.dtype == np.int8:
             return array * spread(wide, self.head_dim)
@@ -79,10 +80,11 @@ class DeviceCache:
         return hadamard_rows(codes * spread(wide, self.head_dim)).astype(np.float64)
 
 
-def assert_rounded(kind: CacheType, written: Any, expected: Any) -> None:
+def assert_rounded(kind: ElementType, written: Any, expected: Any) -> None:
     """A cache holds the written values within the rounding of its type."""
-    if kind == "f16":
-        np.testing.assert_allclose(written, expected, rtol=1e-3, atol=2e-3)
+    if kind in ("f16", "fp8"):
+        rtol, atol = (1e-3, 2e-3) if kind == "f16" else (2**-4 + 1e-3, 2**-9)
+        np.testing.assert_allclose(written, expected, rtol=rtol, atol=atol)
         return
     if kind == "q4_0":
         written, expected = hadamard_rows(written), hadamard_rows(expected)

@@ -8,6 +8,7 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.latent_attention import (
     attend_chunk,
     chunk_tile,
@@ -24,7 +25,6 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, GemvConfig,
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
-from edgeinfer_kernels.layer_cache import CacheType
 
 POSITIONS = 4096
 KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import torch
 
 from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.cuda.conftest import HAS_GPU

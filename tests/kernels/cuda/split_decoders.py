@@ -9,6 +9,7 @@ import torch
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cpu.sparse import SparseLayers
@@ -17,7 +18,6 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import CPU, stage_blocks
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder

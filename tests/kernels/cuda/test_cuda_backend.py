@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
 from tests.model_zoo import ON_CPU_ONLY, SMALL_GEMMA3N, ZOO

@@ -9,11 +9,11 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.moe import MoeSizes
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, check_capability, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, opened

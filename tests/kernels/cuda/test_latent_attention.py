@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, latent_rows, latent_splits
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, FLOATS_AGREE, opened, read, worst
 from tests.model_zoo import ZOO
@@ -19,7 +19,7 @@ from tests.random_models import RandomModel
 
 DENSE = replace(ZOO["deepseek2"], layers=1, dense_layers=1)
 LITE = replace(ZOO["deepseek2-lite"], layers=1, dense_layers=1)
-AGREES = {"f16": 2 * FLOATS_AGREE, "q8_0": 0.02, "q4_0": 0.08}
+AGREES = {"f16": 2 * FLOATS_AGREE, "fp8": 0.06, "q8_0": 0.02, "q4_0": 0.08}
 """A code next to that of the reference is one step of the cache away."""
 WIDTHS = range(1, 9) if HAS_GPU else (1, 2, 5, 8)
 SIZES: dict[str, RandomModel] = {
@@ -68,7 +68,7 @@ def test_the_last_elements_may_have_no_rope(device: str, tmp_path: Path) -> None
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", AGREES)
 @pytest.mark.parametrize("name", ["narrow", "latent vectors of 512"])
 def test_a_small_cache_equals_the_reference(device: str, tmp_path: Path, name: str, kind: CacheType) -> None:
     with opened(SIZES.get(name, DENSE), tmp_path) as decoder:
@@ -92,7 +92,7 @@ def test_a_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path, 
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", AGREES)
 def test_a_shifted_cache_equals_the_reference(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(LITE, tmp_path) as decoder:
         ids, evicted = decoder.ids(48), np.r_[5:9, 12:24]

@@ -13,11 +13,11 @@ import torch
 from triton.runtime.jit import JITFunction
 
 import edgeinfer
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst

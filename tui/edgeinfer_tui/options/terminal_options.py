@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeinfer.options.load_options import MODEL, PROMPT, KvType
+from edgeinfer.options.load_options import MODEL, PROMPT, cache_type
 from edgeinfer.options.option_field import option, whole
+from edgeinfer_kernels.cache_types import CacheType
 
 DISPLAY = "Display"
 REPORTS = "Reports, on stderr"
@@ -56,8 +57,9 @@ class TerminalOptions:
         True, "Offer the tools of the settings file's MCP servers; each call is confirmed.", panel=PROMPT,
         commands="chat", persistent=False,
     )  # fmt: skip
-    base_kv: KvType | None = option(
+    base_kv: CacheType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
+        convert=cache_type, metavar="TYPE[/TYPE]",
         panel=MODEL, commands="eval",
     )  # fmt: skip
     output: Literal["text", "json"] = option(

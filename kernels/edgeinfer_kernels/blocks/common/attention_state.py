@@ -24,7 +24,7 @@ class AttentionState(CacheState):
         return self.rotated(0, end).astype(np.float32)
 
     def in_key_basis(self, queries: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        return hadamard_rows(queries) if self.cache.has_hadamard_heads else queries
+        return hadamard_rows(queries) if self.cache.key_type == "q4_0" else queries
 
     def rotated(self, first: int, last: int) -> npt.NDArray[np.floating]:
         return self.cache.read_keys(first, last, self.spec.head_dim)

@@ -109,7 +109,8 @@ def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
     return {
         "context": cache.head_positions,
         "ring": cache.ring,
-        "cache_kind": CACHE_KINDS[cache.keys.dtype.name],
+        "key_kind": CACHE_KINDS[cache.key_type],
+        "value_kind": CACHE_KINDS[cache.value_type],
         "key_cache": keep(cache.keys),
         "value_cache": keep(cache.values),
         "key_scales": keep(cache.key_scales),

@@ -10,8 +10,8 @@ WORK_COUNTERS = 16
 POSITIONS_PER_PAGE = 16
 SCALED = 32
 """Elements of a head that share a scale in an 8-bit or 4-bit cache."""
-CACHE_KINDS = {"float32": 0, "float16": 1, "int8": 2, "uint8": 3}
-"""By numpy dtype name of an element; uint8 holds two 4-bit codes of heads in the Hadamard basis."""
+CACHE_KINDS = {"f32": 0, "f16": 1, "q8_0": 2, "q4_0": 3, "fp8": 4}
+"""By the type of the elements of a cache (`ElementType`)."""
 ELSEWHERE = -1
 """Id that a device writes for expert 0 if the host does not have it."""
 SHARED_INPUT = 3

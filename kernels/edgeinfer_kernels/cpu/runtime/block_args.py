@@ -25,7 +25,7 @@ Input = Annotated[int, InputArgs]
 class AttentionArgs(Structure):
     """An attention block.
 
-    qk_norm 0: none, 1: each head, 2: the whole row. cache_kind: one of CACHE_KINDS, the last two with scales.
+    qk_norm 0: none, 1: each head, 2: the whole row. key_kind, value_kind: one of CACHE_KINDS.
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     gate_matrix: 0, or that of gates of whole heads, in head_gates.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
@@ -55,7 +55,8 @@ class AttentionArgs(Structure):
     temperature_length: Int
     temperature_offset: Int
     query_weights: Int
-    cache_kind: Int
+    key_kind: Int
+    value_kind: Int
     key_cache: Int
     value_cache: Int
     key_scales: Int

@@ -12,6 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
@@ -36,7 +37,6 @@ from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import (
     SPARE_POSITIONS,
@@ -294,7 +294,7 @@ def attention_config(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
         head_dimensions(spec.head_dim), spec.value_dim, head_dimensions(spec.value_dim),
         k_at, k_at + spec.kv_heads * spec.head_dim,
-        int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]),
+        int(QK_NORMS[spec.qk_norm]), int(CACHES[cache.keys.dtype]), int(CACHES[cache.values.dtype]),
         spec.window, is_capped=spec.soft_cap != 0, has_sinks=has_sinks,
         temperature=spec.temperature.scale, temperature_length=spec.temperature.length,
         has_query_weights=has_query_weights, is_ring=cache.is_ring,
@@ -345,5 +345,5 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
 
 
 def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:
-    group, quantized = spec.heads // spec.kv_heads, cache.keys.dtype != torch.float16
-    return attention_tile(spec.head_dim, group, prompt.capability, quantized)
+    quantized = {cache.keys.dtype, cache.values.dtype} != {torch.float16}
+    return attention_tile(spec.head_dim, spec.heads // spec.kv_heads, prompt.capability, quantized)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
@@ -16,7 +17,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:

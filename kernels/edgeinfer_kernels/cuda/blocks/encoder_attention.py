@@ -16,6 +16,7 @@ from edgeinfer_kernels.blocks.encoder_attention import (
     EncoderAttentionWeights,
     text_bounds,
 )
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import attention
 from edgeinfer_kernels.cuda.blocks.attention import DeviceAttention
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -30,7 +31,6 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard
 

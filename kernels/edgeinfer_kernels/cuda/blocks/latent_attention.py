@@ -16,6 +16,7 @@ from edgeinfer_kernels.blocks.latent_attention import (
     check_device_sizes,
     latent_parts,
 )
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
@@ -43,7 +44,7 @@ from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.latent_cache import latent_type
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 from edgeinfer_kernels.stages import Shard
@@ -123,7 +124,7 @@ def take(
 
 def take_state(arena: Arena, spec: LatentAttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
     """Allocate the latent cache."""
-    return DeviceCache.take(arena, 1, (spec.latent_dim, spec.rope_dim), positions, kind)
+    return DeviceCache.take(arena, 1, (spec.latent_dim, spec.rope_dim), positions, latent_type(kind))
 
 
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -26,7 +27,6 @@ from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerSpace
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, take_activations
@@ -38,7 +39,6 @@ from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts, RoutingSpace, take
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.cache_formats import rotation_block
+from edgeinfer_kernels.cache_types import SCALED_TYPES, ElementType
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
@@ -53,6 +54,18 @@ class HostRows:
         """Scales of one head expanded to each element, (positions, width) float32."""
         rows = self._rows(self._sent(scales, start, LANES)).float()
         return rows.repeat_interleave(SCALED, dim=1)[:, :width]
+
+    def _floats(
+        self, rows: Tensor, kind: ElementType, scales: Array | None, head: int, start: int, width: int
+    ) -> Tensor:
+        """The first `start` rows of elements or unpacked codes of one head as floats, (start, width)."""
+        rows = rows[:start]
+        if kind == "fp8":
+            rows = rows.contiguous().view(torch.float8_e4m3fn).float()
+        if scales is not None:
+            rows = rows * self._spread(scales[head], start, rows.shape[1])[:start]
+        rows = rows[:, :width]
+        return hadamard_rows(rows) if kind == "q4_0" else rows
 
     def _store(self, target: Array, first: int, tiles: Tensor, start: int) -> None:
         """Store whole tiles (heads, tiles, elements, 16) from tile `first` on; positions before `start` are
@@ -112,17 +125,15 @@ class HostCaches(HostRows):
         here = self._room(spec)
         for head in range(spec.kv_heads if start else 0):
             keys = self._rows(self._sent(host.keys[head], start, LANES))
+            if host.key_type == "q4_0":
+                keys = _pairs(keys)
+            keys = self._floats(keys, host.key_type, host.key_scales, head, start, spec.head_dim)
             values = self._sent(host.values[head], start, 1)
-            if host.key_scales is not None and host.value_scales is not None:
-                if host.has_hadamard_heads:
-                    keys, values = _pairs(keys), unpacked_groups(values)
-                keys = keys * self._spread(host.key_scales[head], start, keys.shape[1])[: len(keys)]
-                values = values * self._spread(host.value_scales[head], start, values.shape[1])[:start]
-                if host.has_hadamard_heads:
-                    keys = hadamard_rows(keys[:, : spec.head_dim])
-                    values = hadamard_rows(values[:, : spec.value_dim])
-            here.keys[head, :start].copy_(keys[:start].index_select(1, order))
-            here.values[head, :start].copy_(values[:, : spec.value_dim])
+            if host.value_type == "q4_0":
+                values = unpacked_groups(values)
+            values = self._floats(values, host.value_type, host.value_scales, head, start, spec.value_dim)
+            here.keys[head, :start].copy_(keys.index_select(1, order))
+            here.values[head, :start].copy_(values)
         return here
 
     def put_back(self, index: Any, here: DeviceCache, start: int, tokens: int) -> None:
@@ -139,22 +150,20 @@ class HostCaches(HostRows):
         inverse = torch.argsort(self._orders[index])
         width = padded(spec.head_dim)
         keys = here.keys[:, first * LANES : end].index_select(2, inverse)
-        values = here.values[:, first * LANES : end]
-        parts, nibbles = (keys, values), host.has_hadamard_heads
-        if nibbles:
-            parts = (hadamard_rows(keys), hadamard_rows(values))
-        rows = [padded_rows(part, (last - first) * LANES, width) for part in parts]
-        if host.key_scales is None or host.value_scales is None:
-            self._store(host.keys, first, tiles_of(rows[0]), start)
-            self._store_rows(host.values, start, rows[1][:, start - first * LANES : end - first * LANES])
-            return
-        (codes, scales), (value_codes, value_scales) = (rounded(each, nibbles) for each in rows)
-        if nibbles:
-            codes, value_codes = _packed_in_pairs(codes), packed_groups(value_codes)
+        values, positions = here.values[:, first * LANES : end], (last - first) * LANES
+        if host.key_type == "q4_0":
+            keys = hadamard_rows(keys)
+        if host.value_type == "q4_0":
+            values = hadamard_rows(values)
+        codes, scales = rounded_rows(keys, host.key_type, positions, width)
+        codes = _packed_in_pairs(codes) if host.key_type == "q4_0" else codes
         self._store(host.keys, first, tiles_of(codes), start)
-        self._store(host.key_scales, first, tiles_of(scales), start)
-        self._store(host.value_scales, first, tiles_of(value_scales), start)
-        self._store_rows(host.values, start, value_codes[:, start - first * LANES : end - first * LANES])
+        rows, value_scales = rounded_rows(values, host.value_type, positions, width)
+        rows = packed_groups(rows) if host.value_type == "q4_0" else rows
+        self._store_rows(host.values, start, rows[:, start - first * LANES : end - first * LANES])
+        for target, each in ((host.key_scales, scales), (host.value_scales, value_scales)):
+            if target is not None and each is not None:
+                self._store(target, first, tiles_of(each), start)
 
 
 def type_of(array: Array) -> torch.dtype:
@@ -170,6 +179,16 @@ def padded_rows(rows: Tensor, positions: int, width: int) -> Tensor:
 def tiles_of(rows: Tensor) -> Tensor:
     """(heads, positions, elements) to (heads, tiles, elements, 16)."""
     return rows.unflatten(1, (-1, LANES)).transpose(2, 3).contiguous()
+
+
+def rounded_rows(rows: Tensor, kind: ElementType, positions: int, width: int) -> tuple[Tensor, Tensor | None]:
+    """Rows (heads, tokens, elements), for q4_0 in the Hadamard basis, as elements of a cache (heads,
+    positions, width), zero-padded, 4-bit codes unpacked; and their scales.
+    """
+    rows = padded_rows(rows, positions, width)
+    if kind == "fp8":
+        return rows.float().clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8), None
+    return rounded(rows, kind == "q4_0") if kind in SCALED_TYPES else (rows, None)
 
 
 def rounded(rows: Tensor, nibbles: bool) -> tuple[Tensor, Tensor]:

@@ -11,8 +11,7 @@ from edgeinfer_kernels.cuda.cache.host_caches import (
     HostRows,
     hadamard_rows,
     packed_groups,
-    padded_rows,
-    rounded,
+    rounded_rows,
     tiles_of,
     unpacked_groups,
 )
@@ -49,6 +48,8 @@ class HostLatents(HostRows):
         )
         if start:
             rows = self._sent(host.rows[0], start, 1)
+            if host.row_type == "fp8":
+                rows = rows.contiguous().view(torch.float8_e4m3fn).float()
             if host.scales is not None:
                 rows = unpacked_groups(rows) if host.has_hadamard_rows else rows
                 rows = rows * self._spread(host.scales[0], start, rows.shape[1])[:start]
@@ -70,9 +71,9 @@ class HostLatents(HostRows):
         parts = latents, tails.index_select(2, inverse)
         if host.has_hadamard_rows:
             parts = hadamard_rows(parts[0]), hadamard_rows(parts[1])
-        rows = padded_rows(torch.cat(parts, 2), (last - first) * LANES, padded(spec.cached_dim))
-        if host.scales is not None:
-            rows, scales = rounded(rows, host.has_hadamard_rows)
+        positions, width = (last - first) * LANES, padded(spec.cached_dim)
+        rows, scales = rounded_rows(torch.cat(parts, 2), host.row_type, positions, width)
+        if host.scales is not None and scales is not None:
             self._store(host.scales, first, tiles_of(scales), start)
-            rows = packed_groups(rows) if host.has_hadamard_rows else rows
+        rows = packed_groups(rows) if host.has_hadamard_rows else rows
         self._store_rows(host.rows, start, rows[:, start - first * LANES : end - first * LANES])

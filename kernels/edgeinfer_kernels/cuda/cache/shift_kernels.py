@@ -8,8 +8,8 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     CACHES,
-    F16,
     Q4_0,
+    Q8_0,
     hadamard,
     load_cache_tile,
     ring_rows,
@@ -63,7 +63,8 @@ def context_shift_kernel(
     VALUE_DIM: tl.constexpr,
     DIMENSIONS: tl.constexpr,
     ROWS: tl.constexpr,
-    CACHE: tl.constexpr,
+    KEY_TYPE: tl.constexpr,
+    VALUE_TYPE: tl.constexpr,
     ROPES: tl.constexpr,
     IS_RING: tl.constexpr,
 ):
@@ -82,23 +83,23 @@ def context_shift_kernel(
     source_row = ring_rows(to + dropped, begin + dropped, capacity, IS_RING)
     target = head.to(tl.int64) * capacity + ring_rows(to, begin, capacity, IS_RING)
     source = head.to(tl.int64) * capacity + source_row
-    WIDTH: tl.constexpr = (HEAD_DIM + 7) // 8 if CACHE == Q4_0 else HEAD_DIM
+    WIDTH: tl.constexpr = (HEAD_DIM + 7) // 8 if KEY_TYPE == Q4_0 else HEAD_DIM
     GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
     if ROPES:
         tile = load_cache_tile(
-            origin.k, origin.k_scales, head, source_row, inside, capacity, HEAD_DIM, DIMENSIONS, CACHE
+            origin.k, origin.k_scales, head, source_row, inside, capacity, HEAD_DIM, DIMENSIONS, KEY_TYPE
         ).to(tl.float32)
-        if CACHE == Q4_0:
+        if KEY_TYPE == Q4_0:
             tile = hadamard(tile, HEAD_DIM)
         tile = _rope_back(tile, table + dropped.to(tl.int64) * HEAD_DIM, HEAD_DIM)
-        store_cache_rows(cache.k, cache.k_scales, target, inside, tile, HEAD_DIM, DIMENSIONS, CACHE)
+        store_cache_rows(cache.k, cache.k_scales, target, inside, tile, HEAD_DIM, DIMENSIONS, KEY_TYPE)
     else:
         _move_rows(origin.k, cache.k, source, target, inside, WIDTH)
-        if CACHE != F16:
+        if KEY_TYPE >= Q8_0:
             _move_rows(origin.k_scales, cache.k_scales, source, target, inside, GROUPS)
-    VALUE_WIDTH: tl.constexpr = (VALUE_DIM + 7) // 8 if CACHE == Q4_0 else VALUE_DIM
+    VALUE_WIDTH: tl.constexpr = (VALUE_DIM + 7) // 8 if VALUE_TYPE == Q4_0 else VALUE_DIM
     _move_rows(origin.v, cache.v, source, target, inside, VALUE_WIDTH)
-    if CACHE != F16:
+    if VALUE_TYPE >= Q8_0:
         _move_rows(origin.v_scales, cache.v_scales, source, target, inside, (VALUE_DIM + 31) // 32)
 
 
@@ -147,5 +148,6 @@ def _move(
     context_shift_kernel[(-(-(last - first) // rows), len(cache.keys))](
         origin.args, cache.args, table, first, last, dropped,
         HEAD_DIM=heads.key_dim, VALUE_DIM=heads.value_dim, DIMENSIONS=dimensions, ROWS=rows,
-        CACHE=CACHES[cache.keys.dtype], ROPES=heads.has_rope, IS_RING=cache.is_ring, num_warps=4,
+        KEY_TYPE=CACHES[cache.keys.dtype], VALUE_TYPE=CACHES[cache.values.dtype],
+        ROPES=heads.has_rope, IS_RING=cache.is_ring, num_warps=4,
     )  # fmt: skip

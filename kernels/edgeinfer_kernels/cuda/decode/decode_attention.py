@@ -94,7 +94,6 @@ def _attend_cached(
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     WINDOW: tl.constexpr = ATTENTION.window
-    CACHE: tl.constexpr = ATTENTION.cache
     POSITIONS: tl.constexpr = SPLIT.positions
     offset = tl.arange(0, POSITIONS)
     for start in range(first, last, POSITIONS):
@@ -102,11 +101,12 @@ def _attend_cached(
         inside = at < last
         rows = cache_rows(at, start, inside, cache, pages, ATTENTION)
         key_tile = load_cache_tile(
-            cache.k, cache.k_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
+            cache.k, cache.k_scales, head, rows, inside, cache.capacity, HEAD_DIM, DIMENSIONS,
+            ATTENTION.key_type,
+        )  # fmt: skip
         value_tile = load_cache_tile(
             cache.v, cache.v_scales, head, rows, inside, cache.capacity, ATTENTION.value_dim,
-            ATTENTION.value_dimensions, CACHE,
+            ATTENTION.value_dimensions, ATTENTION.value_type,
         )  # fmt: skip
         visible = inside[None, :] & (row >= 0)[:, None]
         distance = position[:, None] - at[None, :]
@@ -136,7 +136,7 @@ def _step_queries(
     base = qkv + token * stride + q_at
     queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
     queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
-    if ATTENTION.cache == Q4_0:
+    if ATTENTION.key_type == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
     return queries.to(tl.float16)
 
@@ -295,7 +295,7 @@ def _combine(
     if ATTENTION.has_sinks:
         total += tl.exp2(sink - peak)
     attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
-    if ATTENTION.cache == Q4_0:
+    if ATTENTION.value_type == Q4_0:
         attn_out = hadamard_f16(attn_out, VALUE_DIM).to(tl.float32)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]

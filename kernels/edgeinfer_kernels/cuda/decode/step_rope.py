@@ -96,15 +96,15 @@ def _new_from_cache(cache, pages, head, cached, ATTENTION: tl.constexpr, TOKENS:
     """The step's new keys and values of a head in the cache."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
-    CACHE: tl.constexpr = ATTENTION.cache
     written = tl.arange(0, NEW) < TOKENS
     at = cache_rows(cached + tl.arange(0, NEW), cached, written, cache, pages, ATTENTION)
     key_tile = load_cache_tile(
-        cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-    )
+        cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS,
+        ATTENTION.key_type,
+    )  # fmt: skip
     value_tile = load_cache_tile(
         cache.v, cache.v_scales, head, at, written, cache.capacity, ATTENTION.value_dim,
-        ATTENTION.value_dimensions, CACHE,
+        ATTENTION.value_dimensions, ATTENTION.value_type,
     )  # fmt: skip
     return key_tile, value_tile
 
@@ -119,8 +119,9 @@ def _append(
     VALUE_DIM: tl.constexpr = ATTENTION.value_dim
     VALUE_DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
-    CACHE: tl.constexpr = ATTENTION.cache
-    ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if CACHE == Q4_0 else NEW
+    KEY_TYPE: tl.constexpr = ATTENTION.key_type
+    VALUE_TYPE: tl.constexpr = ATTENTION.value_type
+    ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if KEY_TYPE == Q4_0 or VALUE_TYPE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
     written = new < TOKENS
     inverses = row_inverses(
@@ -147,9 +148,11 @@ def _append(
         new_values *= tl.rsqrt(square + rope.epsilon)[:, None]
     rows = cache_rows(cached + new, cached, written, cache, pages, ATTENTION)
     to = head.to(tl.int64) * cache.capacity + rows
-    store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, CACHE)
-    store_cache_rows(cache.v, cache.v_scales, to, written, new_values, VALUE_DIM, VALUE_DIMENSIONS, CACHE)
-    if CACHE != F16:
+    store_cache_rows(cache.k, cache.k_scales, to, written, new_keys, HEAD_DIM, DIMENSIONS, KEY_TYPE)
+    store_cache_rows(
+        cache.v, cache.v_scales, to, written, new_values, VALUE_DIM, VALUE_DIMENSIONS, VALUE_TYPE
+    )
+    if KEY_TYPE != F16 or VALUE_TYPE != F16:
         tl.debug_barrier()
         key_tile, value_tile = _new_from_cache(cache, pages, head, cached, ATTENTION, TOKENS)
     else:

@@ -34,15 +34,15 @@ def _attend_tiles(
     """
     HEAD_DIM: tl.constexpr = PROMPT.head_dim
     DIMENSIONS: tl.constexpr = PROMPT.dimensions
-    CACHE: tl.constexpr = PROMPT.cache
     BLOCK_N: tl.constexpr = PROMPT.positions
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
         rows = cache_rows(seen, begin, within, cache, cache.pages, PROMPT)
         k = load_cache_tile(
-            cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS, CACHE
-        )
+            cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS,
+            PROMPT.key_type,
+        )  # fmt: skip
         scores = tl.dot(q, tl.trans(k))
         if PROMPT.is_capped:
             # tanh z = 1 - 2 / (e^2z + 1)
@@ -68,7 +68,7 @@ def _attend_tiles(
         total = total * decay + tl.sum(shares, axis=1)
         v = load_cache_tile(
             cache.v, cache.v_scales, head, rows, within, cache.capacity, PROMPT.value_dim,
-            PROMPT.value_dimensions, CACHE,
+            PROMPT.value_dimensions, PROMPT.value_type,
         )  # fmt: skip
         attn_out = tl.dot(shares.to(tl.float16), v, attn_out * decay[:, None])
         best = now
@@ -211,16 +211,15 @@ def flash_attention(
     whose first position is in its `words`.
 
     The cache (kv_heads, positions, head_dim) of keys, and of values with value_dim elements, holds all
-    positions up to the end of the chunk, or as a ring the last ones. With scales
-    (kv_heads, positions, ⌈head_dim/32⌉) it is q8_0, or q4_0 if it is int32 (kv_heads, positions,
-    ⌈head_dim/8⌉); for q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more
-    score per head; slopes (heads,): those of ALiBi.
+    positions up to the end of the chunk, or as a ring the last ones. Their types: `cache_tiles.CACHES`; for
+    keys in q4_0 the queries are multiplied with the Hadamard matrix too. sinks (heads,): one more score per
+    head; slopes (heads,): those of ALiBi.
     """
     tokens, heads, head_dim = queries.shape
-    group, kind = heads // spec.kv_heads, CACHES[cache.k.dtype]
+    group, value_type = heads // spec.kv_heads, CACHES[cache.v.dtype]
     prompt = PromptConfig(
         heads, group, head_dim, head_dimensions(head_dim), spec.value_dim, head_dimensions(spec.value_dim),
-        tile.rows, tile.positions, int(kind),
+        tile.rows, tile.positions, int(CACHES[cache.k.dtype]), int(value_type),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
         is_ring=is_ring, is_chunked=spec.chunked, has_alibi=slopes is not None,
         is_paged=cache.pages is not None,
@@ -229,7 +228,7 @@ def flash_attention(
         queries, cache, out, sinks, slopes, words, tokens, spec.scale, spec.window, spec.soft_cap,
         PROMPT=prompt, num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
-    if kind == Q4_0:
+    if value_type == Q4_0:
         transform_heads(out.view(tokens, heads, spec.value_dim))
 
 

@@ -86,7 +86,6 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
     KV_HEADS_2: tl.constexpr = ROPE.padded_kv_heads
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     DIMENSIONS: tl.constexpr = ROPE.dimensions
-    CACHE: tl.constexpr = ROPE.cache
     k_at = ROPE.heads * ROPE.q_head
     v_at = k_at + KV_HEADS * HEAD_DIM
     k_bias = bias + k_at if ROPE.has_bias else bias
@@ -103,9 +102,9 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
         row_at = tl.load(cache.pages + position // PAGE) * PAGE + position % PAGE
     rows = kv_head.to(tl.int64) * cache.capacity + row_at
     rows_mask = kv_head < KV_HEADS
-    store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, CACHE)
+    store_cache_rows(cache.k, cache.k_scales, rows, rows_mask, k, HEAD_DIM, DIMENSIONS, ROPE.key_type)
     store_cache_rows(
-        cache.v, cache.v_scales, rows, rows_mask, v, ROPE.value_dim, ROPE.value_dimensions, CACHE
+        cache.v, cache.v_scales, rows, rows_mask, v, ROPE.value_dim, ROPE.value_dimensions, ROPE.value_type
     )
 
 
@@ -124,7 +123,6 @@ def rope_append_kernel(
     HEADS_2: tl.constexpr = ROPE.padded_heads
     HEAD_DIM: tl.constexpr = ROPE.head_dim
     DIMENSIONS: tl.constexpr = ROPE.dimensions
-    CACHE: tl.constexpr = ROPE.cache
     token = tl.program_id(0)
     position = step_start(words) + token
     angle = position.to(tl.int64)
@@ -144,7 +142,7 @@ def rope_append_kernel(
     scale = tl.load(row_scales + token)
     q = _rope_heads(row, scale, bias, q_norm, epsilon, cosine, sine, HEADS, HEADS_2, Q_HEAD, ROPE)
     q = scaled_queries(q, query_weights, position, ROPE)
-    if CACHE == Q4_0:
+    if ROPE.key_type == Q4_0:
         q = hadamard_f16(q, HEAD_DIM).to(tl.float32)
     head = tl.arange(0, HEADS_2)[:, None]
     to = queries + (token.to(tl.int64) * HEADS + head) * HEAD_DIM + dimension[None, :]
@@ -192,7 +190,8 @@ def rope_append(
         spec.q_head, dimensions, spec.value_dim, next_power_of_two(spec.value_dim),
         norm=int(NORMS[spec.norm.kind] if normed else NO_NORM),
         is_row_norm=spec.qk_norm == "row", has_bias=heads.bias is not None,
-        cache=int(CACHES[cache.k.dtype]), temperature=spec.temperature.scale,
+        key_type=int(CACHES[cache.k.dtype]), value_type=int(CACHES[cache.v.dtype]),
+        temperature=spec.temperature.scale,
         temperature_length=spec.temperature.length, has_query_weights=heads.query_weights is not None,
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         has_positions=positions is not None, temperature_offset=spec.temperature.offset,

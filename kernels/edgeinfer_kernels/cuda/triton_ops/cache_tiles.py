@@ -1,9 +1,11 @@
-"""The layout of a layer's KV cache on the device, and load and store of tiles in float16, q8_0 or q4_0.
+"""The layout of a layer's KV cache on the device, and load and store of tiles in float16, FP8, q8_0 or
+q4_0.
 
-float16: (kv_heads, positions, head_dim). q8_0: int8 of that shape, and float16 scales (kv_heads, positions,
-⌈head_dim/32⌉), each the absolute maximum of its 32 dimensions over 127. q4_0: heads in the Hadamard basis
-(`cache_formats.hadamard_rows`), codes -8…7 plus 8, eight per word, int32 (kv_heads, positions, ⌈head_dim/8⌉),
-the even dimensions in its low 16 bits; and scales, each the element of largest magnitude of its 32 over -8.
+float16: (kv_heads, positions, head_dim). FP8: bytes of that shape (`cache_formats.to_fp8`). q8_0: int8 of
+that shape, and float16 scales (kv_heads, positions, ⌈head_dim/32⌉), each the absolute maximum of its 32
+dimensions over 127. q4_0: heads in the Hadamard basis (`cache_formats.hadamard_rows`), codes -8…7 plus 8,
+eight per word, int32 (kv_heads, positions, ⌈head_dim/8⌉), the even dimensions in its low 16 bits; and scales,
+each the element of largest magnitude of its 32 over -8.
 """
 
 import torch
@@ -14,10 +16,13 @@ from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
 from edgeinfer_kernels.layer_cache import LANES
 
 F16 = tl.constexpr(0)
-Q8_0 = tl.constexpr(1)
-Q4_0 = tl.constexpr(2)
-CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0}
-"""The value of the kernel constant CACHE, by the dtype of the cache elements."""
+FP8 = tl.constexpr(1)
+Q8_0 = tl.constexpr(2)
+Q4_0 = tl.constexpr(3)
+CACHES = {torch.float16: F16, torch.int8: Q8_0, torch.int32: Q4_0, torch.uint8: FP8}
+"""The value of a kernel constant such as CACHE, by the dtype of the cache elements; from Q8_0 on they have
+scales.
+"""
 NO_CODES = tl.constexpr(-0x77777778)
 """A word of eight zeros."""
 PAGE = tl.constexpr(LANES)
@@ -126,9 +131,9 @@ def load_cache_tile(
     """Rows `rows` (N,) of one head as float16 (N, DIMENSIONS), for q4_0 in the Hadamard basis; masked
     elements and those beyond HEAD_DIM are 0.
 
-    `base` is the whole layer's keys or values, `scales` its scales (not read for float16), `positions` the
-    capacity of the layer. Reads HEAD_DIM · 2 bytes per row, HEAD_DIM · 17/16 for q8_0, HEAD_DIM · 9/16 for
-    q4_0.
+    `base` is the whole layer's keys or values, `scales` its scales (not read without), `positions` the
+    capacity of the layer. Reads HEAD_DIM · 2 bytes per row, HEAD_DIM for FP8, HEAD_DIM · 17/16 for q8_0,
+    HEAD_DIM · 9/16 for q4_0.
     """
     row = head.to(tl.int64) * positions + rows
     if CACHE == Q4_0:
@@ -140,7 +145,7 @@ def load_cache_tile(
         else:
             words = tl.load(at, mask=rows_mask[:, None] & (word < WORDS)[None, :], other=NO_CODES)
         tile = tl.reshape(_eight_codes(words), (rows.shape[0], DIMENSIONS))
-    elif CACHE == Q8_0 and HEAD_DIM % 4 == 0:
+    elif CACHE != F16 and HEAD_DIM % 4 == 0:
         quarter = tl.arange(0, DIMENSIONS // 4)
         held = rows_mask[:, None] & (quarter < HEAD_DIM // 4)[None, :]
         words = tl.load(
@@ -148,7 +153,10 @@ def load_cache_tile(
             mask=held,
             other=0,
         )
-        tile = tl.reshape(_four_codes(words), (rows.shape[0], DIMENSIONS))
+        if CACHE == FP8:
+            tile = tl.reshape(_four_fp8(words), (rows.shape[0], DIMENSIONS))
+        else:
+            tile = tl.reshape(_four_codes(words), (rows.shape[0], DIMENSIONS))
     else:
         dimensions = tl.arange(0, DIMENSIONS)
         if DIMENSIONS == HEAD_DIM:
@@ -156,7 +164,10 @@ def load_cache_tile(
         else:
             mask = rows_mask[:, None] & (dimensions < HEAD_DIM)[None, :]
         tile = tl.load(base + row[:, None] * HEAD_DIM + dimensions[None, :], mask=mask, other=0)
-    if CACHE != F16:
+        if CACHE == FP8:
+            tile, _ = _both_f16(_fp8_bits(tile.to(tl.int32)))
+            tile = tile * 256.0
+    if CACHE >= Q8_0:
         tile = _scaled(tile.to(tl.float16), scales, row, rows_mask, HEAD_DIM)
     return tile
 
@@ -186,6 +197,32 @@ def _four_codes(words):
     first, second = _both_f16(select_bytes(raised, zero + F16_1024, zero + 0x5150))
     third, fourth = _both_f16(select_bytes(raised, zero + F16_1024, zero + 0x5352))
     return tl.join(tl.join(first, third), tl.join(second, fourth)) - 1152.0
+
+
+@triton.jit
+def _four_fp8(words):
+    """The FP8 elements of words (n, m) as float16 (n, m, 2, 2)."""
+    first, third = _both_f16(_fp8_bits(words))
+    second, fourth = _both_f16(_fp8_bits(words >> 8))
+    return tl.join(tl.join(first, third), tl.join(second, fourth)) * 256.0
+
+
+@triton.jit
+def _fp8_bits(words):
+    """The FP8 element in the low byte of either 16-bit part as float16 bits, whose bias is 8 more."""
+    return ((words & 0x00800080) << 8) | ((words & 0x007F007F) << 7)
+
+
+@triton.jit
+def _to_fp8(x):
+    """Float32 as the bits of FP8, as `cache_formats.to_fp8`, in int32."""
+    magnitude = tl.minimum(tl.abs(x), 448.0)
+    bits = magnitude.to(tl.int32, bitcast=True)
+    normal = ((bits + ((bits >> 20) & 1) + 0x7FFFF) >> 20) - 960
+    # Adding 1.5 · 2²³ rounds to the nearest integer: the code of a number below 2⁻⁵.
+    steps = (magnitude * 512.0 + 12582912.0).to(tl.int32, bitcast=True) - 0x4B400000
+    code = tl.minimum(steps, tl.maximum(normal, 8))
+    return code | ((x.to(tl.int32, bitcast=True) >> 24) & 0x80)
 
 
 @triton.jit
@@ -223,7 +260,7 @@ def store_cache_rows(
     """Store values (N, DIMENSIONS) float32, 0 beyond HEAD_DIM, at rows (N,) int64: head · positions +
     position.
 
-    Values outside the float16 range are clamped to ±65504. Writes as many bytes as `load_cache_tile` reads.
+    Values outside the range of float16 or FP8 are clamped. Writes as many bytes as `load_cache_tile` reads.
     """
     COUNT: tl.constexpr = values.shape[0]
     dimensions = tl.arange(0, DIMENSIONS)
@@ -231,6 +268,8 @@ def store_cache_rows(
     to = base + rows[:, None] * HEAD_DIM + dimensions[None, :]
     if CACHE == F16:
         tl.store(to, tl.minimum(tl.maximum(values, -65504.0), 65504.0).to(tl.float16), mask=mask)
+    elif CACHE == FP8:
+        tl.store(to, _to_fp8(values).to(tl.uint8), mask=mask)
     else:
         GROUPS: tl.constexpr = (HEAD_DIM + 31) // 32
         SLOTS: tl.constexpr = (DIMENSIONS + 31) // 32

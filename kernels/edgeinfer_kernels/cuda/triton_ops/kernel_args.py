@@ -27,9 +27,9 @@ class NormArgs(NamedTuple):
 
 class CacheArgs(NamedTuple):
     """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head: of a ring, the
-    length of the ring. Scales: None for float16 in a prompt. (A field of a Triton tuple can't be called
-    `values`.) pages: int32, the cache page that holds each PAGE positions of a sequence; of a batch, a row of
-    page_stride for each sequence.
+    length of the ring. Scales: None in a prompt for types without them. (A field of a Triton tuple can't be
+    called `values`.) pages: int32, the cache page that holds each PAGE positions of a sequence; of a batch, a
+    row of page_stride for each sequence.
     """
 
     k: Any
@@ -187,7 +187,8 @@ class AttentionConfig(NamedTuple):
     k_at: int
     v_at: int
     qk_norm: int
-    cache: int
+    key_type: int
+    value_type: int
     window: int
     is_capped: bool
     has_sinks: bool
@@ -252,7 +253,8 @@ class PromptConfig(NamedTuple):
     value_dimensions: int
     rows: int
     positions: int
-    cache: int
+    key_type: int
+    value_type: int
     has_window: bool
     is_capped: bool
     has_sinks: bool
@@ -281,7 +283,8 @@ class RopeConfig(NamedTuple):
     norm: int
     is_row_norm: bool
     has_bias: bool
-    cache: int
+    key_type: int
+    value_type: int
     temperature: float
     temperature_length: int
     has_query_weights: bool

@@ -7,14 +7,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import BlockIndex, ResidualBlock
-from edgeinfer_kernels.layer_cache import CacheType
 
-CACHE_ELEMENTS: dict[CacheType, torch.dtype] = {
-    "f16": torch.float16, "q8_0": torch.int8, "q4_0": torch.int32
+CACHE_ELEMENTS: dict[ElementType, torch.dtype] = {
+    "f16": torch.float16, "fp8": torch.uint8, "q8_0": torch.int8, "q4_0": torch.int32
 }  # fmt: skip
 
 
@@ -34,7 +34,7 @@ class DeviceWeights(Protocol):
 
 @dataclass(frozen=True)
 class DeviceCache:
-    """Keys and values of an attention block and their scales (none for float16), in the layout of
+    """Keys and values of an attention block and their scales (empty without), in the layout of
     `cache_tiles.py`. Of latent attention: the latent vectors, and the keys' elements with RoPE. is_ring:
     position p is at row p % positions.
     """
@@ -57,10 +57,10 @@ class DeviceCache:
     ) -> "DeviceCache":
         """Allocate keys and values of these widths."""
         tensors = []
-        for width in widths:
-            shape = (heads, positions, -(-width // 8) if kind == "q4_0" else width)
-            groups = (heads, positions, -(-width // 32)) if kind != "f16" else (0,)
-            tensors += [arena.take(shape, CACHE_ELEMENTS[kind]), arena.take(groups, torch.float16)]
+        for width, elements in zip(widths, element_types(kind), strict=True):
+            shape = (heads, positions, -(-width // 8) if elements == "q4_0" else width)
+            groups = (heads, positions, -(-width // 32)) if elements in SCALED_TYPES else (0,)
+            tensors += [arena.take(shape, CACHE_ELEMENTS[elements]), arena.take(groups, torch.float16)]
         keys, key_scales, values, value_scales = tensors
         return cls(keys, key_scales, values, value_scales, is_ring)
 
@@ -71,10 +71,11 @@ class DeviceCache:
 
     @property
     def args(self) -> CacheArgs:
-        """The arguments of prompt kernels; no scales for float16."""
-        if self.keys.dtype == torch.float16:
-            return CacheArgs(self.keys, None, self.values, None, self.positions)
-        return CacheArgs(self.keys, self.key_scales, self.values, self.value_scales, self.positions)
+        """The arguments of prompt kernels; None for scales that a type doesn't have."""
+        key_scales, value_scales = (
+            scales if scales.dim() > 1 else None for scales in (self.key_scales, self.value_scales)
+        )
+        return CacheArgs(self.keys, key_scales, self.values, value_scales, self.positions)
 
     def head(self, index: int) -> "DeviceCache":
         """The cache of one head."""

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
@@ -23,7 +24,6 @@ from edgeinfer_kernels.decoder import (
     ResidualWeights,
     blocks_of,
 )
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
 from edgeinfer_kernels.stages import CPU, GPU, Stage, part_of_decoder, shards_on

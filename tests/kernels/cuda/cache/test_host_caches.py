@@ -9,14 +9,15 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.layer_cache import CacheType, LayerCache
+from edgeinfer_kernels.layer_cache import LayerCache
 
 POSITIONS = 80
-KINDS: tuple[CacheType, ...] = ("f16", "f32", "q8_0", "q4_0")
-WITHIN = {"f16": 0.0, "f32": 1e-3, "q8_0": 0.03, "q4_0": 0.7}
+KINDS: tuple[CacheType, ...] = ("f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0")
+WITHIN = {"f16": 0.0, "f32": 1e-3, "fp8": 0.25, "q8_0": 0.03, "q4_0": 0.7}
 """The largest error of a cached value."""
 
 
@@ -55,9 +56,10 @@ def test_the_first_positions_are_copied_in_device_order(
     here = opened(spec, cache, device).fetch(3, 37)
     order = head_order(spec.rope, head_dim)
     requested = keys.swapaxes(0, 1)[..., order], values.swapaxes(0, 1)
-    for result, expected in zip((here.keys, here.values), requested, strict=True):
+    held = zip((here.keys, here.values), requested, element_types(kind), strict=True)
+    for result, expected, elements in held:
         assert result.shape == (2, POSITIONS, expected.shape[2])
-        np.testing.assert_allclose(result[:, :37].cpu().numpy(), expected, atol=WITHIN[kind])
+        np.testing.assert_allclose(result[:, :37].cpu().numpy(), expected, atol=WITHIN[elements])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,11 +9,11 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.latent_cache import LatentCache, latent_type
 from tests.kernels.cuda.cache.test_host_caches import KINDS, POSITIONS, WITHIN
 
 ROPES = [RopeSpec((0.5,) * 8, neox=False), RopeSpec((0.5,) * 8, neox=True), None]
@@ -50,7 +50,7 @@ def test_the_first_positions_are_copied_in_device_order(
     requested = given[:, :64], given[:, 64:][:, head_order(rope, 16)]
     for result, expected in zip((here.keys, here.values), requested, strict=True):
         assert result.shape == (1, POSITIONS, expected.shape[1])
-        np.testing.assert_allclose(result[0, :37].cpu().numpy(), expected, atol=WITHIN[kind])
+        np.testing.assert_allclose(result[0, :37].cpu().numpy(), expected, atol=WITHIN[latent_type(kind)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

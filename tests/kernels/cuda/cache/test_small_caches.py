@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.layer_cache import CacheType
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst
 from tests.kernels.cuda.split_decoders import device_layer, split_decoder
@@ -18,7 +18,7 @@ from tests.random_models import RandomModel
 
 pytestmark = pytest.mark.slow
 
-AGREES = {"f16": 2 * FLOATS_AGREE, "q8_0": 0.02, "q4_0": 0.05}
+AGREES = {"f16": 2 * FLOATS_AGREE, "fp8": 0.05, "q8_0": 0.02, "q4_0": 0.05, "q8_0/q4_0": 0.05}
 """A code next to that of the reference is one step of the cache away."""
 ORDERED = "partial RoPE of neighbours, heads of 24"
 """Their keys' dimensions have another order on the device, and are rotated with others."""
@@ -83,6 +83,8 @@ EVICTED = np.r_[5:9, 12:24]
 """Of 45 positions, in two ranges."""
 SHIFTED = [
     (ORDERED, "f16"),
+    ("soft caps", "fp8"),
+    ("norms of heads", "q8_0/q4_0"),
     ("windows, two kinds of RoPE", "q4_0"),
     ("values shorter than keys", "q8_0"),
     on_a_gpu("windows, two kinds of RoPE", "f16"),

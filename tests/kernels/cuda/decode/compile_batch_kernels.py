@@ -7,6 +7,7 @@ import torch
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import attention, latent_attention
 from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES
 from edgeinfer_kernels.cuda.decode import latent_kernels as latent
@@ -20,7 +21,6 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, SplitArgs, 
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from harness.empty_decoders import empty_decoder
 from tests.kernels.cuda.compile_latent_kernels import DEEPSEEK, FLOATS, GRID, WORDS, tensor

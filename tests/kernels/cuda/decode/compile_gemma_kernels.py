@@ -9,6 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.attention import attention_config, split_config, take_state
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -29,7 +30,6 @@ from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.raw_rows import raw_config
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
-from edgeinfer_kernels.layer_cache import CacheType
 
 POSITIONS = 4096
 KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")

@@ -14,9 +14,9 @@ from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.options import SamplingParams
 from edgeinfer.sampling import Sampler
 from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import independent_tokens, is_chunk
-from edgeinfer_kernels.layer_cache import CacheType
 from tests.edgeinfer.generation.batching.live_engines import Run, prompt, request
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, FLOATS_AGREE, Decoder, opened, read

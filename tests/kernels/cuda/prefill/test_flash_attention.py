@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cache_formats import hadamard_rows
+from edgeinfer_kernels.cache_formats import hadamard_rows, to_fp8
+from edgeinfer_kernels.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import attend
 from tests.kernels.cuda.attention_inputs import KINDS, DeviceCache, attention_facts
 
@@ -23,17 +23,21 @@ def check(device: str, spec: AttentionSpec, start: int, tokens: int, kind: Cache
     random = np.random.default_rng(start * 1000 + tokens)
     end = start + tokens
     cache = DeviceCache.filled_with_nan(device, spec, end + 5, kind)
-    for tensor in (cache.keys, cache.values):
+    for tensor, elements in zip((cache.keys, cache.values), element_types(kind), strict=True):
         values: Any = random.standard_normal((spec.kv_heads, end, tensor.shape[2])) * spread
-        if kind != "f16":
-            values = random.integers(*((-127, 128) if kind == "q8_0" else (-(2**31), 2**31)), values.shape)
+        if elements == "fp8":
+            values = to_fp8(values)
+        elif elements != "f16":
+            values = random.integers(
+                *((-127, 128) if elements == "q8_0" else (-(2**31), 2**31)), values.shape
+            )
         tensor[:, :end] = torch.from_numpy(values).to(tensor)
     for scales in (cache.key_scales, cache.value_scales):
         if scales is not None:
             scales[:, :end] = torch.from_numpy(random.uniform(0.005, 0.03, scales[:, :end].shape)).to(scales)
     q = random.standard_normal((tokens, spec.heads, spec.head_dim)).astype(np.float16)
     out = torch.full((tokens, spec.heads * spec.head_dim), float("nan"), dtype=torch.float16, device=device)
-    asking = hadamard_rows(q).astype(np.float16) if kind == "q4_0" else q
+    asking = hadamard_rows(q).astype(np.float16) if element_types(kind)[0] == "q4_0" else q
     words = chunk_words(start, tokens).to(device)
     flash_attention(torch.from_numpy(asking).to(device), cache.args, words, spec, out, tile)
     keys, values = cache.read(end)

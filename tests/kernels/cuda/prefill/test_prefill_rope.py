@@ -9,9 +9,9 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cache_formats import hadamard_rows
+from edgeinfer_kernels.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
 from edgeinfer_kernels.reference.step import normalize
 from tests.kernels.cuda.attention_inputs import BYTE, KINDS, DeviceCache, assert_rounded, attention_facts
@@ -67,10 +67,10 @@ def test_rope_is_applied_to_queries_and_keys_and_values_are_appended(
     words = chunk_words(START, TOKENS).to(device)
     rope_append(ProjectedHeads(*there[:-1]), there[-1], spec, words, queries, cache.args)
     q, k, v = expected_heads(spec, qkv.astype(np.float64) * scales[:, None], bias, q_norm, k_norm)
-    q, rounding = (hadamard_rows(q), 8e-3) if kind == "q4_0" else (q, 2e-3)
+    q, rounding = (hadamard_rows(q), 8e-3) if element_types(kind)[0] == "q4_0" else (q, 2e-3)
     np.testing.assert_allclose(queries.cpu().numpy(), q, rtol=1e-3, atol=rounding)
-    for result, expected in zip(cache.read(POSITIONS), (k, v), strict=True):
-        assert_rounded(kind, result[:, START : START + TOKENS], expected.swapaxes(0, 1))
+    for result, expected, elements in zip(cache.read(POSITIONS), (k, v), element_types(kind), strict=True):
+        assert_rounded(elements, result[:, START : START + TOKENS], expected.swapaxes(0, 1))
     assert_untouched(cache)
 
 
@@ -90,7 +90,7 @@ def test_zeros_are_quantized_to_zeros_and_large_values_are_finite(device: str) -
     qkv[1, 128:] = 1e6
     table = torch.from_numpy(spec.rope.table(0, 4)).to(device)
     queries = torch.empty(2, 1, 64, dtype=torch.float16, device=device)
-    for kind, held in zip(KINDS, (65504.0, 1e6, 65504.0), strict=True):
+    for kind, held in zip(KINDS, (65504.0, 448.0, 1e6, 65504.0, 65504.0), strict=True):
         cache = DeviceCache.filled_with_nan(device, spec, 4, kind)
         projected = ProjectedHeads(torch.from_numpy(qkv).to(device), torch.ones(2, device=device))
         rope_append(projected, table, spec, chunk_words(0, 2).to(device), queries, cache.args)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
-from edgeinfer.options.load_options import KvType
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
@@ -43,7 +43,7 @@ def eval_(
     base: Base = None,
     context: Context = 512,
     chunks: Chunks = None,
-    base_kv: KvType | None = None,
+    base_kv: CacheType | None = None,
     as_json: arguments.AsJson = False,
     **given: Any,
 ) -> None:

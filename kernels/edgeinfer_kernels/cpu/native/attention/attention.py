@@ -16,16 +16,11 @@ from edgeinfer_kernels.cpu.native.attention.attention_states import (
 from edgeinfer_kernels.cpu.native.attention.cache_writing import last_position, position_of, token_args_of
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.attention.rope_heads import (
-    has_hadamard_heads,
+    has_hadamard_values,
     share_of_heads,
     store_heads,
 )
-from edgeinfer_kernels.cpu.native.attention.softmax import (
-    gather_f16,
-    gather_f32,
-    gather_q4_0,
-    gather_q8_0,
-)
+from edgeinfer_kernels.cpu.native.attention.softmax import gather
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     first_weights,
@@ -79,8 +74,8 @@ def state_bytes(block):
     return group * (STATE_BYTES + 4 * block.padded_value)
 
 
-def make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0):
-    """`gather_item` for caches that these functions read."""
+def make_gather_item(gather):
+    """`gather_item` for caches that a result of `make_gather` reads."""
 
     @device_function
     def gather_item(block, step_args, item, pieces, own_pieces, states, scores, copied):
@@ -104,15 +99,7 @@ def make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0):
         query = block.queries + token * block.query_stride
         query += 4 * block.padded_head * group * kv_head
         clear_states(states, group, block.padded_value)
-        kind = block.cache_kind
-        if kind == 3:
-            gather_q4_0(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
-        elif kind == 2:
-            gather_q8_0(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
-        elif kind == 1:
-            gather_f16(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
-        else:
-            gather_f32(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
+        gather(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
 
     return gather_item
 
@@ -167,7 +154,7 @@ def write_heads(block, token, tokens, first_head, heads, states):
         for g in range(heads):
             state = states + g * (STATE_BYTES + 4 * padded)
             add_sink(state, load_f32(sinks + 4 * (first_head + g)), padded)
-    if has_hadamard_heads(block):
+    if has_hadamard_values(block):
         for g in range(heads):
             hadamard_head(states + g * (STATE_BYTES + 4 * padded) + STATE_BYTES, value_dim, padded)
     write_states(states, heads, value_dim, padded, row + 4 * value_dim * first_head)
@@ -234,7 +221,7 @@ def make_attend(gather_item):
     return attend
 
 
-attend = make_attend(make_gather_item(gather_f32, gather_f16, gather_q8_0, gather_q4_0))
+attend = make_attend(make_gather_item(gather))
 
 
 @device_function

@@ -5,8 +5,13 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import GROUP_BYTES, groups_bytes
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
+    and_i32,
+    float_bits,
+    maximum_i32,
+    minimum_i32,
     or_i32,
     shift_left,
+    shift_right,
     splat_i32,
     store_as_bytes,
 )
@@ -49,7 +54,7 @@ def store_key(block, kv_head, position, row, spare):
     tile = kv_head * (block.context // LANES) + position // LANES
     element = tile * padded * LANES + position % LANES
     cache = block.key_cache
-    kind = block.cache_kind
+    kind = block.key_kind
     if kind == 3:
         scales = block.key_scales + scale_offset(tile, padded, position)
         cache += tile * padded // 2 * LANES + position % LANES
@@ -68,6 +73,11 @@ def store_key(block, kv_head, position, row, spare):
                 store_as_bytes(spare, nearest_code(row + 4 * d, inverse))
                 for i in range(LANES):
                     store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
+    elif kind == 4:
+        for d in range(0, padded, LANES):
+            store_as_bytes(spare, to_fp8(load_floats(row + 4 * d)))
+            for i in range(LANES):
+                store_i8(cache + element + LANES * (d + i), load_u8(spare + i))
     elif kind == 1:
         for d in range(0, padded, LANES):
             scatter_f16(cache + 2 * (element + LANES * d), load_floats(row + 4 * d))
@@ -83,7 +93,7 @@ def store_value(block, kv_head, position, row, spare):
     context = block.context
     element = (kv_head * context + position) * padded
     cache = block.value_cache
-    kind = block.cache_kind
+    kind = block.value_kind
     if kind == 3:
         tile = kv_head * (context // LANES) + position // LANES
         scales = block.value_scales + scale_offset(tile, padded, position)
@@ -101,12 +111,27 @@ def store_value(block, kv_head, position, row, spare):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
             for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
                 store_as_bytes(cache + element + d, nearest_code(row + 4 * d, inverse))
+    elif kind == 4:
+        for i in range(0, padded, LANES):
+            store_as_bytes(cache + element + i, to_fp8(load_floats(row + 4 * i)))
     elif kind == 1:
         for i in range(0, padded, LANES):
             store_f16(cache + 2 * (element + i), load_floats(row + 4 * i))
     else:
         for i in range(0, padded, LANES):
             store_floats(cache + 4 * (element + i), load_floats(row + 4 * i))
+
+
+@device_function
+def to_fp8(x):
+    """Sixteen elements as FP8, as `cache_formats.to_fp8`."""
+    magnitude = minimum(absolute(x), splat_f32(np.float32(448)))
+    bits = float_bits(magnitude)
+    raised = add_i32(add_i32(bits, and_i32(shift_right(bits, 20), 1)), splat_i32(0x7FFFF))
+    normal = add_i32(shift_right(raised, 20), splat_i32(-120 << 3))
+    steps = nearest_int(multiply(magnitude, splat_f32(np.float32(512))))  # the code of a number below 2⁻⁵
+    code = minimum_i32(steps, maximum_i32(normal, splat_i32(8)))
+    return or_i32(code, and_i32(shift_right(float_bits(x), 24), 0x80))
 
 
 @device_function

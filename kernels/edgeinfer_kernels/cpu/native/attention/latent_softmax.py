@@ -5,6 +5,8 @@ cache in tiles, whose bytes every token would read.
 """
 
 from edgeinfer_kernels.cpu.native.attention.softmax import (
+    CacheElements,
+    load_fp8,
     make_add_values,
     make_gather,
     make_row_loads,
@@ -162,7 +164,7 @@ def make_plain_latents(load_cached, element_bytes):
     load_pair = make_load_pair(rows[2])
     scores_of = make_row_scores(rows[0], load_pair, rows[2], no_factors, add_pair, add_single)
     values_of = make_add_values(rows, weights_alone, add_products, SCORES_BYTES)
-    return make_gather(rows[0], rows[0], scores_of, values_of)
+    return CacheElements(rows[0], rows[0], scores_of, values_of)
 
 
 def make_scaled_latents(rows, load_pair):
@@ -171,7 +173,7 @@ def make_scaled_latents(rows, load_pair):
         rows[0], load_pair, rows[2], widened_scales, add_scaled_pair, add_scaled_single
     )
     values_of = make_add_values(rows, scaled_weights, add_two_groups, 2 * SCORES_BYTES)
-    return make_gather(rows[0], rows[0], scores_of, values_of, scaled=True)
+    return CacheElements(rows[0], rows[0], scores_of, values_of)
 
 
 @device_function
@@ -187,10 +189,12 @@ def load_code_pair(row, d):
     return load_codes(row + d), load_codes(row + d + 16)
 
 
-LATENT_GATHERS = (
-    make_plain_latents(load_floats, 4),
-    make_plain_latents(load_f16, 2),
-    make_scaled_latents(rows_of_bytes, load_code_pair),
-    make_scaled_latents(rows_of_nibbles, load_nibble_pair),
+gather_latents = make_gather(
+    (
+        make_plain_latents(load_floats, 4),
+        make_plain_latents(load_f16, 2),
+        make_scaled_latents(rows_of_bytes, load_code_pair),
+        make_scaled_latents(rows_of_nibbles, load_nibble_pair),
+        make_plain_latents(load_fp8, 1),
+    )
 )
-"""In the order of CACHE_KINDS."""

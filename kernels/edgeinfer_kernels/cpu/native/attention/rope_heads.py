@@ -111,9 +111,15 @@ def scale_by_position(block, position, query, count):
 
 
 @device_function
-def has_hadamard_heads(block):
-    """Whether the cache holds keys and values in the Hadamard basis."""
-    return block.cache_kind == 3
+def has_hadamard_keys(block):
+    """Whether the cache holds keys in the Hadamard basis."""
+    return block.key_kind == 3
+
+
+@device_function
+def has_hadamard_values(block):
+    """Whether the cache holds values in the Hadamard basis."""
+    return block.value_kind == 3
 
 
 @device_function
@@ -140,7 +146,7 @@ def rope_and_store(block, step_args, token, index, head):
         take_head(block, block.q_matrix, norm, row, index * (1 + block.gated), target, head_dim)
         apply_rope(target, table, rope_dim, is_neox)
         scale_query(block, position, target)
-        if has_hadamard_heads(block):
+        if has_hadamard_keys(block):
             hadamard_head(target, head_dim, padded)
     elif index < heads + kv_heads:
         kv_head = index - heads
@@ -148,7 +154,7 @@ def rope_and_store(block, step_args, token, index, head):
         norm = block.k_norm
         take_head(block, block.k_matrix, norm, row, kv_head, head, head_dim)
         apply_rope(head, table, rope_dim, is_neox)
-        if has_hadamard_heads(block):
+        if has_hadamard_keys(block):
             hadamard_head(head, head_dim, padded)
         store_all_keys(block, kv_head, token_args, position, head, spare)
     else:
@@ -158,7 +164,7 @@ def rope_and_store(block, step_args, token, index, head):
         take_head(block, block.v_matrix, NormArgs(0), row, kv_head, head, value_dim)
         if block.value_norm.address != 0:
             normalize(block.value_norm, head, head)
-        if has_hadamard_heads(block):
+        if has_hadamard_values(block):
             hadamard_head(head, value_dim, block.padded_value)
         store_all_values(block, kv_head, token_args, position, head, spare)
 

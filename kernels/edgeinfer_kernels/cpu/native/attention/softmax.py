@@ -5,6 +5,10 @@ no sum across lanes is needed; values are in rows. The code for 8-bit caches is 
 4-bit caches in `softmax_q4_0.py`.
 """
 
+from typing import Any, NamedTuple
+
+import numpy as np
+
 from edgeinfer_kernels.cpu.native.attention.attention_states import (
     DECAY,
     STATE_BYTES,
@@ -25,8 +29,15 @@ from edgeinfer_kernels.cpu.native.attention.softmax_q8_0 import (
     scale_page,
     scaled_weights,
 )
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
+    and_i32,
+    load_unsigned_bytes,
+    or_i32,
+    shift_left,
+)
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    f16_of_bits,
     load_f16,
     load_floats,
     multiply,
@@ -228,15 +239,50 @@ def copy_pages(pages, index, count, ring, source, target, nbytes):
         copy_words(source + nbytes * page_at(pages, index + i, ring), target + nbytes * i, nbytes)
 
 
-def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
-    """The attention function over a range of positions, for a cache of one element type.
-
-    `key_bytes`, `value_bytes`: bytes of a head's key and value, by padded head_dim. `scores_of`, `values_of`:
-    results of `make_score_tiles` and `make_add_values`. `scaled`: SCALED elements of a head share a float16
-    scale; those of sixteen positions are contiguous.
+class CacheElements(NamedTuple):
+    """The functions for one element type of a cache: bytes of a head's key and value by padded head_dim, and
+    the results of `make_score_tiles` and `make_add_values`.
     """
-    score_one, score_four = scores_of
-    add_one, add_four = values_of
+
+    key_bytes: Any
+    value_bytes: Any
+    scores_of: tuple[Any, Any]
+    values_of: tuple[Any, Any]
+
+
+def make_choice(functions):
+    """A function that calls the one of its first argument, a value of CACHE_KINDS."""
+    of_f32, of_f16, of_q8_0, of_q4_0, of_fp8 = functions
+
+    @device_function
+    def chosen(kind, *args):
+        if kind == 1:
+            return of_f16(*args)
+        if kind == 2:
+            return of_q8_0(*args)
+        if kind == 3:
+            return of_q4_0(*args)
+        if kind == 4:
+            return of_fp8(*args)
+        return of_f32(*args)
+
+    return chosen
+
+
+@device_function
+def scale_bytes_of(kind, padded):
+    """Bytes of a page's scales, for elements of this kind."""
+    return scale_page(padded) if kind == 2 or kind == 3 else 0
+
+
+def make_gather(kinds):
+    """The attention function over a range of positions. `kinds`: `CacheElements` in the order of CACHE_KINDS;
+    SCALED elements of a head share a float16 scale; those of sixteen positions are contiguous.
+    """
+    key_bytes = make_choice([kind.key_bytes for kind in kinds])
+    value_bytes = make_choice([kind.value_bytes for kind in kinds])
+    score_one, score_four = (make_choice([kind.scores_of[i] for kind in kinds]) for i in range(2))
+    add_one, add_four = (make_choice([kind.values_of[i] for kind in kinds]) for i in range(2))
 
     @device_function
     def gather(block, query, kv_head, begin, end, own, pages, states, scores, copied):
@@ -247,6 +293,7 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         the address of the page of each sixteen positions. A tile whose pages are not contiguous (also one at
         the end of a ring) is copied to `copied` first, so its sums are bit-identical.
         """
+        key_kind, value_kind = block.key_kind, block.value_kind
         padded, value = block.padded_head, block.padded_value
         head_dim, width = block.head_dim, block.row_width
         group = block.heads // block.kv_heads
@@ -255,9 +302,8 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
         step = STATE_BYTES + 4 * value
         # Four heads at once need 32 registers of 64 bytes.
         together = group // 4 * 4 if has_wide_registers() != 0 and value % 64 == 0 else 0
-        key_page, value_page = LANES * key_bytes(padded), LANES * value_bytes(width)
-        key_scale_bytes = scale_page(padded) if scaled else 0
-        scale_bytes = scale_page(width) if scaled else 0
+        key_page, value_page = LANES * key_bytes(key_kind, padded), LANES * value_bytes(value_kind, width)
+        key_scale_bytes, scale_bytes = scale_bytes_of(key_kind, padded), scale_bytes_of(value_kind, width)
         first_page = block.context // LANES * kv_head
         ring = block.ring // LANES
         key_cache = block.key_cache + key_page * first_page
@@ -288,46 +334,89 @@ def make_gather(key_bytes, value_bytes, scores_of, values_of, *, scaled=False):
                 copy_pages(pages, index, count, ring, value_scale_cache, value_scales, scale_bytes)
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
-                score_four(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                score_four(
+                    key_kind,
+                    q,
+                    keys,
+                    key_scales,
+                    spare,
+                    keys_ahead,
+                    head_dim,
+                    padded,
+                    scale,
+                    soft_cap,
+                    scores,
+                )
                 for head in range(4):
                     add_alibi(block, group * kv_head + g + head, tile - own, scores + head * SCORES_BYTES)
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
-                add_four(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
+                add_four(
+                    value_kind, scores, values, value_scales, spare, values_ahead, first, last, value, width,
+                    state,
+                )  # fmt: skip
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
-                score_one(q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap, scores)
+                score_one(
+                    key_kind,
+                    q,
+                    keys,
+                    key_scales,
+                    spare,
+                    keys_ahead,
+                    head_dim,
+                    padded,
+                    scale,
+                    soft_cap,
+                    scores,
+                )
                 add_alibi(block, group * kv_head + g, tile - own, scores)
                 weigh_scores(state, scores, first, last)
-                add_one(scores, values, value_scales, spare, values_ahead, first, last, value, width, state)
+                add_one(
+                    value_kind, scores, values, value_scales, spare, values_ahead, first, last, value, width,
+                    state,
+                )  # fmt: skip
 
     return gather
 
 
-def make_plain_gather(load_cached, element_bytes):
-    """For a cache whose elements have no scales."""
+def make_plain_elements(load_cached, element_bytes):
+    """For elements without scales."""
     rows = make_row_loads(load_cached, element_bytes)
     row = element_bytes * LANES
     scores_of = make_score_tiles(make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums)
     values_of = make_add_values(rows, weights_alone, add_products, SCORES_BYTES)
-    return make_gather(rows[0], rows[0], scores_of, values_of)
+    return CacheElements(rows[0], rows[0], scores_of, values_of)
 
 
-def make_scaled_gather(scores_of, key_bytes, value_rows):
-    """For a cache whose elements have scales."""
+def make_scaled_elements(scores_of, key_bytes, value_rows):
+    """For elements with scales."""
     values_of = make_add_values(value_rows, scaled_weights, add_two_groups, 2 * SCORES_BYTES)
-    return make_gather(key_bytes, value_rows[0], scores_of, values_of, scaled=True)
+    return CacheElements(key_bytes, value_rows[0], scores_of, values_of)
 
 
-gather_f16 = make_plain_gather(load_f16, 2)
-gather_f32 = make_plain_gather(load_floats, 4)
+@device_function
+def load_fp8(at):
+    """Sixteen FP8 elements as float32, as `cache_formats.from_fp8`."""
+    codes = load_unsigned_bytes(at)
+    bits = or_i32(shift_left(and_i32(codes, 0x80), 8), shift_left(and_i32(codes, 0x7F), 7))
+    return multiply(f16_of_bits(bits), splat_f32(np.float32(256)))  # float16 has 8 more in its bias
+
+
 rows_of_bytes = make_row_loads(load_codes, 1)
-gather_q8_0 = make_scaled_gather(
-    make_score_tiles(make_load_four(load_codes), LANES, SCALED, add_scaled_sums),
-    rows_of_bytes[0],
-    rows_of_bytes,
-)
-gather_q4_0 = make_scaled_gather(
-    make_score_tiles(load_pairs, LANES, SCALED, add_scaled_sums, add=add_pairs, in_row=2),
-    pairs_bytes,
-    rows_of_nibbles,
+gather = make_gather(
+    (
+        make_plain_elements(load_floats, 4),
+        make_plain_elements(load_f16, 2),
+        make_scaled_elements(
+            make_score_tiles(make_load_four(load_codes), LANES, SCALED, add_scaled_sums),
+            rows_of_bytes[0],
+            rows_of_bytes,
+        ),
+        make_scaled_elements(
+            make_score_tiles(load_pairs, LANES, SCALED, add_scaled_sums, add=add_pairs, in_row=2),
+            pairs_bytes,
+            rows_of_nibbles,
+        ),
+        make_plain_elements(load_fp8, 1),
+    )
 )

@@ -15,11 +15,11 @@ from edgeinfer_kernels.cpu.native.attention.cache_writing import (
     token_args_of,
 )
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
-from edgeinfer_kernels.cpu.native.attention.latent_softmax import LATENT_GATHERS
+from edgeinfer_kernels.cpu.native.attention.latent_softmax import gather_latents
 from edgeinfer_kernels.cpu.native.attention.rope_heads import (
     apply_rope,
     copy_padded,
-    has_hadamard_heads,
+    has_hadamard_keys,
     scale_by_position,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
@@ -46,7 +46,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 ROWS_PER_ITEM = 128
 """Rows of a head's matrix that a thread multiplies at a time."""
 exports = Exports()
-attend_latents = make_attend(make_gather_item(*LATENT_GATHERS))
+attend_latents = make_attend(make_gather_item(gather_latents))
 
 
 @device_function
@@ -75,7 +75,7 @@ def rope_tail(block, step_args, token, source, target):
         rope_dim = attention.rope_dim
         distance = position_of(step_args, token) - step_args.start
         apply_rope(tail, step_args.rope + 4 * rope_dim * distance, rope_dim, attention.rope_neox != 0)
-    if has_hadamard_heads(attention):
+    if has_hadamard_keys(attention):
         hadamard_head(tail, block.rope_dim, padded - latent_dim)
 
 
@@ -86,7 +86,7 @@ def store_row(block, step_args, token, row):
     latent_dim = block.latent_dim
     projected = attention.projected_k + token * attention.kv_stride
     normalize(block.latent_norm, projected, row)
-    if has_hadamard_heads(attention):
+    if has_hadamard_keys(attention):
         hadamard_head(row, latent_dim, latent_dim)
     rope_tail(block, step_args, token, projected + 4 * latent_dim, row)
     spare = row + 4 * attention.padded_head
@@ -220,7 +220,7 @@ def latent_attention_block(block, step_args, pool, thread):
     queries, query_stride = attention.queries, attention.query_stride
     project_heads(pool, 6, tokens, heads, key_matrix, nope, queries, query_stride, head_bytes, scratch)
     ahead = barrier_prefetching(pool, ahead, end)
-    if has_hadamard_heads(attention):
+    if has_hadamard_keys(attention):
         hadamard_queries(pool, 7, block, step_args)
         ahead = barrier_prefetching(pool, ahead, end)
     attend_latents(pool, 8, thread, attention, step_args, pieces, 0, scratch)

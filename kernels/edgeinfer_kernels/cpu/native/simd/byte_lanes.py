@@ -76,6 +76,11 @@ def bits_to_float(builder, x):
     return builder.bitcast(x, ir.VectorType(F32, LANES))
 
 
+@operation(int16x, (float16x,))
+def float_bits(builder, x):
+    return builder.bitcast(x, ir.VectorType(I32, LANES))
+
+
 @operation(int16x, (int16x, int16x))
 def add_i32(builder, x, y):
     return builder.add(x, y)
@@ -89,6 +94,11 @@ def or_i32(builder, x, y):
 @operation(int16x, (int16x, int16x))
 def maximum_i32(builder, x, y):
     return builder.select(builder.icmp_signed(">", x, y), x, y)
+
+
+@operation(int16x, (int16x, int16x))
+def minimum_i32(builder, x, y):
+    return builder.select(builder.icmp_signed("<", x, y), x, y)
 
 
 @operation(float16x, (float16x, int16x, types.int32))

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.cache.recurrent_states import take_recurrent
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
@@ -17,7 +18,6 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentState
 

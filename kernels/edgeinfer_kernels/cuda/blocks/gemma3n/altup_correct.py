@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_correct import AltUpCorrectSpec, AltUpCorrectWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import layer_output
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import (
     pieces,
@@ -32,7 +33,6 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, RouterArgs
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:

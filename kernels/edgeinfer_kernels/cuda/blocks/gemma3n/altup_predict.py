@@ -10,6 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_predict import AltUpPredictSpec, AltUpPredictWeights, AltUpRouter
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
@@ -19,7 +20,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.stages import Shard
 

@@ -13,6 +13,7 @@ from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import (
     GaussianFeedForwardSpec,
     GaussianFeedForwardWeights,
 )
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -25,7 +26,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.gemma3n.laurel import SUM_SCALE, LaurelSpec, LaurelWeights
+from edgeinfer_kernels.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import PIECE, input_args, pieces
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
@@ -23,7 +24,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import CacheType
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard
 
