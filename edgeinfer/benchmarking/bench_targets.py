@@ -9,7 +9,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 
 LLAMA_CPP = "llama.cpp"
 IDLE_CHECK_SECONDS = 0.002

@@ -18,10 +18,10 @@ from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileErro
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
+from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS, LayerCache
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.layer_cache import SPARE_POSITIONS, LayerCache
 from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_quant_formats.errors import FormatError
 

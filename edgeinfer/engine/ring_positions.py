@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.caches.ring_cache import RING_SPARE
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.ring_cache import RING_SPARE
 
 
 class RingPositions:

@@ -15,7 +15,7 @@ from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import find_model
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.runtime.abi import SPARSE_TOKENS
 

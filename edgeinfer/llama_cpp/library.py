@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 
 _ERROR, _CONTINUED = 4, 5
 """Values of ggml's `enum ggml_log_level`."""

@@ -16,7 +16,8 @@ from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
@@ -26,7 +27,6 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
-from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds

@@ -6,6 +6,7 @@ from edgeinfer.loading.model_source import LoadProgress, ModelSource, planned_sp
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
@@ -14,7 +15,6 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 

@@ -23,8 +23,8 @@ from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedF
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
+from edgeinfer_kernels.caches.ring_cache import ring_for
 from edgeinfer_kernels.decoder import DecoderSpec, LayerSpec, ResidualBlock
-from edgeinfer_kernels.ring_cache import ring_for
 
 
 @dataclass(frozen=True)

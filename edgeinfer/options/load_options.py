@@ -21,7 +21,7 @@ from edgeinfer.options.option_field import (
     whole,
 )
 from edgeinfer.speculation.drafter import Drafter
-from edgeinfer_kernels.cache_types import ELEMENT_TYPES, CacheType, element_types
+from edgeinfer_kernels.caches.cache_types import ELEMENT_TYPES, CacheType, element_types
 
 MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 """Threads spin at barriers: far more threads than processors would block the machine."""

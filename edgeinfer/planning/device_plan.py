@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.cache_types import CacheType, is_for_cpu
-from edgeinfer_kernels.layer_cache import pool_positions
+from edgeinfer_kernels.caches.cache_types import CacheType, is_for_cpu
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.layer_cache import LANES
 from edgeinfer_kernels.lora.weights import ModelLora
 
 Activations = npt.NDArray[np.float32]

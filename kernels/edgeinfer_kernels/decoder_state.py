@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
-from edgeinfer_kernels.layer_cache import LANES
 from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
 

@@ -18,13 +18,13 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.caches.ring_cache import ring_for
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
-from edgeinfer_kernels.ring_cache import ring_for
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.distances import distance, median_distance
 from tests.edgeinfer.make_logit_goldens import (

@@ -11,7 +11,7 @@ from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, SettingError
 from edgeinfer.results import Generation, Speed
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, scripted, seeded_logits
 

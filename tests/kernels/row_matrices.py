@@ -4,10 +4,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import RandomBlocks
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, interleave, kernel_format
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_quant_formats import block_format, encode

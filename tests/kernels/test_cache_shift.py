@@ -8,10 +8,10 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.latent_cache import LatentCache
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from edgeinfer_kernels.decoder_state import check_evicted
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference.blocks.attention import apply_rope
 
 END = 200

@@ -6,7 +6,7 @@ import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
-from edgeinfer_kernels.cache_formats import (
+from edgeinfer_kernels.caches.cache_formats import (
     from_fp8,
     hadamard_rows,
     packed_in_groups,
@@ -18,8 +18,8 @@ from edgeinfer_kernels.cache_formats import (
     unpacked_pairs,
     widened,
 )
-from edgeinfer_kernels.cache_types import CacheType, element_types
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from edgeinfer_quant_formats import decode
 
 RANDOM = np.random.default_rng(9)

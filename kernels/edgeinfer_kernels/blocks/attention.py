@@ -22,7 +22,9 @@ from edgeinfer_kernels.blocks.common.projections import read_biases, read_projec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.sub_norms import read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
-from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.layer_cache import LayerCache, padded
+from edgeinfer_kernels.caches.ring_cache import RingCache
 from edgeinfer_kernels.cpu.runtime.abi import (
     attention_pieces,
     attention_scratch,
@@ -30,9 +32,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     quantized_bytes,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
-from edgeinfer_kernels.layer_cache import LayerCache, padded
 from edgeinfer_kernels.matrix import MatrixSize, Vector, vector_lengths
-from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,

@@ -19,9 +19,9 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.projections import any_of
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import encoder_scratch, quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import taken, vector_bytes
 

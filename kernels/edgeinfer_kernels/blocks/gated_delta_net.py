@@ -8,8 +8,8 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, TensorReader
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.convolution_sizes import MatrixStateSizes

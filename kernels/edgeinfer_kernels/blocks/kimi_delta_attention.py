@@ -9,8 +9,8 @@ import numpy as np
 from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, StepShape, TensorReader
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, DeltaRuleSizes
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, has_floats, matrix_bytes, taken

@@ -22,7 +22,9 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.latent_cache import LatentCache, latent_type
+from edgeinfer_kernels.caches.layer_cache import CacheState, padded
 from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     attention_pieces,
@@ -32,8 +34,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, latent_rows, latent_splits
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
-from edgeinfer_kernels.latent_cache import LatentCache, latent_type
-from edgeinfer_kernels.layer_cache import CacheState, padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,

@@ -16,8 +16,8 @@ from edgeinfer_kernels.blocks.common.block import (
     TensorReader,
 )
 from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,

@@ -8,8 +8,8 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, NormSpec, StepShape, TensorReader
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 from edgeinfer_kernels.sizes.convolution_sizes import ConvolutionSizes, stacked_rows

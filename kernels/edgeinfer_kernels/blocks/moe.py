@@ -17,10 +17,10 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.moe_weights import MoeWeights
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,

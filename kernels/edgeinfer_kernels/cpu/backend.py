@@ -15,6 +15,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
@@ -40,7 +41,6 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm

@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.blocks.feed_forward import Activation, LimitedSwiglu
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
     Arena,
     group_bytes,
@@ -25,7 +26,6 @@ from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, MatrixArgs, NormArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs, RecurrentArgs
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace

@@ -9,6 +9,7 @@ from ctypes import addressof
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
@@ -18,7 +19,6 @@ from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import StateSlots
 
 MAX_DRAFT_TOKENS = 16

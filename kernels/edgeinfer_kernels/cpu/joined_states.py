@@ -5,12 +5,12 @@ from ctypes import addressof
 
 import numpy as np
 
+from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, TokenArgs
 from edgeinfer_kernels.cpu.runtime.schedule import Pages, StepSchedules, fill_slots
 from edgeinfer_kernels.decoder_state import StatePool
-from edgeinfer_kernels.layer_cache import LANES
 
 FIRST_PAGES = 256
 """Pages of a table at first; it doubles when a position is beyond."""

@@ -2,12 +2,12 @@
 
 import numpy as np
 
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import AdaptableMatrix, BlockBuilder
 from edgeinfer_kernels.cpu.embedding import Embedding
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, padded_rows
 from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs, LoraArgs, MatrixArgs
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.lora.sizes import SLOTS, product_bytes
 from edgeinfer_kernels.lora.weights import Floats, LoraError, LoraWeights, ModelLora
 from edgeinfer_kernels.pages import allocate

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
@@ -27,7 +28,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRowsArgs, SparseArgs
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.pages import Bytes, allocate

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.sizes.cpu_workspace import buffered_tokens
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes

@@ -6,8 +6,8 @@ from typing import Self
 
 from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSizes
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,

@@ -1,10 +1,10 @@
 """Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 

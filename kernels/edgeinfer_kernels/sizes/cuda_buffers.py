@@ -8,9 +8,9 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 from dataclasses import replace
 
 from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
+from edgeinfer_kernels.caches.layer_cache import LANES, padded
 from edgeinfer_kernels.cpu.runtime.kernel_args import EXCHANGE_WORDS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
-from edgeinfer_kernels.layer_cache import LANES, padded
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     cache_positions,

@@ -6,7 +6,8 @@ The counts match the allocations on the device exactly; a test compares the two.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from edgeinfer_kernels.cache_types import SCALED_TYPES, ElementType
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, ElementType
+from edgeinfer_kernels.caches.layer_cache import DTYPES
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import (
     FLOAT_CODES,
@@ -14,7 +15,6 @@ from edgeinfer_kernels.cuda.weights.plane_formats import (
     PlaneShapes,
     padded_blocks,
 )
-from edgeinfer_kernels.layer_cache import DTYPES
 from edgeinfer_kernels.matrix import MatrixSize
 
 ALIGNMENT = 256

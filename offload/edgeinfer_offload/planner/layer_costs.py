@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
-from edgeinfer_kernels.cache_types import is_for_cpu
+from edgeinfer_kernels.caches.cache_types import is_for_cpu
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import pool_positions
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes import cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes

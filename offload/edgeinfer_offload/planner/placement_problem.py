@@ -3,9 +3,9 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.cache_types import is_for_cpu
+from edgeinfer_kernels.caches.cache_types import is_for_cpu
+from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
-from edgeinfer_kernels.layer_cache import padded, pool_positions
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes

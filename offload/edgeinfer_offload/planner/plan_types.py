@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal
 
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes

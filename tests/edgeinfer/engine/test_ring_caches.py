@@ -19,10 +19,10 @@ from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Draft
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import LayerCache
+from edgeinfer_kernels.caches.ring_cache import RING_SPARE, RING_STEP, RingCache, ring_for
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP, RingCache, ring_for
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_offload.planner.plan_types import CPU_BATCH
 from edgeinfer_quant_formats import GGUFFile

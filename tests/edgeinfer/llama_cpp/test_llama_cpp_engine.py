@@ -13,7 +13,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.chat_templates.special_text_guard import SpecialTextGuard
 from edgeinfer.errors import EdgeInferError, UnsupportedModelError
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.model_zoo import ZOO
@@ -36,7 +36,7 @@ def ours(zoo_file: ZooFile) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0", "q8_0/q4_0"])
 def test_a_quantized_cache_is_accepted(kv: CacheType) -> None:
     with edgeinfer.load("tiny", engine="llama.cpp", threads=1, context=64, kv=kv) as model:
         assert model.generate("Once", max_tokens=3, temperature=0.0).text == " upon a time"

@@ -36,7 +36,11 @@ from tests.random_models import RandomModel
     ("settings", "text"),
     [
         ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
-        ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f32', 'f16', 'q8_0', 'q4_0'"),
+        (
+            {"kv": "q4_0/q2_0"},
+            "kv: saw 'q4_0/q2_0', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
+            "keys and values, as 'q8_0/q4_0'",
+        ),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
         (
             {"draft": "none"},

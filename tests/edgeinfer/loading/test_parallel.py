@@ -10,7 +10,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import OutOfMemoryError, SettingError
-from edgeinfer_kernels.layer_cache import LayerCache
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from tests.edgeinfer.conftest import ZooFile
 from tests.random_models import VOCABULARY
 

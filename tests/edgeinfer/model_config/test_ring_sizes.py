@@ -7,12 +7,12 @@ import pytest
 
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS
+from edgeinfer_kernels.caches.ring_cache import RING_SPARE, RING_STEP
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import SPARE_POSITIONS
 from edgeinfer_kernels.matrix import MatrixSize
-from edgeinfer_kernels.ring_cache import RING_SPARE, RING_STEP
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import PlanOptions

@@ -130,7 +130,11 @@ def test_a_wrong_keyword_of_a_completion_is_named(given: dict[str, Any], message
         ({"contxt": 1}, "contxt: no such option; did you mean context?"),
         ({"vram": "much"}, "vram: saw 'much', wanted bytes or a size like \"8GiB\""),
         ({"draft_tree_width": 9}, "draft_tree_width: saw 9, wanted a whole number from 0 to 8"),
-        ({"kv": "f8"}, "kv: saw 'f8', wanted one of 'f32', 'f16', 'q8_0', 'q4_0'"),
+        (
+            {"kv": "f8"},
+            "kv: saw 'f8', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
+            "keys and values, as 'q8_0/q4_0'",
+        ),
         ({"lookup_files": 5}, "lookup_files: saw 5, wanted paths of text files"),
         (
             {"engine": "llama.cpp", "repack": False},

@@ -46,7 +46,7 @@ def test_a_saved_prompt_is_not_prefilled_again(zoo_file: ZooFile, folder: Path, 
 def test_a_four_bit_cache_is_saved_with_its_scales(zoo_file: ZooFile, folder: Path) -> None:
     def opened() -> edgeinfer.Model:
         return edgeinfer.load(
-            zoo_file("llama"), device="cpu", draft=None, context=256, kv="q4_0", snapshots=True
+            zoo_file("llama"), device="cpu", draft=None, context=256, kv="fp8/q4_0", snapshots=True
         )
 
     with opened() as model:

@@ -10,9 +10,9 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import LayerCache
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO

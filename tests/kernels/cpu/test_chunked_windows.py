@@ -10,7 +10,7 @@ from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.temperature import Temperature
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.reference.blocks.attention import attend
 from tests.kernels.conftest import BEST, ISAS
 from tests.kernels.cpu.test_cpu_backend import IDS, cpu, engine_for, exact

@@ -11,13 +11,13 @@ import pytest
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.blocks.attention import AttentionState
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import LayerCache
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import (

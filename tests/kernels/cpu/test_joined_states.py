@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.decoder_state import DecoderState
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_batch_positions import build_for

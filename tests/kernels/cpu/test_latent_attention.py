@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from tests.kernels.conftest import BEST, ISAS, PORTABLE
 from tests.kernels.cpu.test_cpu_backend import IDS, NEAR, cpu, engine_for, exact, relative
 from tests.model_zoo import ZOO

@@ -9,10 +9,10 @@ import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.weights import read_config, read_weights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import LayerCache
+from edgeinfer_kernels.caches.ring_cache import RingCache
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.layer_cache import LayerCache
-from edgeinfer_kernels.ring_cache import RingCache
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, caches_of, cpu, exact

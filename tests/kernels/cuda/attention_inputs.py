@@ -9,8 +9,8 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_formats import from_fp8, hadamard_rows, rounded_to_nibbles
-from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_formats import from_fp8, hadamard_rows, rounded_to_nibbles
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 

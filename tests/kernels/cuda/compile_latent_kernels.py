@@ -8,7 +8,7 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.latent_attention import (
     attend_chunk,
     chunk_tile,

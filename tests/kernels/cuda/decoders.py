@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning

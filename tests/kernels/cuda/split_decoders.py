@@ -9,7 +9,7 @@ import torch
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cpu.sparse import SparseLayers

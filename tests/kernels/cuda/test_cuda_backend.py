@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning

@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.moe import MoeSizes
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, check_capability, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError

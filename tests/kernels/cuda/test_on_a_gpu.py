@@ -13,7 +13,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 import edgeinfer
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer

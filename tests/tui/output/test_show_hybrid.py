@@ -8,7 +8,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.layer_cache import SPARE_POSITIONS
+from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS
 from edgeinfer_tui.output.columns import shown_bytes
 from tests.model_zoo import ZOO
 from tests.tui.conftest import CommandLine

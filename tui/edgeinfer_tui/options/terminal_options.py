@@ -5,7 +5,7 @@ from typing import Literal
 
 from edgeinfer.options.load_options import MODEL, PROMPT, cache_type
 from edgeinfer.options.option_field import option, whole
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 
 DISPLAY = "Display"
 REPORTS = "Reports, on stderr"

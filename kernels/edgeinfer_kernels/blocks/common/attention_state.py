@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cache_formats import hadamard_rows
-from edgeinfer_kernels.layer_cache import CacheState, LayerCache
+from edgeinfer_kernels.caches.cache_formats import hadamard_rows
+from edgeinfer_kernels.caches.layer_cache import CacheState, LayerCache
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.blocks.attention import AttentionSpec

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 

@@ -1,7 +1,7 @@
 """The norm of a block that shares its input with the one before it, but not the norm."""
 
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.layer_cache import padded
 
 OWN_INPUT = "own_normed"
 """The buffer of the normed hidden states."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH
 from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState
 from edgeinfer_kernels.sizes.cuda_matrices import taken

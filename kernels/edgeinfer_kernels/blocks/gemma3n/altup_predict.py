@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.common.block import (
     StepShape,
     TensorReader,
 )
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes, padded_rows, row_runs, taken, vector_bytes
 

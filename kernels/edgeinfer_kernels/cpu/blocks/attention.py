@@ -6,12 +6,12 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, At
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.temperature import Temperature
+from edgeinfer_kernels.caches.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 UNITS: tuple[str, ...] = ()

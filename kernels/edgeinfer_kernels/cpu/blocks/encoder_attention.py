@@ -7,12 +7,12 @@ from edgeinfer_kernels.blocks.encoder_attention import (
     EncoderAttentionSpec,
     EncoderAttentionWeights,
 )
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.blocks.attention import QK_NORMS
 from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_PAGE
 from edgeinfer_kernels.cpu.runtime.encoder_args import EncoderAttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 
 UNITS = ("encoder_attention",)
 """Units of compiled kernels besides the common one."""

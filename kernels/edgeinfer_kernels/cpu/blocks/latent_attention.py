@@ -5,6 +5,8 @@ from edgeinfer_kernels.blocks.latent_attention import (
     LatentAttentionState,
     LatentAttentionWeights,
 )
+from edgeinfer_kernels.caches.latent_cache import LatentCache
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.blocks.attention import temperature_fields
 from edgeinfer_kernels.cpu.runtime.abi import (
@@ -14,8 +16,6 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs, LatentAttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import padded
 
 UNITS = ("latent_attention",)
 """Units of compiled kernels besides the common one."""

@@ -2,11 +2,11 @@
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import MambaArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("mamba",)

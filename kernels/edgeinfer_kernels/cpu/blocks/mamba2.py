@@ -3,11 +3,11 @@
 import numpy as np
 
 from edgeinfer_kernels.blocks.mamba2 import Mamba2Spec, Mamba2Weights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Mamba2Args
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
 
 UNITS = ("mamba2",)

@@ -2,12 +2,12 @@
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights, assignment_rows, lines
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, RoutingRows
 from edgeinfer_kernels.cpu.layout.packed_matrix import is_float_format, padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import GATING_CODES, quantized_bytes
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 
 Residual = ResidualBlock[MoeSpec]

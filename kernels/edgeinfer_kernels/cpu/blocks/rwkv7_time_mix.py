@@ -1,11 +1,11 @@
 """The structure that the kernel of a time mixing reads."""
 
 from edgeinfer_kernels.blocks.rwkv7_time_mix import MIXED, Rwkv7TimeMixSpec, Rwkv7TimeMixWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows, padded_vector
 from edgeinfer_kernels.cpu.runtime.recurrent_args import Rwkv7TimeMixArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.recurrent_state import RecurrentState
 

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, gather_steps
 from edgeinfer_kernels.cpu.runtime.structure import Structure
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixShape
 from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_quant_formats import block_format, decode, encode

@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs

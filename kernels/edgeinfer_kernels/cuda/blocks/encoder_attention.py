@@ -16,7 +16,7 @@ from edgeinfer_kernels.blocks.encoder_attention import (
     EncoderAttentionWeights,
     text_bounds,
 )
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import attention
 from edgeinfer_kernels.cuda.blocks.attention import DeviceAttention
 from edgeinfer_kernels.cuda.device_memory import Arena

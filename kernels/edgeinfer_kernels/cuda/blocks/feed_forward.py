@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena

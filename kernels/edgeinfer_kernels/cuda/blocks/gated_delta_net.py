@@ -14,6 +14,7 @@ from edgeinfer_kernels.blocks.gated_delta_net import (
     pairs_size,
 )
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
@@ -56,7 +57,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import del
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.stages import Shard
 

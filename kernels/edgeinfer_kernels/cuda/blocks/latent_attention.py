@@ -16,7 +16,8 @@ from edgeinfer_kernels.blocks.latent_attention import (
     check_device_sizes,
     latent_parts,
 )
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.latent_cache import latent_type
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
@@ -44,7 +45,6 @@ from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.latent_cache import latent_type
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 from edgeinfer_kernels.stages import Shard

@@ -9,6 +9,7 @@ import torch
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     add_product,
@@ -48,7 +49,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 from edgeinfer_kernels.stages import Shard
 

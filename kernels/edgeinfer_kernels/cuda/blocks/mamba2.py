@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec, Mamba2Weights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
@@ -46,7 +47,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.mamba2 import (
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, take_activations

@@ -12,6 +12,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec, Rwkv7ChannelMixWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cuda.blocks import feed_forward
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import take_state, take_vectors
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
@@ -35,7 +36,6 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceNorms
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.decoder import ResidualBlock
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.stages import Shard

@@ -7,6 +7,7 @@ import torch
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     add_product,
@@ -39,7 +40,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.short_convolution import (
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.stages import Shard
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
-from edgeinfer_kernels.cache_formats import rotation_block
-from edgeinfer_kernels.cache_types import SCALED_TYPES, ElementType
+from edgeinfer_kernels.caches.cache_formats import rotation_block
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, ElementType
+from edgeinfer_kernels.caches.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.sizes.cuda_matrices import SPARE_POSITIONS
 
 Array = npt.NDArray[Any]

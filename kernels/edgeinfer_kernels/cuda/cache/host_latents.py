@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
+from edgeinfer_kernels.caches.latent_cache import LatentCache
+from edgeinfer_kernels.caches.layer_cache import LANES, padded
 from edgeinfer_kernels.cuda.cache.host_caches import (
     HostRows,
     hadamard_rows,
@@ -18,8 +20,6 @@ from edgeinfer_kernels.cuda.cache.host_caches import (
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.latent_cache import LatentCache
-from edgeinfer_kernels.layer_cache import LANES, padded
 
 
 class HostLatents(HostRows):

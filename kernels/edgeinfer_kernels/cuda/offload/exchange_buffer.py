@@ -4,10 +4,10 @@ import torch
 
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.cpu_shard import ExchangeRows
 from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, EXCHANGE_WORDS, GIVEN_UP, LOST, SENT
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.layer_cache import padded
 
 EVERY_STAGE = 1 << 30
 """Value of `answered` with which the device never waits."""

@@ -12,8 +12,8 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
-from edgeinfer_kernels.layer_cache import LANES
 
 F16 = tl.constexpr(0)
 FP8 = tl.constexpr(1)

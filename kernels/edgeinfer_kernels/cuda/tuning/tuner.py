@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, Tuning
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, blocks_of
 from edgeinfer_kernels.matrix import Matrix

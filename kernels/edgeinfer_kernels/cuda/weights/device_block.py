@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.gated_delta_net import GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, silu, softplus
 
 DeltaRuleSpec = GatedDeltaNetSpec | KimiDeltaAttentionSpec

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.reference.step import Array, BlockStep
 
 

@@ -4,7 +4,7 @@ import numpy as np
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import MIXED, Rwkv7TimeMixSpec
-from edgeinfer_kernels.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid
 
 

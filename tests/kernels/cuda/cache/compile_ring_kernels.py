@@ -10,7 +10,8 @@ import torch
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.ring_cache import ring_for
 from edgeinfer_kernels.cuda.blocks.attention import take_state
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -22,7 +23,6 @@ from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_app
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
-from edgeinfer_kernels.ring_cache import ring_for
 from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from harness.empty_decoders import empty_decoder
 from tests.ring_layers import with_rings

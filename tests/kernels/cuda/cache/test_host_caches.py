@@ -9,11 +9,11 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.layer_cache import LayerCache
 
 POSITIONS = 80
 KINDS: tuple[CacheType, ...] = ("f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0")

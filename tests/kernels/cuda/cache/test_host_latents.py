@@ -9,11 +9,11 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.latent_cache import LatentCache, latent_type
 from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
-from edgeinfer_kernels.latent_cache import LatentCache, latent_type
 from tests.kernels.cuda.cache.test_host_caches import KINDS, POSITIONS, WITHIN
 
 ROPES = [RopeSpec((0.5,) * 8, neox=False), RopeSpec((0.5,) * 8, neox=True), None]

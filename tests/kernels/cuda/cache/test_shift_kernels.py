@@ -9,7 +9,7 @@ import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, opened, read, worst

@@ -7,7 +7,7 @@ import torch
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import attention, latent_attention
 from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES
 from edgeinfer_kernels.cuda.decode import latent_kernels as latent

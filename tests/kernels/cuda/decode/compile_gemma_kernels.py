@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.attention import attention_config, split_config, take_state
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena

@@ -12,7 +12,7 @@ import torch
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.attention import take_state
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm

@@ -14,7 +14,7 @@ from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.options import SamplingParams
 from edgeinfer.sampling import Sampler
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import independent_tokens, is_chunk
 from tests.edgeinfer.generation.batching.live_engines import Run, prompt, request

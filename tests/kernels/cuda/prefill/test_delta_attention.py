@@ -12,6 +12,7 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, pairs_size
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
@@ -29,7 +30,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
 )
 from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import delta_key_pairs_kernel
 from edgeinfer_kernels.decoder import BlockIndex
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
 from edgeinfer_kernels.reference.blocks.gated_delta_net import delta_rule
 from edgeinfer_kernels.reference.step import BlockStep

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cache_formats import hadamard_rows, to_fp8
-from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_formats import hadamard_rows, to_fp8
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, attention_tile, flash_attention
 from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.reference.blocks.attention import attend

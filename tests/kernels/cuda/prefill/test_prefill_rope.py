@@ -8,8 +8,8 @@ import torch
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
-from edgeinfer_kernels.cache_formats import hadamard_rows
-from edgeinfer_kernels.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_formats import hadamard_rows
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types
 from edgeinfer_kernels.cuda.prefill.prefill import chunk_words
 from edgeinfer_kernels.cuda.prefill.prefill_rope import ProjectedHeads, rope_append
 from edgeinfer_kernels.reference.blocks.attention import apply_rope

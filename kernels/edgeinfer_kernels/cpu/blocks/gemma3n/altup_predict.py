@@ -8,11 +8,11 @@ from edgeinfer_kernels.blocks.gemma3n.altup_predict import (
     AltUpPredictWeights,
     AltUpRouter,
 )
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_rows
 from edgeinfer_kernels.cpu.runtime.gemma3n_args import AltUpProjectionArgs, StreamsArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
-from edgeinfer_kernels.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, Vector
 
 UNITS = ("gemma3n.altup",)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.cache.recurrent_states import take_recurrent
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations

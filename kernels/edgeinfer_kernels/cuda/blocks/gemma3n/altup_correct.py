@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_correct import AltUpCorrectSpec, AltUpCorrectWeights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import layer_output
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import (
     pieces,

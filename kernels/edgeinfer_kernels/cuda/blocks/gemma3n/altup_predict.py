@@ -10,7 +10,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_predict import AltUpPredictSpec, AltUpPredictWeights, AltUpRouter
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for

@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import (
     GaussianFeedForwardSpec,
     GaussianFeedForwardWeights,
 )
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena

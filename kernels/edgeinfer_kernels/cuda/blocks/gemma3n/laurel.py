@@ -12,7 +12,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.blocks.gemma3n.laurel import SUM_SCALE, LaurelSpec, LaurelWeights
-from edgeinfer_kernels.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import PIECE, input_args, pieces
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations

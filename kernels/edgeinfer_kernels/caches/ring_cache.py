@@ -7,8 +7,8 @@ from itertools import product
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cache_types import CacheType
-from edgeinfer_kernels.layer_cache import CacheShape, LayerCache, padded
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import CacheShape, LayerCache, padded
 
 RING_STEP = 512
 """Maximum tokens of a step, and the number of positions that a text can always be rewound."""

@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cache_formats import (
+from edgeinfer_kernels.caches.cache_formats import (
     from_fp8,
     hadamard_rows,
     packed_in_groups,
@@ -14,9 +14,8 @@ from edgeinfer_kernels.cache_formats import (
     unpacked_groups,
     widened,
 )
-from edgeinfer_kernels.cache_types import CacheType, ElementType, element_types
-from edgeinfer_kernels.cpu.runtime.abi import SCALED
-from edgeinfer_kernels.layer_cache import (
+from edgeinfer_kernels.caches.cache_types import CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.layer_cache import (
     DTYPES,
     LANES,
     LayerCache,
@@ -29,6 +28,7 @@ from edgeinfer_kernels.layer_cache import (
     type_of_elements,
     value_bytes,
 )
+from edgeinfer_kernels.cpu.runtime.abi import SCALED
 
 Rows = npt.NDArray[np.floating]
 

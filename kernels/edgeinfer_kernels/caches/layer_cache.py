@@ -8,7 +8,7 @@ from typing import Any, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cache_formats import (
+from edgeinfer_kernels.caches.cache_formats import (
     Codes,
     Rows,
     Scales,
@@ -24,7 +24,7 @@ from edgeinfer_kernels.cache_formats import (
     unpacked_pairs,
     widened,
 )
-from edgeinfer_kernels.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 
 LANES = 16

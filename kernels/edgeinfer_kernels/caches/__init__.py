@@ -1,0 +1,1 @@
+"""KV caches in main memory: element types, quantization, layouts, rings, and latent caches."""
