@@ -9,8 +9,8 @@ from importlib.util import find_spec
 import pytest
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
-    # One worker runs per processor. Threads of numpy and torch would spin for a third of the processor time.
-    # all processor time. Read when they are imported first.
+    # One worker runs per processor. Threads of numpy and torch would spin for a third of the time. Read when
+    # they are imported first.
     os.environ.setdefault(name, "1")
 if find_spec("torch") is not None:
     import torch

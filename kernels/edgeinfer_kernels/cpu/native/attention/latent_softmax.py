@@ -7,11 +7,8 @@ cache in tiles, whose bytes every token would read.
 from edgeinfer_kernels.cpu.native.attention.softmax import (
     CacheElements,
     load_fp8,
-    make_add_values,
     make_gather,
-    make_row_loads,
     rows_of_bytes,
-    weights_alone,
 )
 from edgeinfer_kernels.cpu.native.attention.softmax_q4_0 import (
     GROUP_BYTES,
@@ -26,6 +23,11 @@ from edgeinfer_kernels.cpu.native.attention.softmax_q8_0 import (
     load_four_scales,
     scale_page,
     scaled_weights,
+)
+from edgeinfer_kernels.cpu.native.attention.softmax_tiles import (
+    make_add_values,
+    make_row_loads,
+    weights_alone,
 )
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import load_unsigned_bytes
 from edgeinfer_kernels.cpu.native.simd.exports import device_function

@@ -1,4 +1,4 @@
-"""Extends `softmax.py` for a 4-bit cache: two codes per byte, minus 8.
+"""Extends `softmax_tiles.py` for a 4-bit cache: two codes per byte, minus 8.
 
 A byte of a key holds two adjacent dimensions; a byte of a value holds one element of each half of a group.
 Their scales are used as in an 8-bit cache, see `softmax_q8_0.py`. The Hadamard transform of queries and

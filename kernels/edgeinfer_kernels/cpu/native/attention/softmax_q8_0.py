@@ -1,4 +1,4 @@
-"""Extends `softmax.py` for an 8-bit cache: SCALED elements of a head share a float16 scale.
+"""Extends `softmax_tiles.py` for an 8-bit cache: SCALED elements of a head share a float16 scale.
 
 The scales of a page of sixteen positions are contiguous, group by group. The scales of keys multiply sums
 over a group; those of values multiply the weights of their positions. So bytes are converted only in
