@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_e
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
 TUNING_SECONDS = 9.0
@@ -43,7 +44,8 @@ def load_gpu_shard(
         GpuUnavailableError: the model has a matrix without a GPU kernel, or the kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    options = DeviceOptions(kv=source.options.kv, chunk=plan.options.chunk)
+    has_table = any(item.item == PER_LAYER and item.device == "gpu" for item in plan.items)
+    options = DeviceOptions(kv=source.options.kv, chunk=plan.options.chunk, per_layer_here=has_table)
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:

@@ -30,6 +30,8 @@ class DeviceOptions:
     """Those of a split model; empty: the whole decoder is on the device."""
     stream_min_tokens: int | None = None
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
+    per_layer_here: bool = False
+    """Whether the table of per-layer embeddings is on the device."""
 
 
 class SamplingSpace:
@@ -79,7 +81,10 @@ class DeviceParts:
         """
         check_capability(specification, capability)
         stages = options.stages
-        model = DeviceModel(specification, weights, arena, context, kv=options.kv, stages=stages)
+        model = DeviceModel(
+            specification, weights, arena, context,
+            kv=options.kv, stages=stages, per_layer_here=options.per_layer_here,
+        )  # fmt: skip
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)

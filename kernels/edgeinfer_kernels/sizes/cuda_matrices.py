@@ -16,6 +16,8 @@ from edgeinfer_kernels.cuda.weights.plane_formats import (
     padded_blocks,
 )
 from edgeinfer_kernels.matrix import MatrixSize
+from edgeinfer_quant_formats import block_format
+from edgeinfer_quant_formats.formats import KERNEL_FORMATS
 
 ALIGNMENT = 256
 """Every allocation in device memory starts at a multiple of this many bytes."""
@@ -82,6 +84,17 @@ def cache_bytes(rows: int, width: int, kind: ElementType) -> int:
     elements, size = (-(-width // 8), 4) if kind == "q4_0" else (width, DTYPES[kind].itemsize)
     scales = -(-width // 32) if kind in SCALED_TYPES else 0
     return taken(rows * elements, size) + taken(rows * scales, 2)
+
+
+def reads_raw_rows(format_name: str) -> bool:
+    """Whether kernels can decode rows of this format as they are in the file."""
+    spec = block_format(format_name)
+    return spec.name in KERNEL_FORMATS and spec.scale_dtype not in ("e8m0", "e4m3")
+
+
+def table_bytes(table: MatrixSize | None) -> int:
+    """Bytes of a table of rows as they are in the file; 0: there is none, or no kernel for it."""
+    return 0 if table is None or not reads_raw_rows(table.format) else taken(table.nbytes, 1)
 
 
 def has_floats(matrices: Iterable[MatrixSize]) -> bool:

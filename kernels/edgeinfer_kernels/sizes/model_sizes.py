@@ -48,6 +48,10 @@ class LayerSizes:
             yield from block.matrices()
 
 
+PER_LAYER = "per-layer embeddings"
+"""The name of their table in plans and in lists of device memory."""
+
+
 @dataclass(frozen=True)
 class ModelSizes:
     """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: lengths of

@@ -241,6 +241,16 @@ class PlacementProblem:
         placement = self.search.placement(layers, self.non_layer(device_index, device_index, draft))
         return replace(placement, seconds=placement.seconds + self.host_seconds(placement))
 
+    def _with_per_layer_table(self, placement: Placement) -> Placement:
+        """The placement with the table of per-layer embeddings on the GPU, if there is one that kernels
+        read.
+        """
+        nbytes, non_layer = cuda_matrices.table_bytes(self.sizes.per_layer), placement.non_layer
+        if not nbytes:
+            return placement
+        non_layer = replace(non_layer, per_layer_on_gpu=True, gpu_bytes=non_layer.gpu_bytes + nbytes)
+        return replace(placement, non_layer=non_layer, gpu_bytes=placement.gpu_bytes + nbytes)
+
     def _draft_only(self) -> Placement | None:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
         if not self.draft or not self.draft[GPU]:
@@ -312,6 +322,7 @@ class PlacementProblem:
         if self.pricing.graphics and self.can_be_whole:
             alone = self._budget(vram, shared=False)
             wholes = [self.whole(GPU), *([self.whole(GPU, draft=CPU)] if self.draft else [])]
+            wholes = [*map(self._with_per_layer_table, wholes), *wholes]
             there = next((each for each in wholes if each.gpu_bytes + alone.gpu_fixed <= vram), None)
             if there:
                 whole = replace(there, seconds=there.seconds + alone.penalty(there.cpu_bytes))

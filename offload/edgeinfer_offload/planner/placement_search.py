@@ -99,6 +99,8 @@ class NonLayerPlacement:
     seconds: float
     gpu_bytes: float
     cpu_bytes: float
+    per_layer_on_gpu: bool = False
+    """Whether the table of per-layer embeddings is on the GPU; else its rows are read from the file."""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,8 @@ from typing import Any
 from edgeinfer_kernels.blocks.common.block import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import expert_load_bytes
-from edgeinfer_kernels.sizes.model_sizes import LayerSizes
+from edgeinfer_kernels.sizes.cuda_matrices import table_bytes
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER, LayerSizes
 from edgeinfer_kernels.stages import host_batch
 from edgeinfer_offload.machine.cost_constants import LIBRARY_BYTES, OVERLAP_LOSS
 from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
@@ -216,8 +217,11 @@ def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedI
         items.append(PlannedItem("embedding", "gpu", problem.embedding_gpu_bytes, 0.0))
     elif embedding:
         items.append(PlannedItem("embedding", "disk", embedding.nbytes, 0.0))
-    if problem.sizes.per_layer:
-        items.append(PlannedItem("per-layer embeddings", "disk", problem.sizes.per_layer.nbytes, 0.0))
+    if table := problem.sizes.per_layer:
+        here: tuple[DeviceName, int] = ("disk", table.nbytes)
+        if non_layer.per_layer_on_gpu:
+            here = "gpu", table_bytes(table)
+        items.append(PlannedItem(PER_LAYER, *here, 0.0))
     if non_layer.draft is not None and problem.draft and (draft := problem.draft[non_layer.draft]):
         ms, bound = 1000 * draft.seconds, _bound_by(non_layer.draft, draft)
         items.append(PlannedItem(DRAFT, DEVICES[non_layer.draft], draft.nbytes, ms, bound, overlapped=True))

@@ -2,12 +2,14 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from edgeinfer.download.hub import list_hub_models
 from edgeinfer.errors import NotPulledError, OutOfMemoryError, SettingError, UnknownModelError
 from edgeinfer.planning.model_plan import plan_model, plan_on_machines, plan_shape
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from tests.edgeinfer.download.fake_hub import FakeHub
 from tests.random_models import RandomModel
 
@@ -32,6 +34,16 @@ def test_a_registry_model_is_planned_from_its_shape() -> None:
     assert larger.model == "qwen3-8b:Q8_0"
     assert larger.plan.nbytes > 1.4 * result.plan.nbytes
     assert plan_shape("qwen3-8b", "Q8_0", device=LAPTOP).plan.items == larger.plan.items
+
+
+def test_per_layer_embeddings_are_on_the_gpu_if_everything_else_is_and_they_fit() -> None:
+    def devices(**options: Any) -> tuple[str, str]:
+        plan = plan_model("gemma-4-e4b", device="rtx 4090", **options).plan
+        return plan.placement, next(item.device for item in plan.items if item.item == PER_LAYER)
+
+    assert devices() == ("gpu", "gpu")
+    assert devices(vram="5GiB") == ("gpu", "disk")
+    assert devices(vram="3GiB") == ("split", "disk")
 
 
 def test_the_context_of_the_entry_bounds_its_curve() -> None:

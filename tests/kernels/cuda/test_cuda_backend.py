@@ -218,13 +218,36 @@ def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Pat
         np.testing.assert_array_equal(logits_kept, copies)
 
 
-@pytest.mark.parametrize(("name", "layers"), [("starcoder2", (0,)), ("gemma4-per-layer", tuple(range(6)))])
+@pytest.mark.parametrize("formats", [("F32",), QUANTIZED])
+def test_a_table_of_per_layer_embeddings_on_the_device_changes_no_result(
+    device: str, tmp_path: Path, formats: tuple[str, ...]
+) -> None:
+    results = []
+    with opened(replace(ZOO["gemma4-per-layer"], formats=formats), tmp_path, (0, 1, 2)) as decoder:
+        ids = decoder.ids(15)
+        for here in (False, True):
+            backend = decoder.backend(device, per_layer_here=here)
+            assert backend.nbytes == decoder.counted_bytes(device, per_layer_here=here)
+            results.append(read(backend, ids, (11, 1, 3)))
+            backend.close()
+    for at, row in results[0].items():
+        np.testing.assert_array_equal(row, results[1][at])
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "options"),
+    [
+        ("starcoder2", (0,), {}),
+        ("gemma4-per-layer", tuple(range(6)), {}),
+        ("gemma4-per-layer", tuple(range(6)), {"per_layer_here": True}),
+    ],
+)
 def test_samples_queued_ahead_equal_those_of_single_steps(
-    device: str, tmp_path: Path, name: str, layers: tuple[int, ...]
+    device: str, tmp_path: Path, name: str, layers: tuple[int, ...], options: dict[str, Any]
 ) -> None:
     steps = 12 if HAS_GPU else 3
     with opened(ZOO[name], tmp_path, layers) as decoder:
-        backend = decoder.backend(device)
+        backend = decoder.backend(device, **options)
         plain = [decoder.ids(1)[0]]
         for position in range(steps):
             x = backend.embed(plain[-1:])

@@ -18,6 +18,9 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, scale_rows, 
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import (
+    AWAITED,
+    SENT,
+    TABLE,
     finish_layer_kernel,
     gate_inputs_kernel,
     per_layer_inputs_kernel,
@@ -135,9 +138,10 @@ def _add_embeddings(
     launches, workspace = step.launches, step.workspace
     launches.launch(
         per_layer_inputs_kernel, (spec.layers, tokens),
-        space.projected, space.projected.stride(0), workspace.nothing, space.rows, space.numbers,
-        _norm_args(spec, w), space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
-        **_shape(spec.width), RAW=space.raw, SCALED=False, WAITS=True, warps=1,
+        space.projected, space.projected.stride(0), workspace.nothing, space.rows, workspace.state,
+        space.numbers, _norm_args(spec, w), space.inputs, 1 / sqrt(workspace.x.shape[1]), sqrt(spec.width),
+        **_shape(spec.width), RAW=space.raw, SCALED=False, ROWS=TABLE if space.has_table else AWAITED,
+        warps=1,
     )  # fmt: skip
 
 
@@ -200,9 +204,9 @@ def compute_chunk_inputs(
     scale_rows(chunk.x, chunk.h.rows, chunk.h.scales)
     projected = prompt.products.product(chunk.h.rows, w.model_proj)
     per_layer_inputs_kernel[(spec.layers, tokens)](
-        projected, projected.stride(0), chunk.h.scales, space.rows, None, _norm_args(spec, w), space.inputs,
-        1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), RAW=space.raw, SCALED=True, WAITS=False,
-        DEPENDENT=False, num_warps=1,
+        projected, projected.stride(0), chunk.h.scales, space.rows, prompt.ids, None, _norm_args(spec, w),
+        space.inputs, 1 / sqrt(width), sqrt(spec.width), **_shape(spec.width), RAW=space.raw, SCALED=True,
+        ROWS=TABLE if space.has_table else SENT, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     prompt.apply_next_norm(chunk, -1)  # The rows of the first layer's input were overwritten.
 

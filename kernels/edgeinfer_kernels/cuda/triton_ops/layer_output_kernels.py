@@ -11,19 +11,24 @@ from edgeinfer_kernels.cuda.triton_ops.raw_rows import decode_raw
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 
+SENT = tl.constexpr(0)
+AWAITED = tl.constexpr(1)
+TABLE = tl.constexpr(2)
+
 
 @triton.jit
 def per_layer_inputs_kernel(
-    projected, stride, row_scales, rows, numbers, norm, out, scale, embedding_scale,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RAW: tl.constexpr, SCALED: tl.constexpr, WAITS: tl.constexpr,
+    projected, stride, row_scales, rows, ids, numbers, norm, out, scale, embedding_scale,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, RAW: tl.constexpr, SCALED: tl.constexpr, ROWS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out (tokens, layers, WIDTH) = (rms(projected · scale) + rows · embedding_scale) / √2; program (layer,
     token).
 
     `projected`: rows of `stride` elements; with SCALED they are still to be multiplied by `row_scales`.
-    `rows`, RAW and `numbers` as in `PerLayerSpace`; with WAITS the rows are valid when the first number has
-    reached the second. Reads WIDTH · 4 bytes and the rows, in host memory; writes WIDTH · 4.
+    `rows`, `ids`, RAW and `numbers` as in `PerLayerSpace`. ROWS: `rows` are the whole TABLE, or those of the
+    tokens in host memory, which are AWAITED if they are valid only when the first number has reached the
+    second. Reads WIDTH · 4 bytes and the rows; writes WIDTH · 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
@@ -34,13 +39,16 @@ def per_layer_inputs_kernel(
     if SCALED:
         x = x * tl.load(row_scales + token)
     x = normed(x, mask, norm.weight, norm.weight, offsets, norm.epsilon, WIDTH, RMS, False)
-    if WAITS:
+    if ROWS == AWAITED:
         await_number(numbers, tl.load(numbers + 1), numbers + 2, numbers + 2)
     at = (token * tl.num_programs(0) + layer) * WIDTH + offsets
+    number = token
+    if ROWS == TABLE:
+        number = tl.load(ids + token).to(tl.int64)
     if RAW is None:
         row = tl.load(rows + at, mask=mask, other=0.0)
     else:
-        row = decode_raw(rows + token * RAW.row_bytes, layer * WIDTH + offsets, mask, RAW)
+        row = decode_raw(rows + number * RAW.row_bytes, layer * WIDTH + offsets, mask, RAW)
     tl.store(out + at, (x + row * embedding_scale) * 0.7071067811865476, mask=mask)
 
 

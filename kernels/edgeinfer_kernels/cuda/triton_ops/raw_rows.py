@@ -6,8 +6,9 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.words import level_words
+from edgeinfer_kernels.sizes.cuda_matrices import reads_raw_rows
 from edgeinfer_quant_formats import block_format
-from edgeinfer_quant_formats.formats import KERNEL_FORMATS, CodeBits, SubScales
+from edgeinfer_quant_formats.formats import CodeBits, SubScales
 
 NO_PLACE = -1
 _FLOATS = ("F32", "F16", "BF16")
@@ -59,9 +60,9 @@ class RawConfig(NamedTuple):
 
 def raw_config(format_name: str, columns: int) -> RawConfig | None:
     """The configuration of rows of a format; None: kernels can't decode them."""
-    spec = block_format(format_name)
-    if spec.name not in KERNEL_FORMATS or spec.scale_dtype in ("e8m0", "e4m3"):
+    if not reads_raw_rows(format_name):
         return None
+    spec = block_format(format_name)
     row_bytes = spec.row_bytes(columns)
     if spec.name in _FLOATS:
         return RawConfig(row_bytes, 1, spec.block_bytes, spec.block_bytes, spec.name == "BF16")

@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
+from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerEmbeddings
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -26,6 +27,7 @@ from edgeinfer_kernels.decoder import (
 )
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_kernels.stages import CPU, GPU, Stage, part_of_decoder, shards_on
 from edgeinfer_quant_formats.formats import non_finite_error
 
@@ -71,6 +73,7 @@ class DeviceModel(DeviceBuilder):
         *,
         kv: CacheType = "f16",
         stages: Sequence[Stage] = (),
+        per_layer_here: bool = False,
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self._non_finite: list[tuple[str, Tensor]] = []
@@ -101,11 +104,13 @@ class DeviceModel(DeviceBuilder):
         self.norm_bias = self.vector(weights.output_norm_bias)
         self.position_rows = self.vector(weights.all_position_rows)
         """The learned rows of positions, one after another."""
-        self.per_layer = weights.per_layer_token_embd
-        """The per-layer embeddings, whose rows the host reads from the file."""
         self.head = self.matrix(weights.output)
         self.head_bias = self.vector(weights.output_bias)
         self.parts.append(Part("head", arena.used - before, read=True))
+        before = arena.used
+        self.per_layer = PerLayerEmbeddings.take(weights.per_layer_token_embd, arena, per_layer_here)
+        if per_layer_here:
+            self.parts.append(Part(PER_LAYER, arena.used - before, read=False))
         self.embedding = self.head
         if not stages and weights.token_embd is not weights.output:
             before = arena.used
@@ -190,6 +195,7 @@ class DeviceModel(DeviceBuilder):
                 self._fill(entry, uploader)
             if on_loaded:
                 on_loaded(entry.source)
+        self.per_layer.fill(uploader)
         self._refuse_non_finite()
         self._decoded.clear()
         self._fills.clear()

@@ -1,14 +1,19 @@
-"""Rows of the per-layer embeddings: the table stays in the file, the host gives the rows of tokens."""
+"""Rows of the per-layer embeddings: the table is in device memory, or stays in the file, and the host gives
+the rows of tokens.
+"""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.triton_ops.raw_rows import RawConfig, raw_config
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.cuda_matrices import reads_raw_rows
 
 
 class PerLayerSpace:
@@ -16,8 +21,10 @@ class PerLayerSpace:
 
     rows: Tensor
     """Those of the tokens, in pinned host memory: the file's bytes (tokens, bytes of a row), or float32
-    (tokens, columns) where kernels can't decode them.
+    (tokens, columns) where kernels can't decode them. Or the file's bytes of the whole table, on the device.
     """
+    has_table: bool = False
+    """Whether `rows` are the whole table."""
     raw: RawConfig | None = None
     """The format of the file's bytes; None: `rows` are floats."""
     rows_per_chunk: int
@@ -28,18 +35,46 @@ class PerLayerSpace:
     """
 
 
+@dataclass(frozen=True)
+class PerLayerEmbeddings:
+    """The table of a model, and its bytes on the device, if they are there."""
+
+    table: Matrix | None
+    rows: Tensor | None = None
+
+    @classmethod
+    def take(cls, table: Matrix | None, arena: Arena, on_device: bool) -> "PerLayerEmbeddings":
+        """`on_device`: allocate memory for the table."""
+        if table is None or not on_device:
+            return cls(table)
+        assert reads_raw_rows(table.format), f"no kernel for rows in {table.format}"
+        return cls(table, arena.take((table.rows, table.nbytes // table.rows), torch.uint8))
+
+    @property
+    def device_bytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+    def fill(self, uploader: Uploader) -> None:
+        """Upload the table, if it has memory on the device."""
+        if self.table is not None and self.rows is not None:
+            for first, raw in uploader.chunks(self.table.raw, 1):
+                self.rows[first : first + len(raw)] = raw
+
+
 class PerLayerRows:
-    """Gives rows of `table` to the block kind that reads them; without a table, nothing.
+    """Gives rows of the table to the block kind that reads them; nothing without a table, or if the device
+    has it.
 
     Before the next rows are given, the step of the previous ones must be complete.
     """
 
-    def __init__(self, table: Matrix | None, spaces: Iterable[Any], device: torch.device) -> None:
+    def __init__(self, embeddings: PerLayerEmbeddings, spaces: Iterable[Any], device: torch.device) -> None:
         """`spaces`: the buffers of all block kinds; those that read rows get them."""
         self._cuda = device.type == "cuda"
         self._device = device
         space = next((space for space in spaces if isinstance(space, PerLayerSpace)), None)
-        self._table = None if space is None else table
+        table, there = embeddings.table, embeddings.rows
+        self._table = None if space is None or there is not None else table
         self._numbers = None if space is None else space.numbers
         self._number, self._late = (self._host(1, dtype=torch.int64) for _ in range(2))
         self._stream: torch.cuda.Stream | None = None
@@ -49,7 +84,10 @@ class PerLayerRows:
             columns, dtype = table.columns, torch.float32
             if space.raw is not None:
                 columns, dtype = space.raw.row_bytes, torch.uint8
-            self._rows = space.rows = self._host(space.rows_per_chunk, columns, dtype=dtype)
+            if there is not None:
+                space.rows, space.has_table = there, True
+            else:
+                self._rows = space.rows = self._host(space.rows_per_chunk, columns, dtype=dtype)
         self._is_raw = space is not None and space.raw is not None
 
     def _host(self, *shape: int, dtype: torch.dtype) -> Tensor:

@@ -87,6 +87,7 @@ def launch_layer_output() -> None:
                 1024,
                 f,
                 rows,
+                WORDS,
                 number,
                 norm,
                 f,
@@ -94,7 +95,7 @@ def launch_layer_output() -> None:
                 16.0,
                 **narrow,
                 RAW=raw,
-                WAITS=not scaled,
+                ROWS=output.SENT if scaled else output.TABLE if name == "Q4_0" else output.AWAITED,
                 num_warps=1,
             )
         out, config = (None, None) if scaled else (WORDS, WordsConfig(8, 12))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
-from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import per_layer_inputs_kernel
+from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import SENT, TABLE, per_layer_inputs_kernel
 from edgeinfer_kernels.cuda.triton_ops.raw_rows import raw_config
 from edgeinfer_quant_formats import decode
 from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS
@@ -18,14 +18,17 @@ TOKENS, LAYERS, WIDTH = 3, 4, 128
 COLUMNS = LAYERS * WIDTH
 
 
-def decoded_by_the_kernel(device: str, name: str, raw: Raw) -> npt.NDArray[np.float32]:
-    """The per-layer inputs of hidden states that are zero: the rows alone."""
+def decoded_by_the_kernel(
+    device: str, name: str, raw: Raw, ids: list[int] | None = None
+) -> npt.NDArray[np.float32]:
+    """The per-layer inputs of hidden states that are zero: the rows alone. `ids`: those of a table."""
     zeros, ones = torch.zeros((TOKENS, COLUMNS), device=device), torch.ones(COLUMNS, device=device)
     out = torch.empty_like(zeros)
     per_layer_inputs_kernel[(LAYERS, TOKENS)](
-        zeros, COLUMNS, ones, torch.from_numpy(raw).to(device), None, NormArgs(ones, ones, 1e-6), out,
-        1.0, sqrt(2), WIDTH=WIDTH, BLOCK=WIDTH, RAW=raw_config(name, COLUMNS), SCALED=False, WAITS=False,
-        DEPENDENT=False, num_warps=1,
+        zeros, COLUMNS, ones, torch.from_numpy(raw).to(device),
+        torch.tensor(ids or [0], dtype=torch.int32, device=device), None, NormArgs(ones, ones, 1e-6), out,
+        1.0, sqrt(2), WIDTH=WIDTH, BLOCK=WIDTH, RAW=raw_config(name, COLUMNS), SCALED=False,
+        ROWS=SENT if ids is None else TABLE, DEPENDENT=False, num_warps=1,
     )  # fmt: skip
     return np.asarray(out.cpu().numpy())
 
@@ -42,3 +45,9 @@ def test_the_host_decodes_grids_and_scales_that_are_of_one_byte() -> None:
     left = {name for name in weights if raw_config(name, COLUMNS) is None}
     assert {"MXFP4", "NVFP4", "IQ2_XXS"} <= left
     assert not left & {"Q4_0", "Q6_K", "IQ4_XS"}
+
+
+def test_a_kernel_reads_the_rows_of_tokens_from_a_table(device: str) -> None:
+    table, ids = random_bits("Q4_K", 7, COLUMNS), [6, 0, 3]
+    result = decoded_by_the_kernel(device, "Q4_K", table, ids)
+    np.testing.assert_array_equal(result, decoded_by_the_kernel(device, "Q4_K", table[ids]))
