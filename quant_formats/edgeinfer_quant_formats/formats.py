@@ -111,8 +111,6 @@ class FormatSpec:
     """Of a grid: weights per scale."""
     unit: float = 1.0
     """Of a grid: a scale is this, times `d`, times an odd number."""
-    cpu_only: bool = False
-    """There are kernels on the CPU, none on a GPU."""
     sub_scales: SubScales | None = None
     fallback: str = "F16"
     """The quantizer's type for rows that don't fill whole blocks."""
@@ -226,7 +224,7 @@ def _grid(
     """A type with the rows of a grid."""
     return _spec(
         name, type_id, 256, fields,
-        grid=grid, largest_level=largest, sub_block=sub_block, unit=unit, fallback="IQ4_NL", cpu_only=True,
+        grid=grid, largest_level=largest, sub_block=sub_block, unit=unit, fallback="IQ4_NL",
     )  # fmt: skip
 
 
@@ -302,17 +300,13 @@ _SPECS = (
 
 FORMATS: Mapping[str, FormatSpec] = MappingProxyType({spec.name: spec for spec in _SPECS})
 KERNEL_FORMATS: Mapping[str, FormatSpec] = MappingProxyType(
-    {
-        spec.name: spec
-        for spec in _SPECS
-        if (spec.codes or spec.name in ("F32", "F16", "BF16")) and not spec.cpu_only
-    }
+    {spec.name: spec for spec in _SPECS if spec.codes or spec.name in ("F32", "F16", "BF16")}
 )
-"""The formats that kernels multiply on every device; others are converted first, or hold no weights."""
-CPU_FORMATS: Mapping[str, FormatSpec] = MappingProxyType(
-    dict(KERNEL_FORMATS) | {spec.name: spec for spec in _SPECS if spec.cpu_only}
+"""The formats without a grid that kernels multiply; others are converted first, or hold no weights."""
+MULTIPLIED_FORMATS: Mapping[str, FormatSpec] = MappingProxyType(
+    dict(KERNEL_FORMATS) | {spec.name: spec for spec in _SPECS if spec.grid}
 )
-"""The formats that kernels multiply on the CPU."""
+"""The formats that kernels multiply. A GPU stores those with a grid as indices of its levels."""
 
 _BY_TYPE_ID = {spec.type_id: spec for spec in _SPECS}
 

@@ -34,6 +34,13 @@ class Grid:
         rows: NDArray[np.int8] = np.array(self.values, np.int8)[digits]
         return rows
 
+    @property
+    def levels(self) -> tuple[int, ...]:
+        """All levels, ascending: magnitudes with either sign; of IQ1 numbers times 8, plus or minus 1."""
+        if min(self.values) < 0:
+            return tuple(8 * value + sign for value in self.values for sign in (-1, 1))
+        return (*(-value for value in reversed(self.values)), *self.values)
+
 
 # fmt: off
 GRIDS: Mapping[str, Grid] = MappingProxyType({

@@ -5,7 +5,7 @@ from functools import cached_property
 
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
@@ -263,8 +263,10 @@ class PlacementProblem:
 
     @property
     def streams(self) -> bool:
-        """Whether prefill may stream CPU weights to the GPU: not if some are on disk."""
-        if self.options.disk:
+        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, or of a format whose
+        layout on the CPU no GPU kernel decodes.
+        """
+        if self.options.disk or not self.sizes.formats <= set(STREAMED):
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
         return known and self.pricing.graphics is not None and self.options.device == "any"

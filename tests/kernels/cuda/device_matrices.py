@@ -53,6 +53,13 @@ def random_bits(name: str, rows: int, columns: int, scales: npt.NDArray[np.float
         return blocks.reshape(rows, -1)
     if name == "MXFP4":
         blocks[:, 0] = random.integers(0 if scales is not None else 120, 130, count)
+    if name == "IQ1_M":
+        values = random.uniform(0.01, 0.1, count) if scales is None else random.choice(scales, count)
+        bits = values.astype(np.float16).view(np.uint16)
+        nibbles = bits[:, None] >> np.arange(0, 16, 4, dtype=np.uint16) & np.uint16(15)
+        at = form.field("scales").offset + 1
+        blocks[:, at : at + 8 : 2] = blocks[:, at : at + 8 : 2] & 15 | nibbles.astype(np.uint8) << 4
+        return blocks.reshape(rows, -1)
     scale = form.scales
     assert scale is not None
     for at in range(scale.offset, scale.offset + 2 * scale.count, 2) if name != "MXFP4" else ():

@@ -37,6 +37,11 @@ FACTS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
         replace(WIDE_HEADS, experts=4, experts_per_token=2, formats=("Q2_0", "NVFP4", "TQ1_0")),
         (0,),
     ),
+    "grids": (replace(WIDE_HEADS, formats=("IQ2_XS", "IQ3_S", "IQ1_M")), (0,)),
+    "grids of experts": (
+        replace(WIDE_HEADS, experts=4, experts_per_token=2, formats=("IQ3_XXS", "IQ2_S", "IQ1_S")),
+        (0,),
+    ),
     "factors of matrices": (scaled(WIDE_HEADS), (0,)),
     "factors of experts": (scaled(replace(WIDE_HEADS, experts=4, experts_per_token=2)), (0,)),
     "partial RoPE, heads of 24": (RandomModel("llama", head_dim=24, extra={"rope.dimension_count": 8}), (0,)),
@@ -300,9 +305,9 @@ def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> No
 
 def test_a_matrix_without_a_kernel_is_named_before_allocation(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
-        head = replace(decoder.weights.output, format="IQ3_S")
+        head = replace(decoder.weights.output, format="F64")
         broken = replace(decoder, weights=replace(decoder.weights, output=head))
-        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: IQ3_S has no kernel on the GPU"):
+        with pytest.raises(UnsupportedOnDeviceError, match=r"output\.weight: F64 has no kernel on the GPU"):
             broken.backend(device)
 
 

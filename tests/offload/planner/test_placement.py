@@ -195,15 +195,20 @@ def test_a_cache_type_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
     assert plan.limit_reason == "nothing is on a GPU: keys and values in f32 run on the CPU only"
 
 
-def test_a_format_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:
-    plan = planned(replace(dense_model(), head=MatrixSize("output.weight", "IQ3_S", 128256, 4096)), 8)
+def test_rows_without_gpu_kernels_keep_the_model_on_the_cpu() -> None:
+    model = replace(dense_model(), head=MatrixSize("output.weight", "F16", 128256, 4100))
+    plan = planned(model, 8)
     assert plan.device == "cpu"
     assert plan.limit_reason is not None
-    assert "output.weight: IQ3_S has no kernel on the GPU" in plan.limit_reason
-    with pytest.raises(PlanError, match="IQ3_S has no kernel"):
-        planned(
-            replace(dense_model(), head=MatrixSize("output.weight", "IQ3_S", 128256, 4096)), 8, device="gpu"
-        )
+    assert "output.weight: rows of 4100 weights, the GPU kernels need a multiple of 32" in plan.limit_reason
+    with pytest.raises(PlanError, match="rows of 4100 weights"):
+        planned(model, 8, device="gpu")
+
+
+def test_weights_with_a_grid_are_on_both_devices_and_are_not_streamed() -> None:
+    plans = [planned(dense_model(kind=kind), 3) for kind in ("Q4_0", "IQ3_S")]
+    assert [plan.placement for plan in plans] == ["split", "split"]
+    assert [plan.prediction.stream_min_tokens is None for plan in plans] == [False, True]
 
 
 def test_a_layer_smaller_than_a_neuron_group_is_not_split() -> None:

@@ -14,7 +14,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from typing import Any
 
-from edgeinfer_quant_formats.formats import CPU_FORMATS, FormatSpec
+from edgeinfer_quant_formats.formats import MULTIPLIED_FORMATS, FormatSpec
 from edgeinfer_quant_formats.formats import Field as SpecField
 
 ROWS_PER_GROUP = 16
@@ -52,7 +52,9 @@ def interleaved_fields(spec: FormatSpec) -> tuple[Field, ...]:
     return tuple(fields)
 
 
-FIELDS: dict[str, tuple[Field, ...]] = {name: interleaved_fields(spec) for name, spec in CPU_FORMATS.items()}
+FIELDS: dict[str, tuple[Field, ...]] = {
+    name: interleaved_fields(spec) for name, spec in MULTIPLIED_FORMATS.items()
+}
 """Format -> the fields of its block."""
 
 
@@ -77,6 +79,6 @@ def interleaved_offsets(name: str) -> Any:
     """A namedtuple of byte offsets in a block of sixteen rows, one for each field of the format; numba treats
     its members as constants.
     """
-    fields = CPU_FORMATS[name].fields
+    fields = MULTIPLIED_FORMATS[name].fields
     made: Any = namedtuple(name, [field.name for field in fields])  # type: ignore[misc]
     return made(*(ROWS_PER_GROUP * field.offset for field in fields))

@@ -62,7 +62,8 @@ def decode_tile(tile, ELEMENT: tl.constexpr, TILE: tl.constexpr):
         elif TILE.scale == PAIR:
             return low_f16(scale) * value + high_f16(scale)
         elif TILE.scale == SIGNED:
-            return low_f16(factor) * ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32) * value
+            step = ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32)
+            return low_f16(factor) * TILE.unit * step * value
         elif TILE.scale == MINIMUM:
             lowest = high_f16(factor) * ((scale >> 8) & 255).to(tl.float32)
             return low_f16(factor) * (scale & 255).to(tl.float32) * value - lowest
@@ -160,7 +161,7 @@ def _scale_code(matrix, row, block, index, upper, code, BLOCKS: tl.constexpr, TI
         elif TILE.scale == SIGNED:
             factor = tl.load(matrix[2] + (row // 2) * SUPER_BLOCKS + block // 8) >> ((row & 1) * 16)
             step = (scale << (24 - 8 * upper)) >> 24
-            return low_f16(factor) * step.to(tl.float32) * value
+            return low_f16(factor) * TILE.unit * step.to(tl.float32) * value
         else:
             factor = tl.load(matrix[2] + row * SUPER_BLOCKS + block // 8)
             if TILE.scale == MINIMUM:

@@ -200,7 +200,7 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
     elif TILE.scale == BFLOAT16:
         return (scale << 16).to(tl.float32, bitcast=True) * both
     elif TILE.scale == SIGNED:
-        return low_f16(factor) * both
+        return low_f16(factor) * TILE.unit * both
     else:
         sums = sum0.to(tl.float32) * scale0 + sum1.to(tl.float32) * scale1
         if TILE.scale == PAIR:

@@ -34,8 +34,10 @@ def level_words(levels: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(int.from_bytes(raw[at : at + 4], "little", signed=True) for at in range(0, 16, 4))
 
 
-IQ4_WORDS, FP4_WORDS = (tl.constexpr(level_words(levels)) for levels in CODEBOOKS)
-"""The codebooks of IQ4 and of FP4 (twice its values), as four words each."""
+CODEBOOK_WORDS = tl.constexpr(tuple(level_words(levels) for levels in CODEBOOKS))
+"""The codebooks, as four words each."""
+IQ4_WORDS, FP4_WORDS = (tl.constexpr(level_words(levels)) for levels in CODEBOOKS[:2])
+"""Those of IQ4 and of FP4 (twice its values)."""
 
 
 @triton.jit
@@ -98,10 +100,8 @@ def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
 def look_up(codes, BOOK: tl.constexpr):
     """Map four 4-bit codes, in the low 16 bits of a word, to the four int8 levels of a codebook."""
     zero = tl.zeros_like(codes)
-    if BOOK == 0:
-        a, b, c, d = zero + IQ4_WORDS[0], zero + IQ4_WORDS[1], zero + IQ4_WORDS[2], zero + IQ4_WORDS[3]
-    else:
-        a, b, c, d = zero + FP4_WORDS[0], zero + FP4_WORDS[1], zero + FP4_WORDS[2], zero + FP4_WORDS[3]
+    WORDS: tl.constexpr = CODEBOOK_WORDS[BOOK]
+    a, b, c, d = zero + WORDS[0], zero + WORDS[1], zero + WORDS[2], zero + WORDS[3]
     index = codes & 0x7777
     selector = ((codes & 0x8888) >> 1) | 0x3210
     return select_bytes(select_bytes(a, b, index), select_bytes(c, d, index), selector)

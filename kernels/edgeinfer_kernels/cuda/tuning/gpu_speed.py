@@ -22,6 +22,7 @@ from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.exchange_speed import stage_seconds
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED
 from edgeinfer_kernels.one_layer import one_layer
 from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECE_BYTES
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
@@ -201,7 +202,8 @@ def format_speed(
     large = timed_head(device, format_name, rows)
     rate = (large.nbytes - small.nbytes) / max(large.seconds - small.seconds, 1e-9)
     starting = max(small.seconds - small.nbytes / rate, 0.0) / HEAD_LAUNCHES
-    return FormatSpeed(rate, starting, _unpacking(device, format_name, streaming_bytes))
+    unpacked = _unpacking(device, format_name, streaming_bytes) if format_name in STREAMED else rate
+    return FormatSpeed(rate, starting, unpacked)
 
 
 class Head(NamedTuple):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.weights.grid_packing import unpack_grid_blocks
 from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, Code, PlaneShapes, Scale
 from edgeinfer_quant_formats.formats import FORMATS, CodeBits, FormatSpec, SubScales
 
@@ -152,6 +153,9 @@ def _unpack(spec: FormatSpec, raw: Tensor) -> _Unpacked:
     if not spec.is_quantized:
         return _Unpacked(words=_words(raw.unflatten(-1, (-1, BLOCK * spec.block_bytes))))
     raw = raw.unflatten(-1, (-1, spec.block_bytes))
+    if spec.grid:
+        levels, factors, scale = unpack_grid_blocks(spec, raw)
+        return _Unpacked(codes=levels, scales=_signed_pairs(factors), super_scales=scale)
     codes = _codes(spec, raw)
     if spec.sub_scales is None:
         return _Unpacked(codes=codes, scales=_scales(spec, raw))

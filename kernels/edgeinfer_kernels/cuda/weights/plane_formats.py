@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple
 
-from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS, FormatSpec
+from edgeinfer_quant_formats.formats import FORMATS, KERNEL_FORMATS, MULTIPLIED_FORMATS, FormatSpec
+from edgeinfer_quant_formats.grids import GRIDS
 
 ROW_MULTIPLE = 16
 BLOCK_MULTIPLE = 16
@@ -69,7 +70,8 @@ class Scale(IntEnum):
 
 class Tile(NamedTuple):
     """The properties of a format that a kernel needs; a compile-time constant. `offset` is subtracted from
-    every code. `rank`: of the LoRA adapter of the matrix; 0: it has none.
+    every code. `rank`: of the LoRA adapter of the matrix; 0: it has none. `unit`: a power of two that
+    multiplies the float16 factors of `Scale.SIGNED`.
     """
 
     code: int
@@ -77,6 +79,7 @@ class Tile(NamedTuple):
     offset: int = 0
     codebook: int = 0
     rank: int = 0
+    unit: float = 1.0
 
 
 PLANES = {
@@ -89,15 +92,34 @@ PLANES = {
     Code.BRAIN: 16,
     Code.SINGLE: 32,
 }
-CODEBOOKS = tuple(dict.fromkeys(spec.levels for spec in KERNEL_FORMATS.values() if spec.levels))
-"""The different codebooks; a tile's `codebook` is an index of these."""
+
+
+def device_levels(spec: FormatSpec) -> tuple[int, ...]:
+    """The codebook of a format on the device, sixteen levels; empty: it has none. Of a grid: all its levels,
+    ascending, then zeros.
+    """
+    if not spec.grid:
+        return spec.levels
+    levels = GRIDS[spec.grid].levels
+    return (*levels, *[0] * (16 - len(levels)))
+
+
+CODEBOOKS = tuple(
+    dict.fromkeys(
+        levels
+        for formats in (KERNEL_FORMATS, MULTIPLIED_FORMATS)
+        for spec in formats.values()
+        if (levels := device_levels(spec))
+    )
+)
+"""The different codebooks, those of KERNEL_FORMATS first; a tile's `codebook` is an index of these."""
 
 
 def _code_of(spec: FormatSpec) -> Code:
     """The encoding of a format's codes on the device; codes of fewer than four bits take a nibble."""
     if not spec.is_quantized:
         return {"f16": Code.HALF, "bf16": Code.BRAIN, "f32": Code.SINGLE}[spec.fields[0].dtype]
-    if spec.levels:
+    if spec.levels or spec.grid:
         return Code.CODEBOOK
     if spec.signed:
         return Code.BYTE
@@ -107,6 +129,8 @@ def _code_of(spec: FormatSpec) -> Code:
 def _scale_of(spec: FormatSpec) -> Scale:
     if not spec.is_quantized:
         return Scale.NONE
+    if spec.grid:
+        return Scale.SIGNED
     if spec.sub_scales is None:
         return Scale.PAIR if spec.has_minimum else _SCALE_OF_DTYPE[spec.scale_dtype]
     if not spec.has_minimum:
@@ -116,17 +140,21 @@ def _scale_of(spec: FormatSpec) -> Scale:
 
 def tile_of(spec: FormatSpec) -> Tile:
     """The tile of a format."""
-    codebook = CODEBOOKS.index(spec.levels) if spec.levels else 0
-    return Tile(_code_of(spec), _scale_of(spec), spec.offset, codebook)
+    levels = device_levels(spec)
+    codebook = CODEBOOKS.index(levels) if levels else 0
+    return Tile(_code_of(spec), _scale_of(spec), spec.offset, codebook, unit=spec.unit)
 
 
 _SCALE_OF_DTYPE = {"f16": Scale.FLOAT16, "e8m0": Scale.BFLOAT16, "e4m3": Scale.E4M3}
 TILES = {
-    name: tile_of(KERNEL_FORMATS[spec.repacked_as or name])
+    name: tile_of(MULTIPLIED_FORMATS[spec.repacked_as or name])
     for name, spec in FORMATS.items()
-    if (spec.repacked_as or name) in KERNEL_FORMATS
+    if (spec.repacked_as or name) in MULTIPLIED_FORMATS
 }
 """The formats that the device supports."""
+
+STREAMED = tuple(name for name in TILES if (FORMATS[name].repacked_as or name) in KERNEL_FORMATS)
+"""Those that kernels decode in the CPU's layout, so that weights can be streamed to the device."""
 
 FLOAT_CODES = (Code.HALF, Code.BRAIN, Code.SINGLE)
 

@@ -55,6 +55,19 @@ def test_a_model_that_does_not_fit_is_split_and_reported(
         assert len(completion.ids) == 3
 
 
+@pytest.mark.slow
+def test_a_file_with_grids_is_split_and_its_prompts_are_not_streamed(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    model = replace(ZOO["llama"], width=256, head_dim=64, feed_forward=1024, formats=("IQ3_S",))
+    path = model.write(tmp_path / "model.gguf")
+    with split_and_reference(small_gpu, path) as (split, reference, _):
+        assert split.plan.prediction.stream_min_tokens is None
+        ids = list(range(5, 60))
+        actual, expected = split.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "bitnet-scales": {},
     "gemma4-per-layer": {"feed_forward": 512},

@@ -10,9 +10,10 @@ import torch
 import edgeinfer
 from edgeinfer_kernels.cuda.weights.packing import has_non_finite
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
-from edgeinfer_quant_formats import FormatError, block_format, encode
+from edgeinfer_quant_formats import FormatError, block_format
 from edgeinfer_quant_formats.formats import FORMATS
 from tests.edgeinfer.loading.test_non_finite_weights import MATRIX, model_file
+from tests.kernels.cuda.device_matrices import normal_rows
 from tests.kernels.cuda.offload.conftest import small_gpu  # noqa: F401  # a fixture
 
 
@@ -22,8 +23,7 @@ def test_every_scale_of_a_block_is_checked(device: str, name: str) -> None:
     field = form.scales
     assert field is not None
     columns = 2 * max(form.block_elements, 32)
-    values = np.random.default_rng(5).standard_normal((6, columns)).astype(np.float32)
-    raw = encode(values.reshape(-1), name).reshape(6, -1)
+    raw = normal_rows(name, 6, columns)
     assert not has_non_finite(torch.from_numpy(raw.copy()).to(device), name)
     for number in range(field.count):
         damaged = raw.copy()

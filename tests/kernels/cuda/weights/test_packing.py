@@ -61,8 +61,8 @@ def test_bytes_on_the_device_are_those_of_the_planes(device: str, name: str) -> 
 
 def test_a_format_or_a_row_without_a_kernel_is_named() -> None:
     with pytest.raises(
-        UnsupportedOnDeviceError, match=r"a\.weight: IQ2_XS has no kernel on the GPU; it has F32, F16, Q4_0"
+        UnsupportedOnDeviceError, match=r"a\.weight: F64 has no kernel on the GPU; it has F32, F16, Q4_0"
     ):
-        PlaneShapes.of("a.weight", "IQ2_XS", 16, 256)
+        PlaneShapes.of("a.weight", "F64", 16, 256)
     with pytest.raises(UnsupportedOnDeviceError, match=r"b: rows of 100 weights, .* multiple of 32"):
         PlaneShapes.of("b", "F16", 16, 100)

@@ -9,7 +9,7 @@ import torch
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleave, kernel_format
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
-from edgeinfer_kernels.cuda.weights.plane_formats import TILES
+from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED
 from edgeinfer_kernels.matrix import Matrix
 from tests.kernels.cuda.device_matrices import SOURCES, Raw, rows_from
 from tests.kernels.cuda.weights.test_packing import columns_for, decoded
@@ -27,7 +27,7 @@ def unpacked(device: str, kernels: Kernels, name: str, raw: Raw, columns: int) -
     return out[: len(raw)].cpu().numpy()
 
 
-@pytest.mark.parametrize("name", TILES)
+@pytest.mark.parametrize("name", STREAMED)
 @pytest.mark.parametrize("source", SOURCES)
 def test_unpacking_restores_every_weight(device: str, kernels: Kernels, name: str, source: str) -> None:
     rows, columns = 21, columns_for(name)
