@@ -11,6 +11,7 @@ from edgeinfer_kernels.cuda.prefill.prefill_matmul import DEQUANTIZED_BLOCKS, DE
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel, embed_rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED
 from edgeinfer_quant_formats import block_format
 from tests.kernels.cuda.decode.compile_gemma_kernels import FLOATS, GRID, WORDS, tensor
 from tests.kernels.cuda.decode.compile_lora_kernels import WIDTH, launch_step, matrix
@@ -27,6 +28,8 @@ def launch_prompt(kind: str, capability: int) -> None:
     embed_rows_kernel[GRID](weights.parts, WORDS, FLOATS, 1.0, WIDTH=WIDTH, BLOCKS=blocks, TILE=tile)
     rows, tiles = tensor(64, WIDTH, dtype=torch.float16), tensor(2, 3, dtype=torch.int32)
     expert_product(rows, None, weights, 512, tiles, expert_tile(capability, 64, 1), tensor(64, 512))
+    if kind not in STREAMED:
+        return
     in_memory = block_format(kind).repacked_as or kind
     raw = tensor(16 * block_format(in_memory).row_bytes(WIDTH), dtype=torch.uint8)
     unpack(raw, in_memory, WIDTH, half)
@@ -34,7 +37,7 @@ def launch_prompt(kind: str, capability: int) -> None:
 
 def main() -> None:
     capability = int(sys.argv[1])
-    for kind in ("NVFP4", "Q2_0", "TQ1_0"):
+    for kind in ("NVFP4", "Q2_0", "TQ1_0", "IQ2_XS", "IQ3_S"):
         with recorded_launches() as launches:
             for tokens in (1, 8):
                 launch_step(kind, 0, tokens, capability)
