@@ -14,7 +14,7 @@ import numpy.typing as npt
 from edgeinfer.engine.protocols import BasicEngine, Engine, PromptSteps, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
 CERTAIN = 1e4
 """The logit of the token that comes next, above all logits of a model."""
@@ -85,7 +85,7 @@ class ScriptedEngine(BasicEngine):
         """Does nothing: the caller owns the engine."""
 
 
-class PlantedDrafter:
+class PlantedDrafter(Drafter):
     """Draft tokens are accepted with the probability `agreement`; `answer`: ids of prompt and completion."""
 
     name = "planted"

@@ -23,6 +23,7 @@ _QWEN35: dict[str, Any] = {
     "recurrent": gated_delta_net,
     "recurrent_layers": "interval",
     "attention_gate": True,
+    "draft_head": True,
 }
 
 _NEMOTRON_H: dict[str, Any] = {
@@ -47,6 +48,7 @@ _DEEPSEEK2: dict[str, Any] = {
     "default_gating": "softmax",
     "latent_attention": True,
     "query_temperature": True,
+    "draft_head": True,
 }
 
 _BERT: dict[str, Any] = {
@@ -68,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
         default_gating="sigmoid",
     ),
-    "arcee": Architecture(activation="relu_squared", gated=False),
+    "arcee": Architecture(activation="relu_squared", gated=False, draft_head=True),
     "baichuan": Architecture(alibi="13b"),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
@@ -197,6 +199,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feed_forward_norm="post_attention_norm",
         **_BIASED_EXPERTS,
         default_gating="sigmoid",
+        draft_head=True,
     ),
     "gpt2": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
     "gptneox": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False, own_norms="by_key"),

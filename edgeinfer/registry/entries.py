@@ -25,6 +25,7 @@ USUAL_QUANT = "Q4_K_M"
 """The quantization that lists and plans assume if none is given."""
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
+    "head", "head_sha256",
     "shape", "released", "kind",
 )  # fmt: skip
 OTHERS = (
@@ -33,6 +34,7 @@ OTHERS = (
     "size_bytes",
     "sha256",
     "draft_size_bytes",
+    "head_size_bytes",
     "thinking",
     "template_args",
     "sampling",
@@ -57,6 +59,8 @@ class RegistryEntry:
     sha256: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
     """Draft model: a file of the package, or another entry's name."""
+    head: str | None = None
+    """Draft head: a file of the package."""
     parameters: str = ""
     context: int | None = None
     licence: str = ""

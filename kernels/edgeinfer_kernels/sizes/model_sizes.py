@@ -62,6 +62,8 @@ class ModelSizes:
     vectors: tuple[int, ...] = ()
     per_layer: MatrixSize | None = None
     """The per-layer embeddings, of which rows are read from the file."""
+    shares_head: bool = False
+    """Whether `head` is a matrix of another model, as that of a draft head."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""

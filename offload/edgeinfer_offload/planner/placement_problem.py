@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.layer_cache import CPU_CACHES, padded, pool_positions
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
@@ -77,7 +78,8 @@ class PlacementProblem:
     def head(self) -> tuple[Cost, Cost | None]:
         head = [self.sizes.head]
         on_gpu = self.pricing.on_gpu(head, self.sizes.head_device_bytes, 1)
-        return self.pricing.on_cpu(head), on_gpu
+        on_cpu = self.pricing.on_cpu(head)
+        return (replace(on_cpu, nbytes=0) if self.sizes.shares_head else on_cpu), on_gpu
 
     @cached_property
     def embedding_gpu_bytes(self) -> int:
@@ -94,7 +96,7 @@ class PlacementProblem:
             return None
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=CPU_BATCH, sequences=1,
+            batch=HEAD_BATCH if draft.shares_head else CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 
