@@ -79,6 +79,13 @@ class Head(nn.Module):
         )
         self.names = list(start)
 
+    def continue_from(self, path: Path) -> None:
+        """Take the weights of a head that was written before."""
+        file, prefix = GGUFFile.open(path), f"blk.{self.target.layers}"
+        for name in self.names:
+            values = np.array(file.decode(f"{prefix}.{name}.weight"), np.float32)
+            self.w(name).data = torch.from_numpy(values).reshape(self.w(name).shape)
+
     def w(self, name: str) -> Tensor:
         return self.weights[name.replace(".", "/")]
 
@@ -258,6 +265,7 @@ def main() -> None:
     parser.add_argument("--vocabulary", type=int, default=4096, help="ids that it can draft (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate (%(default)s)")
     parser.add_argument("--type", default="Q8_0", help="of its matrices (%(default)s)")
+    parser.add_argument("--begin", type=Path, help="a head of the same sizes to continue from, best in F16")
     parser.add_argument("--threads", type=int, help="(all)")
     options = parser.parse_args()
     torch.manual_seed(1)
@@ -269,6 +277,8 @@ def main() -> None:
     data["ids"] = data["ids"].long()
     embedding = target.tensor("token_embd.weight")
     head = Head(target, options.neurons)
+    if options.begin:
+        head.continue_from(options.begin)
     train(head, data, embedding, embedding[: options.vocabulary], options.minutes, options.rate)
     write(head, options.out, options.type, options.vocabulary)
 

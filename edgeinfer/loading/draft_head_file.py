@@ -1,4 +1,4 @@
-"""The draft head of a model: found in its file or in one of its own, counted for the plan, and loaded."""
+"""The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
@@ -97,7 +98,8 @@ class HeadFile:
             ),
             pool=target.thread_pool,
         )
-        nbytes = loaded.repacked_bytes + loaded.state_nbytes
+        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
+        nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
         return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close)
 
 

@@ -147,7 +147,7 @@ def _options(request: PlanRequest) -> PlanOptions:
 
 
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
-    if request.draft is not None and request.draft.shares_head:
+    if request.draft is not None and request.draft.is_draft_head:
         planned = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
         note = (HEAD_ON_CPU,) if request.draft_required else ()
         return replace(planned, warnings=(*note, *planned.warnings))

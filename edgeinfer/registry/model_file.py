@@ -41,7 +41,7 @@ class ModelFile:
     source: Source
     draft_path: Path | None = None
     head_path: Path | None = None
-    """Its draft head, if that has a file of its own."""
+    """Its draft head, if that has a separate file."""
     parameters: str = ""
     context: int | None = None
     licence: str = ""

@@ -1,8 +1,8 @@
 """Draft heads (MTP, the `nextn` tensors): one layer that drafts from a hidden state and the token after it.
 
-The head is the layer after the model's last one, of the kind of its attention layers. It comes in the
-model's file, or in one of its own, whose metadata are those of the model and `nextn_vocabulary`: the head
-drafts only this many first ids, with the first rows of the model's output matrix.
+The head is the layer after the model's last one, of the kind of its attention layers. It is part of
+the model's file, or has a separate one, whose metadata are those of the model and `nextn_vocabulary`: the
+head drafts only this many first ids, with the first rows of the model's output matrix.
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
 """
 
@@ -28,7 +28,7 @@ GROUP_ROWS = 16
 @dataclass(frozen=True)
 class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
-    first rows of the target's output; `own_output`: with a matrix of its own.
+    first rows of the target's output; `own_output`: with a separate matrix.
     """
 
     spec: DecoderSpec
@@ -111,7 +111,7 @@ def first_rows(output: Matrix, rows: int) -> Matrix:
 
 
 def _head_vocabulary(file: GGUFFile, target: ModelConfig) -> int:
-    """How many first ids the head of a file of its own drafts."""
+    """How many first ids the head of a separate file drafts."""
     key = f"{target.architecture}.nextn_vocabulary"
     found = file.metadata.get(key, target.vocabulary_size)
     is_whole = isinstance(found, int) and 0 < found <= target.vocabulary_size

@@ -96,7 +96,7 @@ class PlacementProblem:
             return None
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=HEAD_BATCH if draft.shares_head else CPU_BATCH, sequences=1,
+            batch=HEAD_BATCH if draft.is_draft_head else CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 

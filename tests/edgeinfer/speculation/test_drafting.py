@@ -13,8 +13,9 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplingParams
-from edgeinfer.speculation.draft_model import DraftModel, draft_sampling
+from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
+from edgeinfer.speculation.loop_drafter import draft_sampling
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
