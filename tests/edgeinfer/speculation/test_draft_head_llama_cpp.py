@@ -1,6 +1,7 @@
 """Draft heads against llama.cpp's MTP context: the same logits for the same pairs."""
 
 import ctypes
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.conftest import ZooFile
+from tests.model_zoo import ZOO
 
 pytestmark = pytest.mark.llama_cpp
 COUNT = 20
@@ -72,9 +73,9 @@ class LlamaCpp:
         return hidden, logits
 
 
-@pytest.mark.parametrize("name", ["qwen35-draft-head", "glm4moe"])
-def test_a_head_has_the_logits_of_llama_cpp(zoo_file: ZooFile, name: str) -> None:
-    path = zoo_file(name)
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"])
+def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    path = replace(ZOO[name], layers=4, draft_head=True).write(tmp_path / "model.gguf")
     file = GGUFFile.open(path)
     config = read_config(file)
     weights = read_weights(file, config)
