@@ -267,7 +267,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         default_gating="sigmoid",
         default_shared_count=1,
     ),
-    "llama": Architecture(experts="maybe"),
+    "llama": Architecture(experts="maybe", draft_head=True),
     "llama4": Architecture(
         plain_qk_norm=True,
         no_qk_norm_with_experts=128,
@@ -377,7 +377,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phimoe": Architecture(rope_neox=True, experts="always"),
     "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
     "qwen": Architecture(rope_neox=True, feed_forward_halved=True),
-    "qwen2": Architecture(rope_neox=True),
+    "qwen2": Architecture(rope_neox=True, draft_head=True),
     "qwen2moe": Architecture(
         rope_neox=True,
         experts="always",
@@ -386,7 +386,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         shared_expert="gated",
     ),
     "qwen2vl": Architecture(rope_neox=True),
-    "qwen3": Architecture(rope_neox=True, qk_norm="head"),
+    "qwen3": Architecture(rope_neox=True, qk_norm="head", draft_head=True),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),
