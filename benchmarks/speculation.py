@@ -248,8 +248,8 @@ class Suite:
                 yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
     def heads(self, path: Path) -> Iterator[list[str]]:
-        """A random model with the draft head of its file: at the head's cost, its tokens are accepted as those
-        of published heads, or never.
+        """A random model with the draft head of its file. At its cost tokens are drafted that are accepted as
+        often as those of published heads, or never.
         """
         with load(path, draft="mtp", context=PLANTED_CONTEXT, **self.loading) as model:
             assert model.speculator is not None
@@ -262,11 +262,11 @@ class Suite:
             variants: Variants = {}
             for name, agreements in {"baseline": None, **HEADS}.items():
                 completion = Model(model.name, scripted, model.tokenizer, None)
-                variants[name] = _answer(completion, ids, settings)
+                planted = None
                 if agreements is not None:
                     planted = PlantedHead(head, script, agreements, engine.vocabulary_size)
                     completion.speculator = _measured_speculator(scripted, planted)
-                    variants[name] = _observed(completion, planted, engine, ids, settings)
+                variants[name] = _observed(completion, planted, engine, ids, settings)
             report(f"planted heads, {path.stem}, {head.nbytes / 1e6:.0f} MB")
             completions = alternate(variants, self.rounds)
             for name, answers in completions.items():
@@ -303,12 +303,15 @@ def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any])
 
 
 def _observed(
-    model: Model, drafter: Drafter, engine: Engine, prompt: Sequence[int], settings: dict[str, Any]
+    model: Model, drafter: Drafter | None, engine: Engine, prompt: Sequence[int], settings: dict[str, Any]
 ) -> Answer:
-    """As `_answer`; the drafter is the one that observes the engine, which several share."""
+    """As `_answer`; the drafter is the only one that observes the engine, which several share."""
 
     def answer() -> Generation:
-        engine.hand_out(drafter.hidden_layers, drafter.observe)
+        if drafter is None:
+            engine.hand_out((), lambda step: None)
+        else:
+            engine.hand_out(drafter.hidden_layers, drafter.observe)
         return model.generate(prompt, **settings)
 
     return answer

@@ -141,16 +141,11 @@ class PlantedHead(Drafter):
     name = "planted head"
 
     def __init__(
-        self,
-        head: Drafter,
-        answer: Sequence[int],
-        agreements: Sequence[float],
-        vocabulary: int,
-        seed: int = 1,
+        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
     ) -> None:
         self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
         self._agreements = tuple(agreements)
-        self._random = random.Random(seed)
+        self._random = random.Random(1)
 
     @property
     def hidden_layers(self) -> Sequence[int]:

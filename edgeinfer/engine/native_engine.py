@@ -202,8 +202,9 @@ class NativeEngine(CacheChanges):
 
     def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
         """As `Engine.hand_out`; those of the `others` too."""
+        count = len(self.specification.layers)
         for engine in (self, *self.others):
-            engine._hidden = HiddenTap(engine.backend, layers, observer, len(self.specification.layers))
+            engine._hidden = HiddenTap(engine.backend, layers, observer, count) if layers else None
 
     def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:

@@ -124,7 +124,8 @@ class Engine(Protocol):
 
     def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
         """Call `observer` after each step of one sequence with its hidden states after these numbers of
-        layers, as `HiddenTap`. Steps that several sequences share are not passed on.
+        layers, as `HiddenTap`; without layers no longer. Steps that several sequences share are not passed
+        on.
         """
         ...
 
