@@ -15,7 +15,7 @@ import argparse
 import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -134,18 +134,22 @@ class Head(nn.Module):
         return self.norm(x + functional.linear(hidden, self.w("ffn_down")), "nextn.shared_head_norm")
 
 
+class Tables(NamedTuple):
+    """The target's embedding, and the rows of its output that the head drafts with."""
+
+    embedding: Tensor
+    output: Tensor
+
+
 def draft_passes(
-    head: Head, ids: Tensor, states: Tensor, embedding: Tensor, output: Tensor
-) -> list[tuple[Tensor, Tensor]]:
-    """The draft logits of each pass and the target's logits for the same tokens, (rows, tokens, vocabulary):
-    pass j drafts token p + 2 + j from position p.
-    """
-    count = ids.shape[1] - PASSES - 1
+    head: Head, ids: Tensor, states: Tensor, embedding: Tensor, output: Tensor, passes: int = PASSES
+) -> list[Tensor]:
+    """The draft logits (rows, tokens, vocabulary) of each pass: pass j drafts token p + 2 + j from p."""
+    count = ids.shape[1] - passes - 1
     given, known, made = states[:, :count], list[tuple[Tensor, Tensor]](), []
-    for j in range(PASSES):
+    for j in range(passes):
         given = head(functional.embedding(ids[:, 1 + j : 1 + j + count], embedding), given, known)
-        goal = functional.linear(states[:, 1 + j : 1 + j + count], output)
-        made.append((functional.linear(given, output), goal))
+        made.append(functional.linear(given, output))
     return made
 
 
@@ -191,7 +195,7 @@ def acceptance(head: Head, ids: Tensor, states: Tensor, embedding: Tensor, outpu
     alive, shares = None, []
     whole = functional.linear(states, embedding).argmax(-1)
     made = draft_passes(head, ids, states, embedding, output)
-    for j, (logits, _) in enumerate(made):
+    for j, logits in enumerate(made):
         best = whole[:, 1 + j : 1 + j + logits.shape[1]]
         agreed = logits.argmax(-1) == best
         alive = torch.ones_like(agreed) if alive is None else alive
@@ -200,34 +204,39 @@ def acceptance(head: Head, ids: Tensor, states: Tensor, embedding: Tensor, outpu
     return shares
 
 
-def train(
-    head: Head, data: dict[str, Tensor], embedding: Tensor, output: Tensor, minutes: float, rate: float
-) -> None:
+def divergence(head: Head, data: dict[str, Tensor], rows: Tensor, tables: Tables, passes: int) -> Tensor:
+    """The loss: the divergence of the draft from the target's distribution, of all passes of some rows."""
+    ids, states = data["ids"][rows], data["states"][rows].float()
+    with torch.autocast("cpu", torch.bfloat16):
+        made = draft_passes(head, ids, states, *tables, passes)
+        with torch.no_grad():
+            goal = functional.linear(states, tables.output)
+    target, total = goal.float().log_softmax(-1), torch.zeros(())
+    for j, logits in enumerate(made):
+        wanted = target[:, 1 + j : 1 + j + logits.shape[1]].flatten(0, 1)
+        drafted = logits.float().log_softmax(-1).flatten(0, 1)
+        loss = functional.kl_div(drafted, wanted, reduction="batchmean", log_target=True)
+        total = total + PASS_WEIGHT**j * loss
+    return total
+
+
+def train(head: Head, data: dict[str, Tensor], tables: Tables, options: argparse.Namespace) -> None:
     """Train for some minutes; the rate falls to 0 as the time passes."""
-    ids, states, optimizer = data["ids"], data["states"], Muon(head, rate)
-    held = max(1, int(HELD_OUT * len(ids)))
+    count, optimizer = len(data["ids"]), Muon(head, options.rate)
+    held = max(1, int(HELD_OUT * count))
+    check = data["ids"][:held], data["states"][:held].float()
     generator, began, shown, steps = torch.Generator().manual_seed(1), time.monotonic(), 0.0, 0
-    while (done := (time.monotonic() - began) / (60 * minutes)) < 1:
-        rows = held + torch.randint(len(ids) - held, (BATCH_ROWS,), generator=generator)
-        total = torch.zeros(())
-        with torch.autocast("cpu", torch.bfloat16):
-            made = draft_passes(head, ids[rows], states[rows].float(), embedding, output)
-        for j, (logits, goal) in enumerate(made):
-            loss = functional.kl_div(
-                logits.float().log_softmax(-1).flatten(0, 1), goal.float().log_softmax(-1).flatten(0, 1),
-                reduction="batchmean", log_target=True,
-            )  # fmt: skip
-            total = total + PASS_WEIGHT**j * loss
-        total.backward()
+    while (done := (time.monotonic() - began) / (60 * options.minutes)) < 1:
+        rows = held + torch.randint(count - held, (BATCH_ROWS,), generator=generator)
+        loss = divergence(head, data, rows, tables, options.passes)
+        loss.backward()
         optimizer.step(min(1.0, done / WARM_UP) * 0.5 * (1 + math.cos(math.pi * done)))
         steps += 1
         if done >= shown:
-            shares = acceptance(head, ids[:held], states[:held].float(), embedding, output)
-            text = " ".join(f"{share:.3f}" for share in shares)
-            print(f"{done:4.0%}  step {steps}  loss {float(total.detach()):.3f}  accepted {text}", flush=True)
+            text = " ".join(f"{share:.3f}" for share in acceptance(head, *check, *tables))
+            print(f"{done:4.0%}  step {steps}  loss {float(loss.detach()):.3f}  accepted {text}", flush=True)
             shown += 0.1
-    shares = acceptance(head, ids[:held], states[:held].float(), embedding, output)
-    print("accepted " + " ".join(f"{share:.3f}" for share in shares), flush=True)
+    print("accepted " + " ".join(f"{share:.3f}" for share in acceptance(head, *check, *tables)), flush=True)
 
 
 def write(head: Head, path: Path, kind: str, vocabulary: int) -> None:
@@ -263,6 +272,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20, help="of training (%(default)s)")
     parser.add_argument("--neurons", type=int, default=1024, help="of the feed-forward (%(default)s)")
     parser.add_argument("--vocabulary", type=int, default=4096, help="ids that it can draft (%(default)s)")
+    parser.add_argument("--passes", type=int, default=PASSES, help="of each position (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate (%(default)s)")
     parser.add_argument("--type", default="Q8_0", help="of its matrices (%(default)s)")
     parser.add_argument("--begin", type=Path, help="a head of the same sizes to continue from, best in F16")
@@ -279,7 +289,7 @@ def main() -> None:
     head = Head(target, options.neurons)
     if options.begin:
         head.continue_from(options.begin)
-    train(head, data, embedding, embedding[: options.vocabulary], options.minutes, options.rate)
+    train(head, data, Tables(embedding, embedding[: options.vocabulary]), options)
     write(head, options.out, options.type, options.vocabulary)
 
 
