@@ -312,7 +312,8 @@ def _observed(
             engine.hand_out((), lambda step: None)
         else:
             engine.hand_out(drafter.hidden_layers, drafter.observe)
-        return model.generate(prompt, **settings)
+        completion: Generation = model.generate(prompt, **settings)
+        return completion
 
     return answer
 

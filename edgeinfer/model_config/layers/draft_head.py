@@ -13,15 +13,13 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
-from edgeinfer.model_config.weights import FileTensors, LayerTensors
+from edgeinfer.model_config.weights import HEAD_FILE_TYPE, FileTensors, LayerTensors
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
-FILE_TYPE = "draft_head"
-"""`general.type` of a file that has only a draft head."""
 GROUP_ROWS = 16
 MAX_WHOLE_VOCABULARY = 1 << 16
 """Of a larger vocabulary the first half is drafted, which halves the cost of the output: ids of byte pairs
@@ -47,7 +45,7 @@ class DraftHeadModel:
 
 def is_head_file(file: GGUFFile) -> bool:
     """Whether a file has only a draft head."""
-    return file.metadata.get("general.type") == FILE_TYPE
+    return file.metadata.get("general.type") == HEAD_FILE_TYPE
 
 
 def read_draft_head(
