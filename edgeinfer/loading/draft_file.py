@@ -133,11 +133,11 @@ def open_draft(
 def _automatic(target: DraftTarget) -> tuple[OpenDraft | None, tuple[str, ...]]:
     """As `open_draft` with "auto"."""
     warnings = list[str]()
-    try:
-        if head := target.head(required=False):
-            return head, ()
-    except SettingError as error:
-        warnings.append(Detail(f"the draft head isn't used: {error}"))
+    if target.config is not None and target.config.draft_heads:
+        try:
+            return target.head(required=False), ()
+        except SettingError as error:
+            warnings.append(Detail(f"the draft head isn't used: {error}"))
     if target.draft_path is None:
         return None, tuple(warnings)
     try:

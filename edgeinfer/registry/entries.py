@@ -189,7 +189,7 @@ def _entry(name: str, table: Any) -> RegistryEntry:
         context=_context(table),
         template_options=_template_options(table),
         sampling=_sampling(table),
-        **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
+        **{key: table[key] for key in TEXTS if key in table and not key.endswith("_sha256")},
     )
 
 

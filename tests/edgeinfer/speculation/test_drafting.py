@@ -49,7 +49,7 @@ def baseline_completion(plain: Model) -> BaselineCompletion:
     return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
 
-@pytest.fixture(scope="module", params=["auto", "lookup", "self"])
+@pytest.fixture(scope="module", params=["auto", "mtp", "lookup", "self"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=request.param, context=256) as model:
         yield model
