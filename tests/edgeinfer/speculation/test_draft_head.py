@@ -11,11 +11,12 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.hidden_states import HiddenStep
-from edgeinfer.errors import SettingError
+from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.planning.model_plan import plan_model
+from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_head import DraftHead
-from edgeinfer.speculation.drafter import DraftRequest
+from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
@@ -23,6 +24,7 @@ from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.random_models import RandomModel
 
 PROMPT = "Once upon a time, there was a little fox."
+STORY = "Once upon a time, there was a little girl named Lily."
 GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
 CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256}
 WITH_LOOP = RandomModel("arcee", layers=2, draft_head=True, context=256, formats=("Q8_0",))
@@ -213,3 +215,85 @@ def test_dropped_states_are_not_read_again() -> None:
     assert states.last_before(text[:38]) is None
     assert observed(states, 20, [*text[:20], 5, 6]) == 20
     assert states.rows(20, 22)[:, 0].tolist() == [5, 6]
+
+
+TINY_HEAD = find_model("tiny").head_path
+
+
+@pytest.fixture(scope="module")
+def built_in() -> Iterator[Model]:
+    """The built-in model with its draft head, which has a separate file."""
+    with edgeinfer.load("tiny", draft="mtp", **CPU) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        yield model
+
+
+def test_the_built_in_head_drafts_what_the_model_writes(built_in: Model) -> None:
+    always_draft(built_in, 3)
+    speed = built_in.generate(STORY, max_tokens=80, temperature=0.0).speed
+    assert speed.accepted_share is not None
+    assert speed.accepted_share > 0.3
+    assert speed.tokens_per_forward is not None
+    assert speed.tokens_per_forward > 1.8
+
+
+def test_a_head_file_is_a_draft_by_its_path_and_no_model(built_in: Model) -> None:
+    assert TINY_HEAD is not None
+    expected = built_in.generate(STORY, **GREEDY).ids
+    with edgeinfer.load("tiny", draft=TINY_HEAD, **CPU) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        assert model.generate(STORY, **GREEDY).ids == expected
+    with pytest.raises(UnsupportedModelError, match="a draft head, wanted a model"):
+        edgeinfer.load(TINY_HEAD)
+
+
+def test_a_head_of_another_model_is_refused_in_one_line(zoo_file: ZooFile) -> None:
+    with pytest.raises(SettingError, match=r"draft head: architecture arcee, wanted llama") as caught:
+        edgeinfer.load(zoo_file("llama"), draft=TINY_HEAD, **CPU)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
+def test_a_head_has_the_cache_type_of_its_model(kv: str) -> None:
+    settings: dict[str, Any] = {**CPU, "kv": kv}
+    with edgeinfer.load("tiny", draft=None, **settings) as plain:
+        expected = plain.generate(STORY, **GREEDY).ids
+    with edgeinfer.load("tiny", draft="mtp", **settings) as model:
+        always_draft(model, 4)
+        completion = model.generate(STORY, **GREEDY)
+    assert completion.ids == expected
+    assert completion.speed.accepted_share
+
+
+def test_lookup_files_come_before_the_head(built_in: Model, tmp_path: Path) -> None:
+    expected = built_in.generate(STORY, max_tokens=60, temperature=0.0)
+    path = tmp_path / "story.txt"
+    path.write_text(STORY + expected.text[: len(expected.text) // 2], encoding="utf-8")
+    with edgeinfer.load("tiny", draft="mtp", lookup_files=path, **CPU) as model:
+        assert isinstance(drafter_of(model), ChainedDrafter)
+        always_draft(model, 4)
+        actual = model.generate(STORY, max_tokens=60, temperature=0.0)
+    assert actual.ids == expected.ids
+    assert actual.speed.tokens_per_forward is not None
+    assert actual.speed.tokens_per_forward > 2
+
+
+def test_sampled_drafts_have_the_distribution_that_they_were_sampled_from(built_in: Model) -> None:
+    ids = built_in.tokenizer.encode(STORY)
+    built_in.engine.rewind(0)
+    built_in.engine.append(ids[:-1])
+    request = DraftRequest(3, SamplingParams(temperature=1.5))
+    drafts = [drafter_of(built_in).propose(ids, request) for _ in range(20)]
+    assert len({draft.ids for draft in drafts}) > 1
+    for draft in drafts:
+        assert draft.distributions is not None
+        for token, (candidates, probs) in zip(draft.ids, draft.distributions, strict=True):
+            assert token in candidates
+            assert probs.sum() == pytest.approx(1.0)
+
+
+def test_tree_siblings_are_for_draft_models(built_in: Model) -> None:
+    expected = built_in.generate(STORY, **GREEDY).ids
+    with edgeinfer.load("tiny", draft="mtp", draft_tree_width=3, **CPU) as model:
+        always_draft(model, 3)
+        assert model.generate(STORY, **GREEDY).ids == expected
