@@ -31,13 +31,13 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
     PositionTable,
     StepCall,
     StepSchedules,
+    UnpackedRows,
     fill_slots,
     fill_step,
     quick_address,
 )
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
-from edgeinfer_kernels.cpu.unpacked_rows import UnpackedRows
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
