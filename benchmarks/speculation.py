@@ -47,10 +47,13 @@ EDITED = CODE.replace("cart", "basket").replace("rate)", "rate=0.0)")
 DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
     "draft model": {"draft": "auto"},
+    "draft head": {"draft": "mtp"},
     "the same, 3 siblings": {"draft": "auto", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
+CPU_ONLY = ("self", "mtp")
+"""Layer skipping and draft heads."""
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
 HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
 """Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
@@ -127,8 +130,7 @@ class Suite:
     def __init__(self, device: str, threads: int | None, rounds: int, tokens: int) -> None:
         self.device, self.threads = device, threads
         self.loading: dict[str, Any] = {"device": device, "threads": threads}
-        # Layer skipping and batches work on the CPU only.
-        self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] != "self"}
+        self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] not in CPU_ONLY}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
             del self.drafters["the same, 3 siblings"]
