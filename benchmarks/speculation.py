@@ -29,7 +29,7 @@ from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from harness import simulated_drafts, suites
-from harness.planted_drafts import PlantedDrafter, ScriptedEngine
+from harness.planted_drafts import PlantedDrafter, PlantedHead, ScriptedEngine
 from harness.split_runs import overhead
 
 STORY_START = "Once upon a time, there was a little girl named Lily."
@@ -47,12 +47,17 @@ EDITED = CODE.replace("cart", "basket").replace("rate)", "rate=0.0)")
 DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
     "draft model": {"draft": "auto"},
+    "draft head": {"draft": "mtp"},
     "the same, 3 siblings": {"draft": "auto", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
+CPU_ONLY = ("self", "mtp")
+"""Layer skipping and draft heads."""
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
-TABLES = ("pair", "edited", "forced", "several", "planted", "simulated")
+HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
+"""Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
+TABLES = ("pair", "edited", "forced", "several", "planted", "heads", "simulated")
 PLANTED_CONTEXT = 512
 SIMULATED = (600, 5)
 """Tokens of a simulated completion, and seeds."""
@@ -125,8 +130,7 @@ class Suite:
     def __init__(self, device: str, threads: int | None, rounds: int, tokens: int) -> None:
         self.device, self.threads = device, threads
         self.loading: dict[str, Any] = {"device": device, "threads": threads}
-        # Layer skipping and batches work on the CPU only.
-        self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] != "self"}
+        self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] not in CPU_ONLY}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
             del self.drafters["the same, 3 siblings"]
@@ -245,6 +249,33 @@ class Suite:
             for name, answers in completions.items():
                 yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
+    def heads(self, path: Path) -> Iterator[list[str]]:
+        """A random model with the draft head of its file. At its cost tokens are drafted that are accepted as
+        often as those of published heads, or never.
+        """
+        with load(path, draft="mtp", context=PLANTED_CONTEXT, **self.loading) as model:
+            assert model.speculator is not None
+            head, engine, model.speculator = model.speculator.drafter, model.engine, None
+            settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
+            ids = model.tokenizer.encode(STORY_START)[:8]
+            baseline = model.generate(ids, **settings)
+            script = [*baseline.prompt_ids, *baseline.ids]
+            scripted = ScriptedEngine(engine, script)
+            variants: Variants = {}
+            for name, agreements in {"baseline": None, **HEADS}.items():
+                completion = Model(model.name, scripted, model.tokenizer, None)
+                planted = None
+                if agreements is not None:
+                    planted = PlantedHead(head, script, agreements, engine.vocabulary_size)
+                    completion.speculator = _measured_speculator(scripted, planted)
+                variants[name] = _observed(completion, planted, engine, ids, settings)
+            report(f"planted heads, {path.stem}, {head.nbytes / 1e6:.0f} MB")
+            completions = alternate(variants, self.rounds)
+            for name, answers in completions.items():
+                yield shown(
+                    [path.stem, f"{head.nbytes / 1e6:.0f} MB", name, *cells(answers, completions["baseline"])]
+                )
+
     def _budget(self, path: Path, share: float) -> int:
         """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
         sizes = model_sizes(path)
@@ -273,6 +304,22 @@ def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any])
     return lambda: model.generate(prompt, **settings)
 
 
+def _observed(
+    model: Model, drafter: Drafter | None, engine: Engine, prompt: Sequence[int], settings: dict[str, Any]
+) -> Answer:
+    """As `_answer`; the drafter is the only one that observes the engine, which several share."""
+
+    def answer() -> Generation:
+        if drafter is None:
+            engine.hand_out((), lambda step: None)
+        else:
+            engine.hand_out(drafter.hidden_layers, drafter.observe)
+        completion: Generation = model.generate(prompt, **settings)
+        return completion
+
+    return answer
+
+
 def _measured_speculator(engine: Engine, drafter: Drafter) -> Speculator:
     """A speculator with measured costs, as after the first load of a model."""
     engine.rewind(0)
@@ -286,6 +333,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tables", default=",".join(TABLES), help="tables, with commas (%(default)s)")
     parser.add_argument("--shapes", default="tinyllama-1.1b", help="of large random models (%(default)s)")
+    parser.add_argument(
+        "--head-shapes", default="qwen3.5-0.8b+mtp", help="of random models with draft heads (%(default)s)"
+    )
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
     parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
     parser.add_argument("--draft-device", help="of planted drafts (that of their model)")
@@ -308,9 +358,9 @@ def requested_tables(options: argparse.Namespace) -> set[str]:
     names = set(suites.words(options.tables))
     if wrong := sorted(names - set(TABLES)):
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
-    if options.device != "cpu":  # without support for trees and batches
-        names -= {"forced", "several"}
-    return names - {"planted"} if options.smoke else names
+    if options.device != "cpu":  # without support for trees, batches and heads
+        names -= {"forced", "several", "heads"}
+    return names - {"planted", "heads"} if options.smoke else names
 
 
 def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> list[tuple[str, str]]:
@@ -341,6 +391,11 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
         rows = [row for path in large for row in suite.planted(path, small, *where)]
         head = ["model", "weights", "draft on", "drafter", *HEAD]
         tables.append(("drafts with a given acceptance rate", markdown(head, rows, left=(0, 1, 2, 3))))
+    if "heads" in expected:
+        paths = [random_file(shape, options.type) for shape in suites.words(options.head_shapes)]
+        rows = [row for path in paths for row in suite.heads(path)]
+        head = ["model", "head", "drafter", *HEAD]
+        tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2))))
     if "simulated" in expected:
         tables += simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
     return tables

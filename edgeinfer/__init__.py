@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from edgeinfer.chat import Chat
     from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
     from edgeinfer.download.pulling import PulledModel, pull
+    from edgeinfer.engine.hidden_states import HiddenStep
     from edgeinfer.errors import EdgeInferError
     from edgeinfer.loading.loading import load
     from edgeinfer.model import Model
@@ -28,6 +29,7 @@ __all__ = [
     "Drafter",
     "EdgeInferError",
     "Generation",
+    "HiddenStep",
     "LoadOptions",
     "Model",
     "ParsedReply",
@@ -56,6 +58,7 @@ _MODULES = {
     "Drafter": "speculation.drafter",
     "EdgeInferError": "errors",
     "Generation": "results",
+    "HiddenStep": "engine.hidden_states",
     "LoadOptions": "options",
     "Model": "model",
     "ParsedReply": "chat_templates.tool_calls",

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.engine.hidden_states import HiddenObserver, HiddenStep
 from edgeinfer.engine.protocols import BasicEngine, Engine, PromptSteps, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
 CERTAIN = 1e4
 """The logit of the token that comes next, above all logits of a model."""
@@ -81,11 +82,15 @@ class ScriptedEngine(BasicEngine):
         choice = self._engine.device_sampler(sampler)
         return ScriptedSampler(choice, self._script) if choice else None
 
+    def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
+        """As the engine's."""
+        self._engine.hand_out(layers, observer)
+
     def close(self) -> None:
         """Does nothing: the caller owns the engine."""
 
 
-class PlantedDrafter:
+class PlantedDrafter(Drafter):
     """Draft tokens are accepted with the probability `agreement`; `answer`: ids of prompt and completion."""
 
     name = "planted"
@@ -124,3 +129,55 @@ class PlantedDrafter:
 
     def close(self) -> None:
         """It has no resources."""
+
+
+class PlantedHead(Drafter):
+    """Draft tokens that are accepted with given probabilities, at the cost of a real draft head.
+
+    `agreements`: of the first draft token, of the second if the first is accepted, and so on; the last one is
+    that of all further ones. `answer`: ids of prompt and completion.
+    """
+
+    name = "planted head"
+
+    def __init__(
+        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
+    ) -> None:
+        self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
+        self._agreements = tuple(agreements)
+        self._random = random.Random(1)
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return self._head.hidden_layers
+
+    def observe(self, step: HiddenStep) -> None:
+        """As the head's."""
+        self._head.observe(step)
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """As many of the requested tokens as are profitable by their probability of being reached.
+
+        The first token that isn't is evaluated too, as with a real head.
+        """
+        known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
+        rates = [self._agreement(index) for index in range(min(len(known), request.max_tokens))]
+        reached = np.cumprod(rates)
+        kept = int((reached >= request.min_prob).sum())
+        if not rates:
+            return Draft()
+        evaluated = min(kept + 1, len(rates))
+        drafted = self._head.propose(history, DraftRequest(evaluated, request.params))
+        if not drafted.ids:
+            return Draft()
+        ids = [
+            token if self._random.random() < rate else (token + 1) % self._vocabulary
+            for token, rate in zip(known[:kept], rates, strict=False)
+        ]
+        return Draft(tuple(ids))
+
+    def _agreement(self, index: int) -> float:
+        return self._agreements[min(index, len(self._agreements) - 1)]
+
+    def close(self) -> None:
+        """The caller owns the head."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgeinfer.engine.cache_changes import CacheChanges
 from edgeinfer.engine.device_sampling import BatchSampling, DeviceSampler
 from edgeinfer.engine.guards import DEVICE_FAILURES
+from edgeinfer.engine.hidden_states import HiddenObserver, HiddenTap
 from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_steps
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
@@ -152,6 +153,7 @@ class NativeEngine(CacheChanges):
         """Engines of the same weights, with separate states for further sequences."""
         self._joined: Backend[Any] | None = None
         """The backend of steps that all of them share."""
+        self._hidden: HiddenTap | None = None
         self.spill = SpillBudget()
         """As `Engine.spill`."""
         self._closed = False
@@ -189,8 +191,20 @@ class NativeEngine(CacheChanges):
         with DEVICE_FAILURES:
             x: HiddenStates = self.backend.embed(ids)
             self.backend.forward(x, start)
-        self.cache.append(ids)
+        self._processed(ids)
         return x
+
+    def _processed(self, ids: Sequence[int]) -> None:
+        """The cache holds the tokens of a step now."""
+        self.cache.append(ids)
+        if self._hidden is not None:
+            self._hidden.step(ids, self.cache.ids)
+
+    def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
+        """As `Engine.hand_out`; those of the `others` too."""
+        count = len(self.specification.layers)
+        for engine in (self, *self.others):
+            engine._hidden = HiddenTap(engine.backend, layers, observer, count) if layers else None
 
     def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
@@ -277,7 +291,7 @@ class NativeEngine(CacheChanges):
         self._check(ids)
         with DEVICE_FAILURES:
             logits = self.backend.step_logits(ids, len(self.cache.ids))
-        self.cache.append(ids)
+        self._processed(ids)
         return logits
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:

@@ -6,6 +6,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.engine.hidden_states import HiddenObserver
+from edgeinfer.errors import SettingError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.spilled_pages import SpillBudget
@@ -120,6 +122,13 @@ class Engine(Protocol):
         """
         ...
 
+    def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
+        """Call `observer` after each step of one sequence with its hidden states after these numbers of
+        layers, as `HiddenTap`; without layers no longer. Steps that several sequences share are not passed
+        on.
+        """
+        ...
+
     def snapshot(self) -> Snapshot | None:
         """The cache content, to be restored later; None: not supported by this engine."""
         ...
@@ -223,6 +232,9 @@ class BasicEngine:
 
     def reusable(self, length: int, snapshot: Snapshot | None = None) -> int:
         return length
+
+    def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
+        raise SettingError("draft: this engine hands out no hidden states; take 'lookup' or a draft model")
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         raise NotImplementedError("this engine has no draft loop")

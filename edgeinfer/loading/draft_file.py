@@ -6,17 +6,19 @@ from typing import Self
 
 from edgeinfer.errors import Detail, EdgeInferError, SettingError
 from edgeinfer.hugging_face.opening import open_file
+from edgeinfer.loading.draft_head_file import HeadFile, is_head_path
 from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.weights import read_config
+from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_draft
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
-NO_MODELS = (None, "lookup", "self")
+NO_MODELS = (None, "lookup", "self", "mtp")
 """Values of `draft` that aren't model names."""
 
 
@@ -55,26 +57,91 @@ class DraftFile:
                 raise SettingError(f"draft: {model_file.name}: {error}") from error
             raise
 
+    def close(self) -> None:
+        self.file.close()
+
+
+OpenDraft = DraftFile | HeadFile
+
+
+@dataclass(frozen=True)
+class DraftTarget:
+    """The model for which a draft is opened; `config` None: edgeinfer can't run it."""
+
+    name: str
+    file: GGUFFile
+    config: ModelConfig | None
+    draft_path: Path | None = None
+    head_path: Path | None = None
+    """The registry's draft model and draft head for it, if they are on this disk."""
+
+    @classmethod
+    def of(cls, model: ModelFile, file: GGUFFile, config: ModelConfig | None) -> Self:
+        """A model on this disk."""
+        return cls(model.name, file, config, model.draft_path, model.head_path)
+
+    def head(self, *, required: bool) -> HeadFile | None:
+        """The draft head in the model's file, else the registered one; None: there is none.
+
+        Raises:
+            SettingError: it can't be run.
+        """
+        if self.config is None or self.config.is_encoder:
+            return None
+        if self.config.draft_heads:
+            return HeadFile.of(self.file, self.file, self.config, required=required)
+        if self.head_path is None:
+            return None
+        return HeadFile.open(self.head_path, self.file, self.config, required=required)
+
+    def named(self, draft: str | Path, *, required: bool) -> OpenDraft:
+        """A draft model, or a file with a draft head, by name or path. Raises as `DraftFile.open`."""
+        path = find_draft(draft).path
+        if self.config is None or not is_head_path(path):
+            return DraftFile.open(draft, self.file, required=required)
+        return HeadFile.open(path, self.file, self.config, required=required)
+
 
 def open_draft(
-    requested: str | Drafter | None, registered: Path | None, target: GGUFFile
-) -> tuple[DraftFile | None, tuple[str, ...]]:
-    """The draft model for `target`: `requested`, or with "auto" the one `registered` for it. If its
-    vocabulary differs, returns a warning, and prompt lookup is used instead.
+    requested: str | Drafter | None, target: DraftTarget
+) -> tuple[OpenDraft | None, tuple[str, ...]]:
+    """The draft for `target`: `requested`; with "auto" its draft head, else the draft model registered for
+    it. If that can't be used, returns a warning, and prompt lookup is used instead.
 
     Raises:
         As `DraftFile.open`, for a draft that was requested by name.
     """
-    named = registered if requested == "auto" else requested
-    if named in NO_MODELS or isinstance(named, Drafter):
+    if requested == "mtp":
+        head = target.head(required=True)
+        if head is None:
+            raise SettingError(
+                f"draft: 'mtp' needs a draft head (nextn tensors), which {target.name} doesn't have; take "
+                "'auto', 'lookup' or a draft model"
+            )
+        return head, ()
+    if requested == "auto":
+        return _automatic(target)
+    if requested in NO_MODELS or isinstance(requested, Drafter):
         return None, ()
-    assert named is not None
+    assert requested is not None
     try:
-        return DraftFile.open(named, target, required=requested != "auto"), ()
-    except (VocabularyMismatchError, SettingError) as error:
-        message = f"using prompt lookup instead of the draft model: {error}"
-        if requested == "auto":
-            return None, (Detail(message),)
-        if isinstance(error, VocabularyMismatchError):
-            return None, (message,)
-        raise
+        return target.named(requested, required=True), ()
+    except VocabularyMismatchError as error:
+        return None, (f"using prompt lookup instead of the draft model: {error}",)
+
+
+def _automatic(target: DraftTarget) -> tuple[OpenDraft | None, tuple[str, ...]]:
+    """As `open_draft` with "auto"."""
+    warnings = list[str]()
+    if target.config is not None and target.config.draft_heads:
+        try:
+            return target.head(required=False), ()
+        except SettingError as error:
+            warnings.append(Detail(f"the draft head isn't used: {error}"))
+    if target.draft_path is None:
+        return None, tuple(warnings)
+    try:
+        return DraftFile.open(target.draft_path, target.file, required=False), tuple(warnings)
+    except SettingError as error:
+        warnings.append(Detail(f"using prompt lookup instead of the draft model: {error}"))
+        return None, tuple(warnings)

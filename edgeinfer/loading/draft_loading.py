@@ -5,7 +5,8 @@ from pathlib import Path
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import Detail, EdgeInferError, SettingError
-from edgeinfer.loading.draft_file import DraftFile
+from edgeinfer.loading.draft_file import DraftFile, OpenDraft
+from edgeinfer.loading.draft_head_file import HeadFile
 from edgeinfer.loading.engine_loading import load_draft_engine
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
@@ -24,7 +25,7 @@ class LoadedDrafter:
 
 
 def load_drafter(
-    draft: DraftFile | None, source: ModelSource, target: Tokenizer, loaded_target: LoadedEngine
+    draft: OpenDraft | None, source: ModelSource, target: Tokenizer, loaded_target: LoadedEngine
 ) -> LoadedDrafter:
     """Load the requested drafter: the model in `draft` if the plan has memory for it, else prompt lookup.
 
@@ -36,6 +37,7 @@ def load_drafter(
     """
     options = source.options
     if options.draft is None or isinstance(options.draft, Drafter):
+        _check_hidden_layers(options.draft, loaded_target.engine)
         return LoadedDrafter(options.draft)
     lookup = PromptLookup([_read_lookup_file(path, target) for path in options.lookup_files])
     model: Drafter
@@ -45,10 +47,20 @@ def load_drafter(
     elif draft is None or loaded_target.placed.draft is None:
         return LoadedDrafter(lookup)
     else:
-        model = _draft_model(draft, source, target, loaded_target)
+        model = (
+            draft.load(source, loaded_target)
+            if isinstance(draft, HeadFile)
+            else _draft_model(draft, source, target, loaded_target)
+        )
         if not draft.required:
             warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes)}"),)
     return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
+
+
+def _check_hidden_layers(drafter: Drafter | None, engine: NativeEngine) -> None:
+    """Raise `SettingError` if a drafter reads hidden states that the engine doesn't hand out."""
+    if drafter is not None and drafter.hidden_layers:
+        engine.hand_out(drafter.hidden_layers, drafter.observe)
 
 
 def _cost(nbytes: int) -> str:

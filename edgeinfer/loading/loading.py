@@ -15,7 +15,7 @@ from edgeinfer.errors import (
 )
 from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.loading.activity_counting import begin_counting, closing
-from edgeinfer.loading.draft_file import DraftFile, open_draft
+from edgeinfer.loading.draft_file import DraftTarget, OpenDraft, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
 from edgeinfer.loading.drafting_costs import begin_drafting
 from edgeinfer.loading.engine_loading import load_engine
@@ -95,7 +95,7 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
     chat_format = _chat_format(file, tokenizer, options.chat_template)
     head = read_pooling_head(file, config)
     drafts_from = None if config.is_encoder else options.draft
-    draft, draft_warnings = open_draft(drafts_from, model_file.draft_path, file)
+    draft, draft_warnings = open_draft(drafts_from, DraftTarget.of(model_file, file, config))
     warnings = [*tokenizer.warnings, *_context_warnings(config, source.context), *draft_warnings]
     loaded = None
     try:
@@ -107,10 +107,10 @@ def _load_own(model_file: ModelFile, file: GGUFFile, options: LoadOptions) -> Mo
         if loaded is not None:
             loaded.engine.close()
         if draft is not None:
-            draft.file.close()
+            draft.close()
         raise
     if draft is not None and loaded.placed.draft is None:
-        draft.file.close()
+        draft.close()
     counts = begin_counting(source, loaded)
     model = Model(
         name=model_file.name,
@@ -160,7 +160,7 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
 
 
 def _drafting(
-    draft: DraftFile | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
+    draft: OpenDraft | None, loaded: LoadedEngine, tokenizer: Tokenizer, source: ModelSource
 ) -> LoadedDrafter:
     """The drafter for the engine."""
     if source.specification.is_encoder:

@@ -9,6 +9,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.lora.binding import Scaled
 from edgeinfer.lora.reading import read_adapters
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import read_weights, rope_factors
 from edgeinfer.options import LoadOptions
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
@@ -48,8 +49,13 @@ class ModelSource:
         return min(requested, trained) if self.config.is_encoder else requested
 
     @cached_property
+    def factors(self) -> Factors | None:
+        """The divisors of the RoPE frequencies."""
+        return rope_factors(self.file, self.config, self.context)
+
+    @cached_property
     def specification(self) -> DecoderSpec:
-        return self.config.specification(rope_factors(self.file, self.config, self.context))
+        return self.config.specification(self.factors)
 
     @cached_property
     def sizes(self) -> ModelSizes:

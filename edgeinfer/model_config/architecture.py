@@ -178,5 +178,7 @@ class Architecture:
     """Attention is latent attention (MLA)."""
     pre_attention_router: bool = False
     """The router reads the layer's input (pre-attention router)."""
+    draft_head: bool = False
+    """Its draft heads (MTP) are layers like those with attention before them."""
     encoder: Encoder | None = None
     """None: a decoder."""

@@ -23,6 +23,7 @@ _QWEN35: dict[str, Any] = {
     "recurrent": gated_delta_net,
     "recurrent_layers": "interval",
     "attention_gate": True,
+    "draft_head": True,
 }
 
 _NEMOTRON_H: dict[str, Any] = {
@@ -47,6 +48,7 @@ _DEEPSEEK2: dict[str, Any] = {
     "default_gating": "softmax",
     "latent_attention": True,
     "query_temperature": True,
+    "draft_head": True,
 }
 
 _BERT: dict[str, Any] = {
@@ -68,7 +70,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         **{**_BIASED_EXPERTS, "expert_selection_bias": "always"},
         default_gating="sigmoid",
     ),
-    "arcee": Architecture(activation="relu_squared", gated=False),
+    "arcee": Architecture(activation="relu_squared", gated=False, draft_head=True),
     "baichuan": Architecture(alibi="13b"),
     "bailingmoe": Architecture(experts="always", expert_weights_normalized=None, shared_expert="plain"),
     "bailingmoe2": Architecture(rope_neox=True, qk_norm="head", **_BIASED_EXPERTS, shared_length_of_one=True),
@@ -197,6 +199,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         feed_forward_norm="post_attention_norm",
         **_BIASED_EXPERTS,
         default_gating="sigmoid",
+        draft_head=True,
     ),
     "gpt2": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
     "gptneox": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False, own_norms="by_key"),
@@ -264,7 +267,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         default_gating="sigmoid",
         default_shared_count=1,
     ),
-    "llama": Architecture(experts="maybe"),
+    "llama": Architecture(experts="maybe", draft_head=True),
     "llama4": Architecture(
         plain_qk_norm=True,
         no_qk_norm_with_experts=128,
@@ -374,7 +377,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "phimoe": Architecture(rope_neox=True, experts="always"),
     "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
     "qwen": Architecture(rope_neox=True, feed_forward_halved=True),
-    "qwen2": Architecture(rope_neox=True),
+    "qwen2": Architecture(rope_neox=True, draft_head=True),
     "qwen2moe": Architecture(
         rope_neox=True,
         experts="always",
@@ -383,7 +386,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         shared_expert="gated",
     ),
     "qwen2vl": Architecture(rope_neox=True),
-    "qwen3": Architecture(rope_neox=True, qk_norm="head"),
+    "qwen3": Architecture(rope_neox=True, qk_norm="head", draft_head=True),
     "qwen35": Architecture(**_QWEN35),
     "qwen35moe": Architecture(**_QWEN35, experts="always", shared_expert="gated"),
     "qwen3moe": Architecture(rope_neox=True, qk_norm="head", experts="always", expert_length_by_share=True),

@@ -133,7 +133,7 @@ class ModelConfig:
         return DecoderSpec(
             hidden_size=self.width,
             vocabulary_size=self.vocabulary_size,
-            layers=tuple(self._layer(i, factors) for i in range(len(self.shapes))),
+            layers=tuple(self.layer(i, factors) for i in range(len(self.shapes))),
             norm=self.norm,
             embedding_scale=self.embedding_scale,
             logit_scale=self.logit_scale,
@@ -142,7 +142,8 @@ class ModelConfig:
             per_layer_width=self.per_layer_width,
         ).with_slots()
 
-    def _layer(self, index: int, factors: Factors | None) -> LayerSpec:
+    def layer(self, index: int, factors: Factors | None) -> LayerSpec:
+        """The blocks of a layer."""
         spec = self.architecture_spec
         if spec.single_blocks:
             is_dense = self.shapes[index].feed_forward > 0

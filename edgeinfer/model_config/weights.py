@@ -23,6 +23,8 @@ SCALED = re.compile(
     r"|output)\.weight"
 )
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
+HEAD_FILE_TYPE = "draft_head"
+"""`general.type` of a file that has only a draft head."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -249,6 +251,10 @@ def embedding_rows(file: GGUFFile) -> int:
     if file.metadata.get("general.type") == "adapter":
         raise UnsupportedModelError(
             f"{file.path.name}: a LoRA adapter, wanted a model; add it to one with --lora (lora=)"
+        )
+    if file.metadata.get("general.type") == HEAD_FILE_TYPE:
+        raise UnsupportedModelError(
+            f"{file.path.name}: a draft head, wanted a model; it drafts for one (draft=)"
         )
     info = file.tensors.get("token_embd.weight")
     if info is None or len(info.shape) != 2:

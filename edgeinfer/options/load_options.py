@@ -83,7 +83,7 @@ def _draft(name: str, draft: Any) -> Any:
     if draft is None or isinstance(draft, Drafter):
         return draft
     if not isinstance(draft, str) or draft.lower() in ("", "none"):
-        expected = "'auto', 'lookup', 'self', a model, a Drafter, or None"
+        expected = "'auto', 'mtp', 'lookup', 'self', a model, a Drafter, or None"
         raise SettingError(f"{name}: saw {shown(draft)}, wanted {expected}")
     return draft
 
@@ -116,9 +116,9 @@ class LoadOptions:
     - `count_activity`: count which neurons the prompts of a large ReLU model activate, unless all of it is on
       a GPU, and keep the counts as a profile in the user's data folder: no text. A profile of `edgeinfer
       profile` is never changed.
-    - `draft`: the drafter. "auto" (the registry's draft model for this model, else "lookup"), "lookup"
-      (prompt lookup), "self" (the model with half of its layers), a name or path of a small model with the
-      same vocabulary, or None.
+    - `draft`: the drafter. "auto" (the model's draft head, else the registry's draft model for it, else
+      "lookup"), "mtp" (the draft head), "lookup" (prompt lookup), "self" (the model with half of its layers),
+      a name or path of a draft head or of a small model with the same vocabulary, or None.
     - `draft_tree_width`: number of tree siblings that a draft model adds to its draft, on the CPU.
     - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
       searches them first.
@@ -192,9 +192,9 @@ class LoadOptions:
         commands="bench", default_note="the best",
     )  # fmt: skip
     draft: str | Drafter | None = _option(
-        "auto", "Speculative decoding with a draft model of the same vocabulary, prompt lookup, or half of "
-        "the model's own layers. It changes the speed, not the output.",
-        convert=_draft, metavar="auto|lookup|self|none|MODEL", commands="run chat serve batch plan",
+        "auto", "Speculative decoding with the model's draft head, a draft model of the same vocabulary, "
+        "prompt lookup, or half of the model's own layers. It changes the speed, not the output.",
+        convert=_draft, metavar="auto|mtp|lookup|self|none|MODEL", commands="run chat serve batch plan",
     )  # fmt: skip
     draft_tree_width: int = _option(
         0, "Speculative decoding: siblings that a draft model adds to its draft, on the CPU.",

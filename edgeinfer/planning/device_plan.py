@@ -20,6 +20,7 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
+HEAD_ON_CPU = "draft heads run on the CPU only: using prompt lookup instead"
 STATE_QUEUE = Detail("requests run one at a time: a GPU has no batches of recurrent states")
 SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
@@ -147,6 +148,10 @@ def _options(request: PlanRequest) -> PlanOptions:
 
 
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
+    if request.draft is not None and request.draft.is_draft_head:
+        planned = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
+        note = (HEAD_ON_CPU,) if request.draft_required else ()
+        return replace(planned, warnings=(*note, *planned.warnings))
     if is_for_cpu(request.kv):
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"

@@ -1,14 +1,16 @@
 """Plans a model without loading it: from its metadata, for this machine or a described one."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Unpack
 
 from edgeinfer.errors import Detail, NotPulledError, OutOfMemoryError, SettingError, UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
-from edgeinfer.loading.draft_file import NO_MODELS, open_draft
+from edgeinfer.loading.draft_file import NO_MODELS, DraftTarget, open_draft
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT, ModelSource
+from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
 from edgeinfer.model_config.weights import read_config
@@ -155,13 +157,14 @@ def _request(
     """The planner request that `load` would make, as far as the file's model is supported; warnings; and a
     note on sparse layers.
     """
-    draft, warnings = open_draft(options.draft, model_file.draft_path, file)
+    config: ModelConfig | None = None
+    with suppress(UnsupportedModelError):
+        config = read_config(file)
+    draft, warnings = open_draft(options.draft, DraftTarget.of(model_file, file, config))
     sizes = draft.sizes if draft else None
     if draft is not None:
-        draft.file.close()
-    try:
-        config = read_config(file)
-    except UnsupportedModelError:
+        draft.close()
+    if config is None:
         request = _unsupported_request(model_file.name, file, options, sizes)
         return request, [str(model_support(file)), *warnings], None
     source = ModelSource(model_file.name, file, config, options)
@@ -186,7 +189,11 @@ def _header_request(header: ModelHeader, options: LoadOptions) -> PlanRequest:
         return _unsupported_request(header.name, header.file, options, None)
     sizes = file_sizes(header.file, config)
     source = ModelSource(header.name, header.file, config, options, known_sizes=sizes)
-    return request_for(source, has_file=False)
+    has_head = options.draft in ("auto", "mtp")
+    head, _ = (
+        open_draft(options.draft, DraftTarget(header.name, header.file, config)) if has_head else (None, ())
+    )
+    return request_for(source, draft=head.sizes if head else None, has_file=False)
 
 
 def _unsupported_request(

@@ -25,6 +25,7 @@ USUAL_QUANT = "Q4_K_M"
 """The quantization that lists and plans assume if none is given."""
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
+    "head", "head_sha256",
     "shape", "released", "kind",
 )  # fmt: skip
 OTHERS = (
@@ -33,6 +34,7 @@ OTHERS = (
     "size_bytes",
     "sha256",
     "draft_size_bytes",
+    "head_size_bytes",
     "thinking",
     "template_args",
     "sampling",
@@ -57,6 +59,8 @@ class RegistryEntry:
     sha256: Mapping[str, str] = field(default_factory=dict)
     draft: str | None = None
     """Draft model: a file of the package, or another entry's name."""
+    head: str | None = None
+    """Draft head: a file of the package."""
     parameters: str = ""
     context: int | None = None
     licence: str = ""
@@ -185,7 +189,7 @@ def _entry(name: str, table: Any) -> RegistryEntry:
         context=_context(table),
         template_options=_template_options(table),
         sampling=_sampling(table),
-        **{key: table[key] for key in TEXTS if key in table and key != "draft_sha256"},
+        **{key: table[key] for key in TEXTS if key in table and not key.endswith("_sha256")},
     )
 
 

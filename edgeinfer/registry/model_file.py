@@ -40,6 +40,8 @@ class ModelFile:
     path: Path
     source: Source
     draft_path: Path | None = None
+    head_path: Path | None = None
+    """Its draft head, if that has a separate file."""
     parameters: str = ""
     context: int | None = None
     licence: str = ""

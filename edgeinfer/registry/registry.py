@@ -179,6 +179,7 @@ def _described(
         model,
         name=entry.name_of(quant),
         draft_path=_draft_of(entry, entries, folder, others),
+        head_path=_package_file(entry.head),
         parameters=entry.parameters,
         context=entry.context,
         licence=entry.licence,
@@ -200,6 +201,12 @@ def _draft_of(
         return max(here, key=lambda path: path.stat().st_mtime, default=None)
     candidates = (_builtin_folder() / entry.draft, path_of(entry, entry.draft, folder))
     return next((path for path in candidates if path.exists()), None)
+
+
+def _package_file(name: str | None) -> Path | None:
+    """A file of the package by its name, if there is one."""
+    path = None if name is None else _builtin_folder() / name
+    return path if path is not None and path.exists() else None
 
 
 def _builtin_folder() -> Path:

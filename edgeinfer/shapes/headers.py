@@ -43,7 +43,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
     source_model = SourceModel(
         shape.architecture,
-        shape.layers,
+        shape.layers + shape.draft_head,
         shape.heads // max(1, shape.kv_heads),
         shape.experts,
         tied_output=shape.tied,
@@ -63,7 +63,7 @@ def shape_metadata(shape: Shape) -> dict[str, Any]:
     own: dict[str, Any] = {
         "context_length": shape.context,
         "embedding_length": shape.width,
-        "block_count": shape.layers,
+        "block_count": shape.layers + shape.draft_head,
         "feed_forward_length": shape.dense_feed_forward or shape.feed_forward,
         "attention.head_count": shape.heads,
         "attention.head_count_kv": shape.kv_heads,
@@ -76,6 +76,8 @@ def shape_metadata(shape: Shape) -> dict[str, Any]:
         own |= {"expert_weights_norm": True, "expert_gating_func": SIGMOID}
     if shape.dense_layers:
         own["leading_dense_block_count"] = shape.dense_layers
+    if shape.draft_head:
+        own["nextn_predict_layers"] = 1
     if shape.latent:
         own |= shape.latent.metadata()
     if shape.recurrent:

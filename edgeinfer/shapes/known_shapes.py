@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from edgeinfer.errors import SettingError
+from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.registry.near_names import nearest
 from edgeinfer.shapes.families import gemma4, llama3, ministral3, qwen2, qwen3, qwen35, qwen35_moe
 from edgeinfer.shapes.gemma4_layers import Gemma4Layers
@@ -114,18 +115,27 @@ _ALL = (
 )
 
 MAX_LISTED = 8
+WITH_HEAD = "+mtp"
 SHAPES = {shape.name: shape for shape in (*_ALL, *REGISTRY_SHAPES)}
 
 
 def find_shape(name: str) -> Shape:
-    """The shape of that name; "NAME:LAYERS" has only the first layers. Raises `SettingError`."""
+    """The shape of that name; "NAME:LAYERS" has only the first layers, "NAME+mtp" also a draft head.
+
+    Raises `SettingError`.
+    """
+    if name.lower().endswith(WITH_HEAD):
+        shape = find_shape(name[: -len(WITH_HEAD)])
+        if not ARCHITECTURES[shape.architecture].draft_head:
+            raise SettingError(f"shape: saw {name!r}, but {shape.architecture} has no known draft head")
+        return replace(shape, name=f"{shape.name}{WITH_HEAD}", draft_head=True)
     known, colon, layers = name.lower().partition(":")
-    shape = SHAPES.get(known)
-    if shape is None:
+    found = SHAPES.get(known)
+    if found is None:
         near = nearest(known, SHAPES) or list(SHAPES)[:MAX_LISTED]
         raise SettingError(f"shape: saw {known!r}, wanted one of {len(SHAPES)}, as {', '.join(near)}")
     if not colon:
-        return shape
-    if not layers.isdecimal() or not 0 < int(layers) <= shape.layers:
-        raise SettingError(f"shape: saw {layers!r} layers of {known}, wanted 1 to {shape.layers}")
-    return replace(shape, name=f"{known}-{int(layers)}-layers", layers=int(layers))
+        return found
+    if not layers.isdecimal() or not 0 < int(layers) <= found.layers:
+        raise SettingError(f"shape: saw {layers!r} layers of {known}, wanted 1 to {found.layers}")
+    return replace(found, name=f"{known}-{int(layers)}-layers", layers=int(layers))

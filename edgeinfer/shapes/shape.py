@@ -73,6 +73,8 @@ class Shape:
     feed_forward_norm: str = "ffn_norm"
     """"": a layer has one block."""
     output_norm: str = "output_norm"
+    draft_head: bool = False
+    """A draft head (MTP) follows the last layer: one more layer with attention."""
 
     @property
     def head_size(self) -> int:
@@ -94,6 +96,10 @@ class Shape:
         for index in range(self.layers):
             attention, feed_forward = self._attention_matrices(index), self._feed_forward_matrices(index)
             shapes |= self._of_layer(index, recurrent, attention, feed_forward)
+        if self.draft_head:
+            pair: Matrices = {"nextn.eh_proj.weight": (self.width, 2 * self.width)}
+            found = pair, self._attention_matrices(self.layers), self._feed_forward_matrices(self.layers)
+            shapes |= {f"blk.{self.layers}.{name}": size for part in found for name, size in part.items()}
         return shapes
 
     def _attention_matrices(self, layer: int) -> Matrices:
@@ -178,6 +184,11 @@ class Shape:
             if self.pre_norms:
                 lengths[f"blk.{index}.attn_norm.weight"] = self.width
             lengths |= self._of_layer(index, recurrent, attention, self._feed_forward_vectors(index))
+        if self.draft_head:
+            norms = ("attn_norm", "nextn.enorm", "nextn.hnorm", "nextn.shared_head_norm")
+            own = dict.fromkeys((f"{norm}.weight" for norm in norms), self.width)
+            found = own | attention | self._feed_forward_vectors(self.layers)
+            lengths |= {f"blk.{self.layers}.{name}": length for name, length in found.items()}
         return lengths
 
     def _feed_forward_vectors(self, layer: int) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """The base of drafters that draft token by token, each from the logits after the previous one."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.sampler import Distribution
-from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 
 
-class AutoregressiveDrafter(ABC):
+class AutoregressiveDrafter(Drafter):
     """With a seed, draft tokens are the most probable ones, so that the result equals baseline decoding with
     that seed. Without a seed they are sampled, which raises acceptance.
 
@@ -20,6 +20,8 @@ class AutoregressiveDrafter(ABC):
     never drafted. `siblings`: number of tree siblings that a draft may have, each the next-best token at its
     position; drafts with siblings aren't sampled.
     """
+
+    name: str = "drafter"
 
     def __init__(self, own_size: int, vocabulary_size: int, siblings: int = 0) -> None:
         self.siblings = siblings

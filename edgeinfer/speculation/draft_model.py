@@ -7,17 +7,12 @@ import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine
-from edgeinfer.sampling import SamplingParams
-from edgeinfer.sampling.chain import active_steps
-from edgeinfer.sampling.sampler import Distribution
-from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
-from edgeinfer.speculation.drafter import Draft, DraftRequest
-from edgeinfer_kernels import draft_loop
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftSampling
+from edgeinfer.speculation.loop_drafter import LoopDrafter
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 
-class DraftModel(AutoregressiveDrafter):
+class DraftModel(LoopDrafter):
     """A small engine with a separate cache, which follows the text of the target model.
 
     If the engine supports a draft loop, and the sampling parameters are simple enough for it, one call makes
@@ -33,16 +28,10 @@ class DraftModel(AutoregressiveDrafter):
         siblings: int = 0,
         name: str = "draft model",
     ) -> None:
+        max_prompt = engine.capabilities.max_draft_prompt
+        super().__init__(engine.vocabulary_size, vocabulary_size, max_prompt, siblings)
         self.name = name
-        super().__init__(engine.vocabulary_size, vocabulary_size, siblings)
         self.engine = engine
-        self.max_prompt = engine.capabilities.max_draft_prompt
-        """Maximum tokens that the engine's draft loop processes before it drafts; 0: it has none."""
-        self._max_token = min(engine.vocabulary_size, vocabulary_size)
-        self._params_of_loop: SamplingParams | None = None
-        self._loop_sampling: DraftSampling | None = None
-        """The draft loop's sampling parameters for the latest parameters."""
-        self._random = np.random.default_rng()
         self._on_close = on_close
         self._nbytes = nbytes
 
@@ -50,37 +39,14 @@ class DraftModel(AutoregressiveDrafter):
     def nbytes(self) -> int:
         return self._nbytes
 
-    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        """As `Drafter.propose`."""
-        params = request.params
-        if params is not self._params_of_loop:
-            self._params_of_loop, self._loop_sampling = params, draft_sampling(params)
-        sampling = self._loop_sampling
-        if not self.max_prompt or sampling is None or self.siblings:
-            return super().propose(history, request)
-        if not request.max_tokens or len(history) + MAX_DRAFTED > self.engine.context:
-            return Draft()
-        is_sampled = params.temperature > 0 and params.seed is None
-        uniforms = self._random.random(request.max_tokens, np.float32).tolist() if is_sampled else ()
+    def _draft_after(self, history: Sequence[int], request: DraftRequest) -> DraftedTokens | None:
+        if len(history) + MAX_DRAFTED > self.engine.context:
+            return None
         missed = self._uncached_ids(history)
         if len(missed) > self.max_prompt:
             self.engine.append(missed[:-1])
             missed = missed[-1:]
-        drafted = self.engine.draft(missed, self._loop_request(request, sampling, uniforms))
-        distributions = _distributions(drafted) if is_sampled else None
-        return Draft(tuple(drafted.ids), distributions, probs=tuple(drafted.probs))
-
-    def _loop_request(
-        self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]
-    ) -> draft_loop.DraftRequest:
-        count = request.max_tokens
-        return draft_loop.DraftRequest(
-            [request.min_prob] * count,
-            [request.min_prob_to_continue] * count,
-            self._max_token,
-            sampling,
-            uniforms,
-        )
+        return self.engine.draft(missed, request)
 
     def _uncached_ids(self, history: Sequence[int]) -> list[int]:
         """The tokens of `history` that the engine hasn't cached, always including the last;
@@ -103,17 +69,3 @@ class DraftModel(AutoregressiveDrafter):
         self.engine.close()
         if self._on_close:
             self._on_close()
-
-
-def draft_sampling(params: SamplingParams) -> DraftSampling | None:
-    """The draft loop's sampling parameters; None: an active step of the sampler chain isn't in the loop."""
-    if not all(step.in_draft_loop for step in active_steps(params)):
-        return None
-    if params.temperature == 0:
-        return DraftSampling()
-    return DraftSampling(params.temperature, params.top_k, params.top_p, params.min_p)
-
-
-def _distributions(drafted: DraftedTokens) -> tuple[Distribution, ...]:
-    """The distributions from which the draft tokens were sampled."""
-    return tuple((ids, weights / weights.sum(dtype=np.float64)) for ids, weights in drafted.candidates)

@@ -1,9 +1,14 @@
-"""What a drafter is: it proposes the tokens after a text, with their probabilities."""
+"""What a drafter is: it proposes the tokens after a text, with their probabilities.
+
+A drafter may read the hidden states of its target: it names the layers in `hidden_layers`, and the target
+calls `observe` after each of its steps.
+"""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # options check for drafters, and sampling imports the options
+    from edgeinfer.engine.hidden_states import HiddenStep
     from edgeinfer.sampling import SamplingParams
     from edgeinfer.sampling.sampler import Distribution
 
@@ -65,17 +70,45 @@ class Drafter(Protocol):
         """
         ...
 
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        """After how many of the target's layers it reads hidden states: 0 for the embedding, `OUTPUT_NORM`
+        (-1) for the input of the head. Empty: none, and then the target copies nothing.
+        """
+        return ()
+
+    def observe(self, step: "HiddenStep") -> None:
+        """Called after each step of the target that processes tokens of one text, with the hidden states of
+        `hidden_layers`. Tokens after `step.start` that were observed before are no longer part of the text.
+        """
+        return
+
     def close(self) -> None:
         """Release threads and memory."""
         return
 
 
-class ChainedDrafter:
+class ChainedDrafter(Drafter):
     """Several drafters, cheapest first: the first non-empty draft is used."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
-        self.name = ", then ".join(drafter.name for drafter in drafters)
+        reading = [drafter for drafter in drafters if drafter.hidden_layers]
+        self._reading = reading[0] if reading else None
+        """The one that reads hidden states; there is at most one."""
+
+    @property
+    def name(self) -> str:
+        return ", then ".join(drafter.name for drafter in self._drafters)
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return () if self._reading is None else self._reading.hidden_layers
+
+    def observe(self, step: "HiddenStep") -> None:
+        """Pass the step on."""
+        if self._reading is not None:
+            self._reading.observe(step)
 
     @property
     def nbytes(self) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.lookup_index import LookupIndex
 
 LONGEST, SHORTEST = 4, 2
@@ -13,7 +13,7 @@ MEMORY = 0.95
 """Weight of the previous estimate when one more draft token has been verified."""
 
 
-class PromptLookup:
+class PromptLookup(Drafter):
     """An index of all n-grams of SHORTEST to LONGEST tokens in the text; `lookup_files`: lookup files.
 
     The longest n-gram is used, in the text before the lookup files, and there at its latest occurrence.

@@ -30,6 +30,8 @@ class Speculator:
     def __init__(self, engine: Engine, drafter: Drafter) -> None:
         self._engine = engine
         self.drafter = drafter
+        if drafter.hidden_layers:
+            engine.hand_out(drafter.hidden_layers, drafter.observe)
         self.controllers = {kind: DraftController() for kind in KINDS}
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None

@@ -46,6 +46,7 @@ class Capabilities:
     - `max_joined_tokens`: maximum tokens of `forward_states` of a `joined` backend; 0: unsupported.
     - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
     - `takes_lora`: `set_lora` is supported.
+    - `hands_out_hidden`: `keep_hidden` is supported.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
@@ -63,6 +64,7 @@ class Capabilities:
     can_evict: bool = False
     unevictable: str = "the cache of this engine"
     takes_lora: bool = False
+    hands_out_hidden: bool = False
     is_fork_safe: bool = False
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
@@ -232,6 +234,24 @@ class Backend(Protocol[X]):
     def step_logits(self, ids: Sequence[int], start: int) -> Logits:
         """(len(ids), vocabulary) float32, a new array: the logits of tokens at positions start…, computed in
         one call. They are bit-identical to those of `embed`, `forward` and `logits`.
+        """
+        _refuse(self)
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """Keep the hidden states after these numbers of layers (0: the embeddings) in each `forward` or
+        `step_logits` from now on. Nothing is copied for those after the last layer.
+        """
+        _refuse(self)
+
+    def kept_hidden(self, tokens: int) -> list[X]:
+        """The kept states of the last step, which had this many tokens: one for each of the `layers`, on the
+        device, valid until the next step.
+        """
+        _refuse(self)
+
+    def set_hidden(self, states: X, start: int) -> None:
+        """The target's hidden states after its final norm for the tokens of the next step, at `start`, of a
+        draft head.
         """
         _refuse(self)
 

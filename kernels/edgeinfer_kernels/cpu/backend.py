@@ -1,11 +1,10 @@
 """The numba backend: one call runs a whole block; int8 activations, quantized weights."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import addressof, memmove
 from dataclasses import dataclass, field
 from itertools import chain
-from sys import getrefcount
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +16,12 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
-from edgeinfer_kernels.cpu.block_builder import BlockOptions, RoutingRows
+from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
 from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
+from edgeinfer_kernels.cpu.hidden_states import KeptStates, take_states
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -32,6 +32,7 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
     PositionTable,
     StepCall,
     StepSchedules,
+    UnpackedRows,
     fill_slots,
     fill_step,
     quick_address,
@@ -45,37 +46,8 @@ from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 
-MAX_KEPT = 3
-"""Maximum number of retained arrays: the current one, and earlier ones whose last row may still be in use."""
-OWN_REFERENCES = 3
-"""References in the list, in the loop, and in the call that counts them."""
-
 ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
 """Kernels that every model needs; layers name the others."""
-
-
-class UnpackedRows:
-    """Returns arrays (rows, columns) float32 like `np.empty`.
-
-    The operating system maps memory of this size for every allocation, page by page on first write. That
-    takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
-    forward.
-    """
-
-    def __init__(self, columns: int) -> None:
-        self._columns = columns
-        self._kept: list[npt.NDArray[np.float32]] = []
-
-    def rows(self, count: int) -> npt.NDArray[np.float32]:
-        """An array without other references to it or to any part of it."""
-        if not 1 < count <= STEP_TOKENS:
-            return np.empty((count, self._columns), np.float32)
-        for kept in self._kept:
-            if getrefcount(kept) == OWN_REFERENCES and len(kept) >= count:
-                return kept[:count]
-        made = np.empty((STEP_TOKENS, self._columns), np.float32)
-        self._kept = [made, *self._kept][:MAX_KEPT]
-        return made[:count]
 
 
 @dataclass(frozen=True)
@@ -86,7 +58,7 @@ class CpuOptions:
     `in_file` stay memory-mapped; each group of their rows is interleaved whenever it is multiplied. The
     layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the weights
     in the per-neuron layout from the file instead. `head` False: another backend continues after the last
-    layer, and there are no logits.
+    layer, and there are no logits. `packed`: matrices that another backend has packed, by id.
     """
 
     batch: int = 256
@@ -94,6 +66,7 @@ class CpuOptions:
     in_file: Sequence[Matrix] = ()
     sparse: SparseLayers = field(default_factory=dict)
     head: bool = True
+    packed: Mapping[int, PackedMatrix] = field(default_factory=dict)
 
 
 class CpuBackend(MainMemoryBackend[Activations]):
@@ -127,8 +100,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """The states that `state` joins."""
         self._joined: JoinedStates | None = None
         self.on_hidden: OnHidden | None = None
+        self._kept = KeptStates()
         placement = WeightPlacement(
-            weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded
+            weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded, options.packed
         )
         blocks = {index: weights.residual(index) for index in spec.indices()}
         self.decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)
@@ -150,6 +124,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_joined_tokens=STEP_TOKENS,
             can_evict=True,
             takes_lora=True,
+            hands_out_hidden=True,
             is_fork_safe=True,
         ).limited_to(self.spec)
 
@@ -231,7 +206,20 @@ class CpuBackend(MainMemoryBackend[Activations]):
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
-        self.pool.run(*self._layers_run)
+        if not self._kept.inner:
+            self.pool.run(*self._layers_run)
+            return
+        for first, last in self._kept.parts(x):
+            self.pool.run(*self._schedules.of_layers(range(first, last)))
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        self._kept = KeptStates(layers, len(self.spec.layers), (self.batch, self.spec.hidden_size))
+
+    def kept_hidden(self, tokens: int) -> list[Activations]:
+        return self._kept.rows(self._x[:tokens, : self.spec.hidden_size])
+
+    def set_hidden(self, states: Activations, start: int) -> None:
+        take_states(self.decoder, states, start)
 
     def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))
@@ -248,6 +236,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `Backend.step_logits`, in one run of the thread pool."""
         count, schedules = len(ids), self._schedules
+        if self._kept.inner:
+            x = self.embed(ids)
+            self.forward(x, start)
+            return self.logits(x)
         if self._embedding.block:
             self._step_ids[:count] = ids
             self._embedding.set_ids(self._step_ids_address)
@@ -324,6 +316,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def _run_blocks(self, x: Activations, start: int, token_args: int = 0) -> None:
         """All blocks of a long step; `on_hidden` is called after each dense feed-forward."""
         for index in self.decoder.calls:
+            if index.position == 0:
+                self._kept.keep(index.layer, x)
             self.run_block(index, x, start, token_args)
             if self.on_hidden is not None and isinstance(self.spec.residual(index).block, FeedForwardSpec):
                 self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1])

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
@@ -33,13 +33,14 @@ class WeightPlacement:
     Of the `matrices` that the kernels multiply, those `in_file` stay memory-mapped: each group of their rows
     is interleaved whenever it is multiplied. The layers of `sparse` read only the weights of active neurons
     in short steps; longer steps read the weights in the per-neuron layout from the file. All others are
-    copied to the kernel layout; `on_loaded` is called after each.
+    copied to the kernel layout; `on_loaded` is called after each. `packed`: those of another backend, by id.
     """
 
     matrices: Sequence[Matrix]
     in_file: Sequence[Matrix]
     sparse: SparseLayers
     on_loaded: OnLoaded | None = None
+    packed: Mapping[int, PackedMatrix] = field(default_factory=dict)
 
 
 class CpuDecoder:
@@ -72,7 +73,8 @@ class CpuDecoder:
         }
         feed_forwards = {layer: blocks[index].block for layer, index in self._sparse_indices.items()}
         in_file = [*placement.in_file, *matrices_by_neuron(feed_forwards, sparse)]
-        self.packed = leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
+        self.packed = dict(placement.packed)
+        self.packed |= leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
         matrices = [*placement.matrices, *predictor_matrices(sparse)]
         self.repacked = [matrix for matrix in matrices if id(matrix) not in self.packed]
         self.repacked_bytes, self.repack_seconds = 0, 0.0

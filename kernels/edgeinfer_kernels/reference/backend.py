@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
+from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
@@ -55,6 +56,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             has_separate_states=True,
             max_joined_tokens=64,
             can_evict=True,
+            hands_out_hidden=True,
             is_fork_safe=True,
         )
         self.capabilities = can.limited_to(spec)
@@ -66,6 +68,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self._pool: list[ReferenceBackend] = []
         self.shared: dict[str, Array] = {}
         """Results of a step for blocks of later layers."""
+        self._kept_layers: tuple[int, ...] = ()
+        self._kept: dict[int, Array] = {}
+        """The hidden states of the last step after each number of layers."""
         self._input: Array = np.empty(0)
         self._normed: Array = np.empty(0)
 
@@ -83,7 +88,22 @@ class ReferenceBackend(MainMemoryBackend[Array]):
     def forward_layers(self, x: Array, start: int, layers: Sequence[int]) -> None:
         self._recurrent = self.state.begin(start, len(x))
         for layer in layers:
+            self._keep(layer, x)
             self._layer(layer, x, start, None)
+        self._keep(len(self.spec.layers), x)
+
+    def _keep(self, layers: int, x: Array) -> None:
+        if layers in self._kept_layers:
+            self._kept[layers] = x.copy()
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        self._kept_layers = tuple(layers)
+
+    def kept_hidden(self, tokens: int) -> list[Array]:
+        return [self._kept[layers][:tokens] for layers in self._kept_layers]
+
+    def set_hidden(self, states: Array, start: int) -> None:
+        self.shared[STATES] = states
 
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):

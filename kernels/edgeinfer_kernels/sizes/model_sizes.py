@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
+from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
@@ -66,6 +67,8 @@ class ModelSizes:
     vectors: tuple[int, ...] = ()
     per_layer: MatrixSize | None = None
     """The per-layer embeddings, of which rows are read from the file."""
+    shares_head: bool = False
+    """Whether `head` is a matrix of another model, as that of most draft heads."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -119,6 +122,11 @@ class ModelSizes:
     def is_encoder(self) -> bool:
         """Whether it is an encoder, which has no steps of one token."""
         return bool(self.of_kind(EncoderAttentionSizes))
+
+    @property
+    def is_draft_head(self) -> bool:
+        """Whether it is a draft head, which reads the hidden states of its target."""
+        return bool(self.of_kind(DraftInputSizes))
 
     @property
     def is_recurrent(self) -> bool:

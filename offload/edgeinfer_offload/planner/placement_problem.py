@@ -3,6 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
@@ -78,7 +79,8 @@ class PlacementProblem:
     def head(self) -> tuple[Cost, Cost | None]:
         head = [self.sizes.head]
         on_gpu = self.pricing.on_gpu(head, self.sizes.head_device_bytes, 1)
-        return self.pricing.on_cpu(head), on_gpu
+        on_cpu = self.pricing.on_cpu(head)
+        return (replace(on_cpu, nbytes=0) if self.sizes.shares_head else on_cpu), on_gpu
 
     @cached_property
     def embedding_gpu_bytes(self) -> int:
@@ -95,7 +97,7 @@ class PlacementProblem:
             return None
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=CPU_BATCH, sequences=1,
+            batch=HEAD_BATCH if draft.is_draft_head else CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 

@@ -15,7 +15,7 @@ from edgeinfer_offload.planner.layer_costs import Cost, LayerCosts
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
 from edgeinfer_offload.planner.placement_search import CPU, DEVICE_INDICES, GPU, LayerDevices, Placement
-from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, LIBRARIES, PlannedItem
+from edgeinfer_offload.planner.plan_types import CUDA_CONTEXT, DRAFT, DRAFT_HEAD, LIBRARIES, PlannedItem
 from edgeinfer_offload.planner.prompt_speed import PromptSpeed
 from edgeinfer_offload.planner.roofline import Work
 
@@ -224,7 +224,8 @@ def _end_items(problem: PlacementProblem, placement: Placement) -> list[PlannedI
         items.append(PlannedItem(PER_LAYER, *here, 0.0))
     if non_layer.draft is not None and problem.draft and (draft := problem.draft[non_layer.draft]):
         ms, bound = 1000 * draft.seconds, _bound_by(non_layer.draft, draft)
-        items.append(PlannedItem(DRAFT, DEVICES[non_layer.draft], draft.nbytes, ms, bound, overlapped=True))
+        name = DRAFT_HEAD if problem.options.draft and problem.options.draft.is_draft_head else DRAFT
+        items.append(PlannedItem(name, DEVICES[non_layer.draft], draft.nbytes, ms, bound, overlapped=True))
     return items
 
 

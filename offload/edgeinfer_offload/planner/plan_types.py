@@ -24,8 +24,9 @@ SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
 Limit = Literal["memory", "compute", "latency", "disk"]
 PlacementName = Literal["gpu", "split", "cpu", "disk"]
-DRAFT = "draft model"
-"""The item that only drafting waits for."""
+DRAFT, DRAFT_HEAD = "draft model", "draft head"
+DRAFTS = (DRAFT, DRAFT_HEAD)
+"""The items that only drafting waits for."""
 
 
 @dataclass(frozen=True)

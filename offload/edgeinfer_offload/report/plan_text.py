@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner.plan_types import DRAFT, PlanData, PlannedItem
+from edgeinfer_offload.planner.plan_types import DRAFTS, PlanData, PlannedItem
 from edgeinfer_offload.planner.roofline import Work
 from edgeinfer_offload.report.plan_verdict import binary_size, plan_verdict, shown_rate
 from edgeinfer_offload.report.table import WIDTH, aligned
@@ -35,7 +35,7 @@ class PlanLine:
         bound = f"{self.bound}*" if self.overlapped and self.bound else self.bound
         milliseconds = _milliseconds(self.ms_per_token) if self.ms_per_token else "-"
         intensity = shown_rate(self.intensity) if self.intensity else "-"
-        drafting = self.overlapped and self.item == DRAFT
+        drafting = self.overlapped and self.item in DRAFTS
         return self.item, self.device, size, milliseconds, intensity, "drafting" if drafting else bound
 
 
@@ -46,7 +46,7 @@ def plan_text(plan: PlanData, details: bool = False, verbose: bool = True) -> st
     total = PlanLine("total", "", sum(i.bytes for i in plan.items), _total(plan), "", False, _intensity(work))
     if total.ms_per_token is None:
         lines = [replace(line, ms_per_token=None, bound="", overlapped=False) for line in lines]
-    notes = [OVERLAPPED] if any(line.overlapped and line.item != DRAFT for line in lines) else []
+    notes = [OVERLAPPED] if any(line.overlapped and line.item not in DRAFTS for line in lines) else []
     table = aligned([HEAD, *(line.cells() for line in (*lines, total))], RIGHT, WIDTH)
     text = [plan_verdict(plan), "", *table, *notes]
     following = [*_memory(plan), *_speed(plan), *_limit(plan)] if verbose else []

@@ -41,10 +41,10 @@ from tests.random_models import RandomModel
             "kv: saw 'q4_0/q2_0', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
             "keys and values, as 'q8_0/q4_0'",
         ),
-        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
+        ({"draft": 3}, "draft: saw 3, wanted 'auto', 'mtp', 'lookup', 'self', a model, a Drafter, or None"),
         (
             {"draft": "none"},
-            "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, a Drafter, or None",
+            "draft: saw 'none', wanted 'auto', 'mtp', 'lookup', 'self', a model, a Drafter, or None",
         ),
         ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),

@@ -48,7 +48,8 @@ def test_the_built_in_files_match_the_registry() -> None:
     entry = tomllib.loads((ROOT / "models.toml").read_text(encoding="utf-8"))["tiny"]
     model = find_model("tiny")
     assert model.draft_path is not None
-    for path, prefix in [(model.path, ""), (model.draft_path, "draft_")]:
+    assert model.head_path is not None
+    for path, prefix in [(model.path, ""), (model.draft_path, "draft_"), (model.head_path, "head_")]:
         assert path.stat().st_size == entry[f"{prefix}size_bytes"]
         assert hashlib.sha256(path.read_bytes()).hexdigest() == entry[f"{prefix}sha256"]
 

@@ -9,7 +9,7 @@ import pytest
 
 from edgeinfer.errors import LogitsError
 from edgeinfer.sampling import Sampler, SamplingParams, chain
-from edgeinfer.speculation.draft_model import draft_sampling
+from edgeinfer.speculation.loop_drafter import draft_sampling
 
 OFF: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

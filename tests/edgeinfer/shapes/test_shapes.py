@@ -4,7 +4,9 @@ import pytest
 
 from edgeinfer.benchmarking.random_files import metadata
 from edgeinfer.errors import SettingError
-from edgeinfer.shapes.headers import matrix_formats
+from edgeinfer.model_config.layers.draft_head import read_draft_head
+from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer.shapes.headers import matrix_formats, shape_header
 from edgeinfer.shapes.known_shapes import SHAPES, find_shape
 from edgeinfer_quant_formats import FormatError, block_format
 from edgeinfer_quant_formats.quantizer.mixes import MIXES
@@ -63,6 +65,27 @@ def test_a_shape_can_have_fewer_layers() -> None:
     for wrong in ("0", "41", "", "x"):
         with pytest.raises(SettingError, match=f"saw '{wrong}' layers of qwen3.5-35b-a3b, wanted 1 to 40"):
             find_shape(f"qwen3.5-35b-a3b:{wrong}")
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-4b", "qwen3.5-35b-a3b", "llama-3.2-1b:4", "glm-4.7-flash"])
+def test_a_shape_can_have_a_draft_head(name: str) -> None:
+    plain, shape = find_shape(name), find_shape(f"{name}+mtp")
+    file = shape_header(shape, "Q4_0")
+    assert shape.name == f"{plain.name}+mtp"
+    assert file.metadata[f"{shape.architecture}.block_count"] == plain.layers + 1
+    config = read_config(file)
+    assert (len(config.shapes), config.draft_heads) == (plain.layers, 1)
+    tables = read_weights(file, config, shapes_only=True)
+    head = read_draft_head(file, config, tables, shapes_only=True)
+    own = sum(each.weights for block in head.sizes.blocks for each in block.matrices())
+    added = shape.parameters - plain.parameters
+    assert 0 <= added - own < 8 * shape.width + 1024
+    assert head.spec.vocabulary_size == -(-plain.vocabulary // 32) * 16
+
+
+def test_a_draft_head_needs_an_architecture_that_has_one() -> None:
+    with pytest.raises(SettingError, match=r"gemma4-e4b\+mtp.*gemma4 has no known draft head"):
+        find_shape("gemma4-e4b+mtp")
 
 
 def test_q4_k_m_gives_the_usual_tensors_more_bits() -> None:

@@ -13,8 +13,9 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplingParams
-from edgeinfer.speculation.draft_model import DraftModel, draft_sampling
+from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
+from edgeinfer.speculation.loop_drafter import draft_sampling
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
 
@@ -48,7 +49,7 @@ def baseline_completion(plain: Model) -> BaselineCompletion:
     return cache(lambda prompt, settings: plain.generate(prompt, max_tokens=60, **dict(settings)))
 
 
-@pytest.fixture(scope="module", params=["auto", "lookup", "self"])
+@pytest.fixture(scope="module", params=["auto", "mtp", "lookup", "self"])
 def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=request.param, context=256) as model:
         yield model

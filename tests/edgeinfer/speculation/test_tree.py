@@ -10,7 +10,7 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_model import DraftModel
-from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import accepted_sibling, verify
@@ -58,7 +58,7 @@ def test_completions_equal_baseline_decoding(plain: Model, growing: Model, setti
     assert actual.speed.tokens_per_forward > 1.5
 
 
-class FixedTree:
+class FixedTree(Drafter):
     """Drafts one wrong token in the trunk, and the right one as its sibling."""
 
     name = "knowing"

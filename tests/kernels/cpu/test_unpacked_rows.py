@@ -3,8 +3,8 @@
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.cpu.backend import MAX_KEPT, UnpackedRows
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.schedule import MAX_KEPT, UnpackedRows
 
 
 def at(array: npt.NDArray[np.float32]) -> int:

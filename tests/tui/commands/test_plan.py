@@ -239,7 +239,7 @@ def test_budgets_bound_the_plan(edgeinfer: CommandLine, tmp_path: Path) -> None:
             "--device: '12 bananas' in 'x: 8GiB, 12 bananas': wanted a known",
         ),
         (["--threads", "10000"], "--threads: saw 10000, wanted "),
-        (["--draft", ""], "--draft: saw '', wanted 'auto', 'lookup', 'self', a model, a Drafter"),
+        (["--draft", ""], "--draft: saw '', wanted 'auto', 'mtp', 'lookup', 'self', a model, a Drafter"),
         (["--draft", "nosuch"], "draft: nosuch: no such model; known: "),
         (["--device", ""], "--device: '': wanted a known card, or terms as"),
         (["--vram", "much"], "--vram: saw 'much', wanted bytes or a size like \"8GiB\""),

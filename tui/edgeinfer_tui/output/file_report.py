@@ -21,6 +21,7 @@ METADATA_KEYS = (
     ("key-value heads", "attention.head_count_kv"),
     ("experts", "expert_count"),
     ("experts in use", "expert_used_count"),
+    ("draft heads", "nextn_predict_layers"),
 )
 
 

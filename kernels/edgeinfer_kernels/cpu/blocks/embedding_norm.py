@@ -2,7 +2,7 @@
 
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.recurrent_args import EmbeddingNormArgs
+from edgeinfer_kernels.cpu.runtime.embedding_args import EmbeddingNormArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 UNITS: tuple[str, ...] = ()

@@ -238,28 +238,11 @@ class Mamba2Args(Structure):
 
 
 @structure()
-class EmbeddingNormArgs(Structure):
-    """The norm of the embedding."""
-
-    norm: Norm
-
-
-@structure()
 class NormRowsArgs(Structure):
     """A norm whose rows are the input of a later block."""
 
     norm: Norm
     normed: Input
-
-
-@structure()
-class PositionEmbeddingArgs(Structure):
-    """The learned rows of positions, float32, `row_bytes` apart."""
-
-    rows: Int
-    positions: Int
-    row_bytes: Int
-    padded: Int
 
 
 @structure()

@@ -1,9 +1,10 @@
 """Schedules: the blocks of a model as lists that the thread pool executes in one run, and their arguments:
-the addresses of hidden states, positions, and RoPE tables.
+the addresses of hidden states, positions, and RoPE tables, and the rows of logits that a schedule writes.
 """
 
 from collections.abc import Collection, Sequence
 from ctypes import addressof, c_char
+from sys import getrefcount
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,11 +13,16 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 
 ROPE_POSITIONS = 256
 """Positions whose cosines and sines are computed together; one by one, they would cost 50 us per token."""
+MAX_KEPT = 3
+"""Maximum number of retained arrays: the current one, and earlier ones whose last row may still be in use."""
+OWN_REFERENCES = 3
+"""References in the list, in the loop, and in the call that counts them."""
 Run = tuple[int, int, int]
 """Arguments of a thread pool run: a function, its block and its step."""
 
@@ -174,3 +180,27 @@ class StepSchedules:
             listed[-2] = (*steps[-2], 1)
         schedule = self._arena.fill_all(ScheduleStep, [ScheduleStep(*step) for step in listed])
         return self._runner, schedule, self._arena.keep(np.array([len(steps)], np.int64))
+
+
+class UnpackedRows:
+    """Returns arrays (rows, columns) float32 like `np.empty`.
+
+    The operating system maps memory of this size for every allocation, page by page on first write. That
+    takes about 30 us for the logits of five tokens with a small vocabulary, a thirtieth of a small model's
+    forward.
+    """
+
+    def __init__(self, columns: int) -> None:
+        self._columns = columns
+        self._kept: list[npt.NDArray[np.float32]] = []
+
+    def rows(self, count: int) -> npt.NDArray[np.float32]:
+        """An array without other references to it or to any part of it."""
+        if not 1 < count <= STEP_TOKENS:
+            return np.empty((count, self._columns), np.float32)
+        for kept in self._kept:
+            if getrefcount(kept) == OWN_REFERENCES and len(kept) >= count:
+                return kept[:count]
+        made = np.empty((STEP_TOKENS, self._columns), np.float32)
+        self._kept = [made, *self._kept][:MAX_KEPT]
+        return made[:count]

@@ -4,7 +4,13 @@ import ctypes
 
 import pytest
 
-from edgeinfer_kernels.cpu.runtime import block_args, experts_args, kernel_args, recurrent_args
+from edgeinfer_kernels.cpu.runtime import (
+    block_args,
+    embedding_args,
+    experts_args,
+    kernel_args,
+    recurrent_args,
+)
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
     EXCHANGE_WORDS,
     SENT,
@@ -16,7 +22,7 @@ from edgeinfer_kernels.cpu.runtime.structure import Structure, field_types, is_a
 
 STRUCTURES = [
     found
-    for module in (kernel_args, block_args, experts_args, recurrent_args)
+    for module in (kernel_args, block_args, embedding_args, experts_args, recurrent_args)
     for found in vars(module).values()
     if isinstance(found, type) and issubclass(found, Structure) and found is not Structure
 ]

@@ -5,7 +5,7 @@ import numpy as np
 from edgeinfer_kernels.blocks.embedding.positions import PositionEmbeddingSpec, PositionEmbeddingWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
-from edgeinfer_kernels.cpu.runtime.recurrent_args import PositionEmbeddingArgs
+from edgeinfer_kernels.cpu.runtime.embedding_args import PositionEmbeddingArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 UNITS: tuple[str, ...] = ()

@@ -29,12 +29,9 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, mult
 from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gated
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs, HeadArgs
+from edgeinfer_kernels.cpu.runtime.embedding_args import EmbeddingNormArgs, PositionEmbeddingArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
-from edgeinfer_kernels.cpu.runtime.recurrent_args import (
-    EmbeddingNormArgs,
-    NormRowsArgs,
-    PositionEmbeddingArgs,
-)
+from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs
 
 exports = Exports()
 

@@ -1,0 +1,63 @@
+"""Hands out a model's hidden states: after each step, to what reads them, such as a draft head."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from edgeinfer.errors import SettingError
+from edgeinfer_kernels.backend import Backend, HiddenStates
+
+OUTPUT_NORM = -1
+"""As the number of layers: all of them and the output norm, the input of the head."""
+
+
+class HiddenStep(NamedTuple):
+    """The hidden states of one step of a model, valid until its next step.
+
+    `ids`: the tokens of the step, at positions `start`… of the text; `text`: all tokens that the cache holds,
+    with these at the end; it grows, so copy what you keep. `states`: for each requested number of layers the
+    hidden states (len(ids), hidden size) after them, on the device that computed them; float32 arrays on the
+    CPU.
+    """
+
+    start: int
+    ids: Sequence[int]
+    text: Sequence[int]
+    states: Sequence[HiddenStates]
+
+
+HiddenObserver = Callable[[HiddenStep], None]
+
+
+class HiddenTap:
+    """Passes the hidden states of each step of one sequence to an observer.
+
+    `layers`: after how many layers; 0 is the embedding, `OUTPUT_NORM` the input of the head.
+
+    Raises:
+        SettingError: the backend doesn't hand them out, or has no such layer.
+    """
+
+    def __init__(
+        self, backend: Backend[Any], layers: Sequence[int], observer: HiddenObserver, count: int
+    ) -> None:
+        if not backend.capabilities.hands_out_hidden:
+            raise SettingError(
+                "draft: drafters that read hidden states run on the CPU only; take 'lookup' or a draft "
+                "model, or device='cpu'"
+            )
+        if wrong := [each for each in layers if not OUTPUT_NORM <= each <= count]:
+            raise SettingError(
+                f"draft: hidden states after {wrong[0]} layers, wanted {OUTPUT_NORM} to {count}"
+            )
+        self._backend, self._observer = backend, observer
+        self._layers = tuple(layers)
+        backend.keep_hidden([count if each == OUTPUT_NORM else each for each in layers])
+
+    def step(self, ids: Sequence[int], text: Sequence[int]) -> None:
+        """Pass on the states of a step of `ids`, after which the cache holds `text`."""
+        kept = self._backend.kept_hidden(len(ids))
+        states = [
+            self._backend.final_norm(each) if layers == OUTPUT_NORM else each
+            for layers, each in zip(self._layers, kept, strict=True)
+        ]
+        self._observer(HiddenStep(len(text) - len(ids), ids, text, states))

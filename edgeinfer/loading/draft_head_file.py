@@ -1,0 +1,115 @@
+"""The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
+from edgeinfer.hugging_face.opening import open_file
+from edgeinfer.loading.model_source import LoadedEngine, ModelSource
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.layers.draft_head import is_head_file, read_draft_head
+from edgeinfer.model_config.weights import read_weights
+from edgeinfer.speculation.draft_head import DraftHead
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
+from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_quant_formats import GGUFFile
+
+
+@dataclass(frozen=True)
+class HeadFile:
+    """An open draft head; `required`: it was requested by name. `own_file`: whether its file has only the
+    head, and is closed with it.
+    """
+
+    name: str
+    file: GGUFFile
+    sizes: ModelSizes
+    required: bool
+    own_file: bool
+
+    @classmethod
+    def of(cls, file: GGUFFile, target: GGUFFile, config: ModelConfig, *, required: bool) -> Self:
+        """The head in `file`, for a target with this config.
+
+        Raises:
+            SettingError: there is none, or it can't be run.
+        """
+        own_file = file is not target
+        try:
+            head = read_draft_head(
+                file, config, read_weights(target, config, shapes_only=True), shapes_only=True
+            )
+        except UnsupportedModelError as error:
+            raise SettingError(f"draft: {error}") from error
+        name = file.path.stem if own_file else "draft head"
+        return cls(name, file, head.sizes, required, own_file)
+
+    @classmethod
+    def open(cls, path: Path, target: GGUFFile, config: ModelConfig, *, required: bool) -> Self:
+        """As `of`, for a file that has only the head."""
+        file = open_file(path)
+        try:
+            if not is_head_file(file):
+                raise SettingError(f"draft: {path.name} is no draft head")
+            return cls.of(file, target, config, required=required)
+        except BaseException:
+            file.close()
+            raise
+
+    def close(self) -> None:
+        if self.own_file:
+            self.file.close()
+
+    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead:
+        """The head on the threads of its target, whose matrices it shares.
+
+        Raises:
+            SettingError: the target hands out no hidden states.
+        """
+        options, backend = source.options, target.engine.backend
+        assert isinstance(backend, CpuBackend)
+        head = read_draft_head(self.file, source.config, source.weights, source.factors)
+        kernels = load_kernels(
+            user_folder("cache"),
+            choose(options.instruction_set),
+            kernel_units(head.weights),
+            options.build_progress,
+        )
+        shares = not head.own_output and any(m is source.weights.output for m in backend.decoder.repacked)
+        output = head.weights.output
+        in_file = [] if shares or head.own_output else [output]
+        loaded = CpuBackend(
+            head.spec,
+            head.weights,
+            DecoderState.allocate(head.spec, source.context, options.kv),
+            kernels,
+            CpuOptions(
+                HEAD_BATCH,
+                in_file=in_file if options.repack else head.weights.matrices(),
+                packed={id(output): backend.decoder.packed[id(source.weights.output)]} if shares else {},
+            ),
+            pool=target.thread_pool,
+        )
+        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
+        nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
+        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close)
+
+
+def is_head_path(path: Path) -> bool:
+    """Whether a file has only a draft head; False too if it can't be read."""
+    try:
+        file = open_file(path)
+    except (OSError, ValueError, EdgeInferError):
+        return False
+    try:
+        return is_head_file(file)
+    finally:
+        file.close()

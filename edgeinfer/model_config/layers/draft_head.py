@@ -1,0 +1,158 @@
+"""Draft heads (MTP, the `nextn` tensors): one layer that drafts from a hidden state and the token after it.
+
+The head is the layer after the model's last one, of the kind of its attention layers. It is part of
+the model's file, or has a separate one, whose metadata are those of the model and `nextn_vocabulary`: the
+head drafts only this many first ids, with the first rows of the model's output matrix.
+Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.config_reader import config_from_metadata
+from edgeinfer.model_config.rope_scaling import Factors
+from edgeinfer.model_config.weights import HEAD_FILE_TYPE, FileTensors, LayerTensors
+from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_quant_formats import GGUFFile
+
+GROUP_ROWS = 16
+MAX_WHOLE_VOCABULARY = 1 << 16
+"""Of a larger vocabulary the first half is drafted, which halves the cost of the output: ids of byte pairs
+are in the order of their frequency. Of Qwen2's 151,936 ids the first half is 99 % of English text, 98 % of
+Python code, and 94 % of text in several languages."""
+
+
+@dataclass(frozen=True)
+class DraftHeadModel:
+    """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
+    first rows of the target's output; `own_output`: with a separate matrix.
+    """
+
+    spec: DecoderSpec
+    weights: DecoderWeights
+    own_output: bool
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """Its sizes; they count no bytes for a matrix of the target."""
+        return replace(ModelSizes.of(self.spec, self.weights), shares_head=not self.own_output)
+
+
+def is_head_file(file: GGUFFile) -> bool:
+    """Whether a file has only a draft head."""
+    return file.metadata.get("general.type") == HEAD_FILE_TYPE
+
+
+def read_draft_head(
+    file: GGUFFile,
+    target: ModelConfig,
+    tables: DecoderWeights,
+    factors: Factors | None = None,
+    *,
+    shapes_only: bool = False,
+) -> DraftHeadModel:
+    """The draft head of a file, for a target with this config and these weights, which it shares.
+
+    Raises:
+        UnsupportedModelError: it has none, or one that isn't supported or belongs to another model.
+    """
+    config, vocabulary = target, drafted_ids(target.vocabulary_size)
+    if is_head_file(file):
+        own = config_from_metadata(file.metadata, target.vocabulary_size)
+        config = replace(own, architecture_spec=target.architecture_spec)
+        vocabulary = _head_vocabulary(file, target)
+        _check_target(config, target)
+    _check_supported(config)
+    layer = len(config.shapes)
+    tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
+    reader = LayerTensors(tensors, layer, config.width)
+    spec = head_specification(config, vocabulary, factors)
+    blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
+    width, shape = config.width, (target.vocabulary_size, config.width)
+    embedding = tensors.matrix(f"blk.{layer}.nextn.embed_tokens.weight", shape)
+    output = tensors.matrix(f"blk.{layer}.nextn.shared_head_head.weight", shape)
+    norm = reader.vector("nextn.shared_head_norm.weight", width)
+    _check_used(tensors, layer)
+    weights = DecoderWeights(
+        token_embd=embedding or tables.token_embd,
+        output=first_rows(output or tables.output, vocabulary),
+        output_norm=tables.output_norm if norm is None else norm,
+        output_norm_bias=tables.output_norm_bias if norm is None else None,
+        layers=(LayerWeights(blocks),),
+    )
+    return DraftHeadModel(spec, weights, output is not None)
+
+
+def head_specification(config: ModelConfig, vocabulary: int, factors: Factors | None = None) -> DecoderSpec:
+    """The head as a decoder: its layer is one more of the model's attention layers."""
+    shape = next(shape for shape in reversed(config.shapes) if shape.heads)
+    longer: dict[str, Any] = {
+        name: (*getattr(config, name), value)
+        for name, value in (("shapes", shape), ("windowed", False))
+    }  # fmt: skip
+    if config.recurrent_layers:
+        longer["recurrent_layers"] = (*config.recurrent_layers, False)
+    for name in ("limits", "expert_limits"):
+        if values := getattr(config, name):
+            longer[name] = (*values, values[-1])
+    layer = replace(config, **longer).layer(len(config.shapes), factors)
+    first = ResidualBlock(DraftInputSpec(config.norm), config.norm)
+    whole = replace(config, shapes=config.shapes[:1]).specification(factors)
+    spec = replace(whole, vocabulary_size=vocabulary, layers=(LayerSpec((first, *layer.blocks)),))
+    return spec.with_whole_caches()
+
+
+def drafted_ids(vocabulary: int) -> int:
+    """How many first ids are drafted, of a model with this vocabulary."""
+    if vocabulary <= MAX_WHOLE_VOCABULARY:
+        return vocabulary
+    return -(-vocabulary // (2 * GROUP_ROWS)) * GROUP_ROWS
+
+
+def first_rows(output: Matrix, rows: int) -> Matrix:
+    """The first rows of the target's output; the matrix itself if they are all."""
+    return output if rows == output.rows else output.take_rows(0, rows)
+
+
+def _head_vocabulary(file: GGUFFile, target: ModelConfig) -> int:
+    """How many first ids the head of a separate file drafts."""
+    key = f"{target.architecture}.nextn_vocabulary"
+    found = file.metadata.get(key, target.vocabulary_size)
+    is_whole = isinstance(found, int) and 0 < found <= target.vocabulary_size
+    if not is_whole or (found % GROUP_ROWS and found != target.vocabulary_size):
+        raise UnsupportedModelError(
+            f"{key}: saw {found!r}, wanted a multiple of {GROUP_ROWS} up to {target.vocabulary_size}"
+        )
+    return int(found)
+
+
+def _check_target(config: ModelConfig, target: ModelConfig) -> None:
+    for name in ("architecture", "width", "draft_heads"):
+        seen, wanted = getattr(config, name), getattr(target, name) if name != "draft_heads" else 1
+        if seen != wanted:
+            raise UnsupportedModelError(f"draft head: {name} {seen}, wanted {wanted}, that of the model")
+    if len(config.shapes) != len(target.shapes):
+        raise UnsupportedModelError(
+            f"draft head: it follows layer {len(config.shapes)}, but the model has {len(target.shapes)}"
+        )
+
+
+def _check_supported(config: ModelConfig) -> None:
+    if config.draft_heads != 1:
+        raise UnsupportedModelError(f"draft head: the file has {config.draft_heads} of them, wanted 1")
+    if not config.architecture_spec.draft_head:
+        raise UnsupportedModelError(f"draft head: edgeinfer doesn't know that of {config.architecture}")
+
+
+def _check_used(tensors: FileTensors, layer: int) -> None:
+    """Raise if the head has a tensor that wasn't read: ignoring it would only give useless drafts."""
+    prefix = f"blk.{layer}."
+    if left := [
+        each for each in tensors.file.tensors if each.startswith(prefix) and each not in tensors.taken
+    ]:
+        raise UnsupportedModelError(f"draft head: {left[0]} isn't known for {tensors.needed_by}")

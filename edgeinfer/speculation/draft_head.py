@@ -1,0 +1,139 @@
+"""Drafting with a draft head (MTP): one layer that reads the target's hidden states.
+
+The head processes a pair for each token of the text: the hidden state at the token, and the token after it.
+The last pair gives the logits of the first draft token; later ones have the head's own hidden states. Its KV
+cache begins where the observed hidden states begin, so that it needs none of a restored prompt.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.loop_drafter import LoopDrafter
+from edgeinfer.speculation.observed_states import ObservedStates
+from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+
+
+class DraftHead(LoopDrafter):
+    """A head on `backend`, for the text of `target`. `vocabulary`: how many first ids it drafts."""
+
+    name = "draft head"
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        target: NativeEngine,
+        vocabulary: int,
+        nbytes: int,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        size, spec = target.vocabulary_size, target.specification
+        super().__init__(size, size, min(backend.capabilities.max_draft_prompt, HEAD_BATCH))
+        self._max_token = self._vocabulary = vocabulary
+        self._backend, self._target, self._nbytes = backend, target, nbytes
+        self._layers, self._on_close = (len(spec.layers),), on_close
+        self._observed = ObservedStates(2 * HEAD_BATCH, spec.hidden_size)
+        self._done = 0
+        """Number of pairs in the head's cache."""
+        self._state: Any = None
+        """The head's hidden state at the last draft token, before its norm."""
+        self._position = 0
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return self._layers
+
+    def observe(self, step: HiddenStep) -> None:
+        """As `Drafter.observe`: process the pairs of a prompt; keep those of a few tokens for the next draft.
+
+        The last pair before a changed token keeps the token that followed it, which has little effect.
+        """
+        self._done = min(self._done, self._observed.begin(step))
+        rows = step.states[0]
+        for first in range(0, len(step.ids), HEAD_BATCH):
+            part = slice(first, first + HEAD_BATCH)
+            if len(step.ids[part]) > self._observed.free:
+                self._process(self._observed.end - 1)
+            self._observed.add(step.ids[part], rows[part])
+        if self._observed.end - self._done > HEAD_BATCH:
+            self._process(self._observed.end - 1)
+
+    def _process(self, end: int) -> None:
+        """Process the pairs before `end`, whose tokens were observed, and drop the states before the last."""
+        while self._done < end:
+            last = min(end, self._done + HEAD_BATCH)
+            self._forward(self._observed.following(self._done, last), last)
+            self._done = last
+        self._observed.drop(max(self._observed.first, self._done - 1))
+
+    def _forward(self, tokens: Sequence[int], last: int) -> Any:
+        """Process the pairs from `_done` to `last` with these tokens; the head's hidden states."""
+        self._set_states(last)
+        x = self._backend.embed(tokens)
+        self._backend.forward(x, self._done)
+        return x
+
+    def _set_states(self, last: int) -> None:
+        """Pass the target's hidden states from `_done` to `last` to the head."""
+        rows = self._observed.rows(self._done, last)
+        self._backend.set_hidden(self._target.backend.final_norm(rows), self._done)
+
+    def _pending(self, history: Sequence[int]) -> list[int] | None:
+        """The tokens of the pairs that the head has to process before it drafts, at most `max_prompt`; None:
+        it can't draft after this text.
+        """
+        last = self._observed.last_before(history)
+        if last is None or last + 1 + MAX_DRAFTED > self._target.context:
+            return None
+        self._done = min(self._done, last)  # At least the last pair, which gives the logits.
+        if last + 1 - self._done > max(1, self.max_prompt):
+            self._process(last)
+        return list(history[self._observed.base + self._done + 1 :])
+
+    def _draft_after(self, history: Sequence[int], request: DraftRequest) -> DraftedTokens | None:
+        tokens = self._pending(history)
+        if tokens is None:
+            return None
+        end = self._done + len(tokens)
+        self._set_states(end)
+        drafted = self._backend.draft(tokens, self._done, request)
+        self._done = end
+        return drafted
+
+    def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
+        tokens = self._pending(history)
+        if tokens is None:
+            return None
+        self._position = self._done + len(tokens)
+        self._state = self._forward(tokens, self._position)[-1:]
+        self._done = self._position
+        return self._logits()
+
+    def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
+        self._backend.set_hidden(self._backend.final_norm(self._state), self._position)
+        self._state = self._backend.embed([token])
+        self._backend.forward(self._state, self._position)
+        self._position += 1
+        return self._logits()
+
+    def _logits(self) -> npt.NDArray[np.float32]:
+        """(vocabulary of the target,): the logits at the last hidden state."""
+        logits = np.full(self._vocabulary_size, -np.inf, np.float32)
+        logits[: self._vocabulary] = self._backend.logits(self._state)[0]
+        return logits
+
+    def close(self) -> None:
+        self._backend.close()
+        if self._on_close:
+            self._on_close()

@@ -1,0 +1,98 @@
+"""The input of a draft head, a token and a hidden state of its target: specification, weights and sizes."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    NormLengths,
+    NormSpec,
+    StatelessSpec,
+    TensorReader,
+)
+from edgeinfer_kernels.caches.layer_cache import padded
+from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
+
+STATES = "target states"
+"""The buffer of the hidden states, which `Backend.set_hidden` writes."""
+PAIR = "draft pair"
+HEAD_BATCH = 64
+"""Maximum tokens of a step of a draft head."""
+
+
+@dataclass(frozen=True)
+class DraftInputSpec(StatelessSpec):
+    """x ← W · [norm(x); norm(h)], as the sum of x and a difference: the first block of a draft head's layer.
+
+    x: the embedding of a token. h: the hidden state before it after a final norm, which is the target's, or
+    the head's own for a token after a drafted one.
+    """
+
+    kind: ClassVar[str] = "embedding.draft_input"
+    is_divisible: ClassVar[bool] = False
+
+    norm: NormSpec
+
+    def read(self, tensors: TensorReader) -> "DraftInputWeights":
+        width = tensors.hidden_size
+        return DraftInputWeights(
+            tensors.matrix("nextn.eh_proj", width, 2 * width),
+            tensors.required("nextn.enorm.weight", width),
+            tensors.required("nextn.hnorm.weight", width),
+        )
+
+    def sizes(self, weights: "DraftInputWeights", norms: NormLengths) -> "DraftInputSizes":
+        return DraftInputSizes(MatrixSize.of(weights.eh_proj))
+
+
+@dataclass(frozen=True)
+class DraftInputWeights:
+    """The weights, by GGUF name: W and the norms of x and of h."""
+
+    kind: ClassVar[str] = "embedding.draft_input"
+
+    eh_proj: Matrix
+    enorm: Vector
+    hnorm: Vector
+
+    def matrices(self) -> list[Matrix]:
+        return [self.eh_proj]
+
+    def granule_matrices(self) -> list[Matrix]:
+        return self.matrices()
+
+
+@dataclass(frozen=True)
+class DraftInputSizes(BlockSizes):
+    """The sizes of the projection of a pair."""
+
+    label: ClassVar[str] = "draft input"
+
+    eh_proj: MatrixSize
+
+    def undivided(self) -> list[MatrixSize]:
+        return [self.eh_proj]
+
+    def undivided_device_bytes(self) -> int:
+        raise UnsupportedOnDeviceError("draft heads run on the CPU only")
+
+    def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
+        # The second half of a pair begins where the first ends, and is padded by itself.
+        pair = padded(self.eh_proj.columns) + 16
+        return {
+            STATES: 4 * padded(hidden_size),
+            PAIR: 4 * pair,
+            f"{PAIR}.quantized": quantized_bytes(pair),
+        }
+
+    def inputs(self) -> list[MatrixSize]:
+        return [self.eh_proj]
+
+    def outputs(self) -> list[MatrixSize]:
+        return []
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes((self.eh_proj.rows, self.eh_proj.rows))

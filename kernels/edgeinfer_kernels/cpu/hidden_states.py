@@ -1,0 +1,50 @@
+"""The hidden states that a CPU backend keeps after chosen layers, and those that a draft head takes."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.embedding.draft_input import STATES
+from edgeinfer_kernels.cpu.decoder import CpuDecoder
+from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
+from edgeinfer_kernels.cpu.runtime.embedding_args import DraftInputArgs
+from edgeinfer_kernels.decoder import BlockIndex
+
+
+class KeptStates:
+    """Buffers for the hidden states after some numbers of layers. `shape`: (tokens, hidden size) of a step.
+
+    Those after all `count` layers are not copied: they are the rows that the layers have changed.
+    """
+
+    def __init__(self, layers: Sequence[int] = (), count: int = 0, shape: tuple[int, int] = (0, 0)) -> None:
+        self._layers, self._count = tuple(layers), count
+        self.inner = sorted({each for each in layers if each < count})
+        """The numbers of layers whose states are copied."""
+        self._buffers = {each: np.empty(shape, np.float32) for each in self.inner}
+
+    def keep(self, layer: int, x: Activations) -> None:
+        """Copy the hidden states before a layer, if they are requested."""
+        if layer in self._buffers:
+            self._buffers[layer][: len(x)] = x
+
+    def parts(self, x: Activations) -> Iterator[tuple[int, int]]:
+        """The ranges of layers (first, end) between the copies, which are made as the ranges are taken."""
+        first = 0
+        for end in (*self.inner, self._count):
+            if end > first:
+                yield first, end
+            self.keep(end, x)
+            first = end
+
+    def rows(self, x: Activations) -> list[Activations]:
+        """The states of a step whose rows after the last layer are x."""
+        return [self._buffers[each][: len(x)] if each in self._buffers else x for each in self._layers]
+
+
+def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
+    """Copy the target's hidden states for the next step of a draft head, at `start`, to its buffer."""
+    at, stride = decoder.workspace.rows(STATES)
+    float_rows(at, len(states), stride // 4)[:, : decoder.spec.hidden_size] = states
+    DraftInputArgs.from_address(decoder.calls[BlockIndex(0, 0)][0].block).start = start

@@ -1,0 +1,1 @@
+"""The kernels of block kinds of the embedding that have a unit each."""

@@ -1,0 +1,47 @@
+"""The arguments of the kernels of the embedding's block kinds.
+
+Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
+"""
+
+from edgeinfer_kernels.cpu.runtime.block_args import Input, Matrix, Norm
+from edgeinfer_kernels.cpu.runtime.structure import Int, Structure, structure
+
+
+@structure()
+class EmbeddingNormArgs(Structure):
+    """The norm of the embedding."""
+
+    norm: Norm
+
+
+@structure()
+class PositionEmbeddingArgs(Structure):
+    """The learned rows of positions, float32, `row_bytes` apart."""
+
+    rows: Int
+    positions: Int
+    row_bytes: Int
+    padded: Int
+
+
+@structure()
+class DraftInputArgs(Structure):
+    """The input of a draft head. states: the hidden states of the tokens of a step at `start`. Later steps
+    have one token each, whose state is `own`: the row that the head has normed.
+
+    pair: the two normed halves of a token's row, `half` bytes apart.
+    """
+
+    states: Int
+    states_stride: Int
+    start: Int
+    own: Int
+    enorm: Norm
+    hnorm: Norm
+    pair: Input
+    half: Int
+    eh_proj: Matrix
+    projected: Int
+    projected_stride: Int
+    scratch: Int
+    scratch_stride: Int

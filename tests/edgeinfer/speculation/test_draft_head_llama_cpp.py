@@ -1,0 +1,96 @@
+"""Draft heads against llama.cpp's MTP context: the same logits for the same pairs."""
+
+import ctypes
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from edgeinfer.model_config.layers.draft_head import read_draft_head
+from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.reference import ReferenceBackend
+from edgeinfer_quant_formats import GGUFFile
+from tests.model_zoo import ZOO
+
+pytestmark = pytest.mark.llama_cpp
+COUNT = 20
+Floats = npt.NDArray[np.float32]
+
+
+class LlamaCpp:
+    """A model with its MTP context. The functions for hidden states are exported by their C++ names."""
+
+    def __init__(self, path: Path) -> None:
+        self.api = pytest.importorskip("llama_cpp")
+        library = ctypes.CDLL(str(next(Path(self.api.__file__).parent.glob("lib/libllama.so"))))
+        self._hand_out = library["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+        self._hand_out.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+        self._hidden = library["_Z26llama_get_embeddings_nextnP13llama_context"]
+        self._hidden.argtypes, self._hidden.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        params = self.api.llama_model_default_params()
+        params.n_gpu_layers, params.load_mtp = 0, True
+        self._model = self.api.llama_model_load_from_file(str(path).encode(), params)
+        self.width = self.api.llama_model_n_embd(self._model)
+        self.vocabulary = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self._model))
+
+    def _context(self, kind: int) -> ctypes.c_void_p:
+        params = self.api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = 128, 64, 64
+        params.n_threads = params.n_threads_batch = 1
+        params.ctx_type, params.type_k, params.type_v, params.flash_attn_type = kind, 0, 0, 0
+        context: ctypes.c_void_p = self.api.llama_init_from_model(self._model, params)
+        self._hand_out(context, True, kind == 1)
+        return context
+
+    def _decode(self, context: ctypes.c_void_p, ids: list[int], hidden: Floats | None) -> Floats:
+        batch = self.api.llama_batch_init(64, 0, 1)
+        if hidden is not None:
+            batch.embd = hidden.ctypes.data_as(type(batch.embd))
+        batch.n_tokens = len(ids)
+        for index, token in enumerate(ids):
+            batch.token[index], batch.pos[index] = token, index
+            batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, 0, 1
+        assert self.api.llama_decode(context, batch) == 0
+        batch.embd = type(batch.embd)()  # the array isn't the library's
+        self.api.llama_batch_free(batch)
+        return np.ctypeslib.as_array(self.api.llama_get_logits(context), (len(ids), self.vocabulary)).copy()
+
+    def drafted(self, ids: list[int]) -> tuple[Floats, Floats]:
+        """The target's hidden states of some tokens, and the logits of the head for each token and the state
+        before it, which is 0 for the first.
+        """
+        target, draft = self._context(0), self._context(1)
+        self._decode(target, ids, None)
+        hidden = np.ctypeslib.as_array(self._hidden(target), (len(ids), self.width)).copy()
+        shifted = np.concatenate([np.zeros((1, self.width), np.float32), hidden[:-1]])
+        logits = self._decode(draft, ids, np.ascontiguousarray(shifted))
+        for context in (target, draft):
+            self.api.llama_free(context)
+        self.api.llama_model_free(self._model)
+        return hidden, logits
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"])
+def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    path = replace(ZOO[name], layers=4, draft_head=True).write(tmp_path / "model.gguf")
+    file = GGUFFile.open(path)
+    config = read_config(file)
+    weights = read_weights(file, config)
+    head = read_draft_head(file, config, weights)
+    ids = np.random.default_rng(5).integers(3, config.vocabulary_size, COUNT).tolist()
+    hidden, expected = LlamaCpp(path).drafted(ids)
+    target, draft = (
+        ReferenceBackend(spec, each, DecoderState.allocate(spec, 64, "f32"), np.float64)
+        for spec, each in ((config.specification(), weights), (head.spec, head.weights))
+    )
+    x = target.embed(ids)
+    target.forward(x, 0)
+    states = target.final_norm(x)
+    np.testing.assert_allclose(states, hidden, atol=1e-4)
+    draft.set_hidden(np.concatenate([np.zeros((1, config.width), np.float32), states[:-1]]), 0)
+    x = draft.embed(ids)
+    draft.forward(x, 0)
+    np.testing.assert_allclose(draft.logits(x), expected, atol=2e-4)
