@@ -15,9 +15,9 @@ from edgeinfer.llama_cpp.context import LlamaCppContext
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import find_model
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.runtime.abi import SPARSE_TOKENS
 from edgeinfer_kernels.layer_cache import CacheType
+from edgeinfer_kernels.system.processor import usable_cpus
 
 LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512
