@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import os
 import platform
 import shutil
 import subprocess
@@ -34,9 +33,9 @@ def probes(threads: int | None) -> Probes:
 
 def usable_cores() -> int:
     """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    from edgeinfer_kernels.system.processor import allowed_cpus
+
+    return len(allowed_cpus())
 
 
 def _machine() -> dict[str, Any]:
