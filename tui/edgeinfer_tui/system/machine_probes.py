@@ -77,6 +77,13 @@ def bandwidth(threads: int) -> dict[str, Any]:
 
 
 def _graphics() -> dict[str, Any]:
+    """The GPUs, and what is missing to use them."""
+    from edgeinfer_tui.system.gpu_support import found_gpu_support, gpu_advice
+
+    return {**_nvidia_gpus(), "support": gpu_advice(found_gpu_support())}
+
+
+def _nvidia_gpus() -> dict[str, Any]:
     """NVIDIA GPUs as nvidia-smi reports them; importing torch would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
