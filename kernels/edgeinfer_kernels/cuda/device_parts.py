@@ -10,6 +10,7 @@ from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
+from edgeinfer_kernels.cuda.triton_ops.compile_target import EQUIVALENT_CAPABILITY, HAS_HIP
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -103,9 +104,13 @@ def check_capability(spec: DecoderSpec, capability: int) -> None:
 
 
 def compute_capability(device: torch.device) -> int:
-    """The compute capability as an integer, such as 90; 0 for a device other than CUDA."""
+    """The compute capability as an integer, such as 90; 0 for a device other than a GPU. AMD's GPUs have that
+    of NVIDIA's with the same shared memory.
+    """
     if device.type != "cuda":
         return 0
+    if HAS_HIP:
+        return EQUIVALENT_CAPABILITY
     major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
     return 10 * major + minor
 
