@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import torch
 
 from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.compile_target import HAS_HIP
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.driver import AMD_CAPABILITY
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
-from edgeinfer_kernels.cuda.triton_ops.compile_target import EQUIVALENT_CAPABILITY, HAS_HIP
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -110,7 +111,7 @@ def compute_capability(device: torch.device) -> int:
     if device.type != "cuda":
         return 0
     if HAS_HIP:
-        return EQUIVALENT_CAPABILITY
+        return AMD_CAPABILITY
     major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
     return 10 * major + minor
 

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
-from edgeinfer_kernels.cuda.triton_ops.compile_target import INTERPRETED, USES_PTX
+from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.compile_target import INTERPRETED, USES_PTX
+from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
 
 MAX_POLLS = tl.constexpr(1 << 26)
 """One to two minutes: the device stops waiting for a host that has not answered by then."""

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.compile_target import AMD_DOT, USES_PTX
+from edgeinfer_kernels.cuda.compile_target import AMD_DOT, USES_PTX
 from edgeinfer_kernels.cuda.weights.plane_formats import CODEBOOKS
 
 # `plane_formats.Code` and `Scale` as constants for kernels.

@@ -14,7 +14,7 @@ TARGETS = ("gfx1100", "gfx1201", "gfx90a", "gfx942")
 SHARED_BYTES = 64 << 10
 CAPABILITY = "75"
 """The tiles are those of GPUs with as much shared memory."""
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[4]
 MODULES = (
     "tests.kernels.cuda.compile_recurrent_kernels",
     "tests.kernels.cuda.decode.compile_gemma3n_kernels",
@@ -26,7 +26,7 @@ def compiled(target: str, module: str, *arguments: str) -> str:
     """What a module prints that compiles kernels."""
     environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     environment["PYTHONPATH"] += os.pathsep + str(ROOT / "benchmarks")
-    command = [sys.executable, "-m", "tests.kernels.cuda.compile_for_amd", target, module, *arguments]
+    command = [sys.executable, "-m", "tests.kernels.cuda.amd.compile_for_amd", target, module, *arguments]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr[-3000:]
     return run.stdout

@@ -29,7 +29,5 @@ def _amd_dot() -> str:
 
 
 AMD_DOT = tl.constexpr(_amd_dot())
-EQUIVALENT_CAPABILITY = 75
-"""The compute capability whose tiles AMD's GPUs take: they have 64 KiB of shared memory too, and no
-programmatic dependent launch.
-"""
+PRECISE = tl.constexpr("ieee" if HAS_HIP else "tf32x3")
+"""The precision of a product of float32 tiles that keeps nearly all bits."""
