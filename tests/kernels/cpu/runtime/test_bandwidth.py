@@ -21,6 +21,7 @@ def write_cache(folder: Path, cpu: int, index: int, level: int, size: str, share
 def two_sockets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Four processors, two of them on a socket; the process may use the first three."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr(bandwidth, "last_level_cache_bytes", linux_cache_bytes)
     for cpu, shared in enumerate(["0-1", "0-1", "2-3", "2-3"]):
         write_cache(tmp_path, cpu, 0, 1, "48K", str(cpu))
         write_cache(tmp_path, cpu, 3, 3, "300M" if cpu < 2 else "266240K", shared)
