@@ -1,16 +1,15 @@
 """What differs between systems for a program in a terminal: pipes, signals, displays, Textual's driver."""
 
-import asyncio
-import ctypes
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 PEEK_SECONDS = 0.02
-ERROR_BROKEN_PIPE = 109
+STD_OUTPUT_HANDLE, STD_ERROR_HANDLE = -11, -12
+ENABLE_VIRTUAL_TERMINAL_PROCESSING = 4
 
 
 def has_input_within(raw: BinaryIO, seconds: float) -> bool:
@@ -29,6 +28,7 @@ def _windows_pipe_is_ready(raw: BinaryIO) -> bool:
     """Whether reading returns at once: data is there, the other end is closed, or it is no pipe."""
     if sys.platform != "win32":
         return True
+    import ctypes
     import msvcrt
 
     kernel32 = ctypes.WinDLL("kernel32", use_last_error=True)
@@ -49,9 +49,30 @@ def call_on_stop_signals(callback: Callable[[], Any]) -> None:
     window ends the program.
     """
     if sys.platform != "win32":
+        import asyncio
+
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, callback)
+
+
+def console_encoding(stream: TextIO, system: str = sys.platform) -> str | None:
+    """UTF-8 for a pipe or file on Windows, whose default is a code page; None: the stream's encoding."""
+    return "utf-8" if system == "win32" and not stream.isatty() else None
+
+
+def allow_escape_sequences() -> None:
+    """Let the console of Windows interpret escape sequences, as other terminals do."""
+    if sys.platform != "win32":
+        return
+    import ctypes
+
+    kernel32 = ctypes.WinDLL("kernel32")
+    kernel32.GetStdHandle.restype = ctypes.c_void_p
+    for number in (STD_OUTPUT_HANDLE, STD_ERROR_HANDLE):
+        handle, mode = ctypes.c_void_p(kernel32.GetStdHandle(number)), ctypes.c_uint32()
+        if kernel32.GetConsoleMode(handle, ctypes.byref(mode)):
+            kernel32.SetConsoleMode(handle, mode.value | ENABLE_VIRTUAL_TERMINAL_PROCESSING)
 
 
 def is_posix_terminal() -> bool:
