@@ -5,7 +5,6 @@ import mmap
 import numpy as np
 import pytest
 
-from edgeinfer_kernels import pages
 from edgeinfer_kernels.pages import HUGE_PAGE, aligned_zeros, allocate
 
 
@@ -17,7 +16,7 @@ class WithoutHugePages(mmap.mmap):
 
 
 def test_memory_is_allocated_by_kernels_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages.mmap, "mmap", WithoutHugePages)
+    monkeypatch.setattr(mmap, "mmap", WithoutHugePages)
     memory = allocate(HUGE_PAGE)
     memory[-1] = 1
     assert memory.nbytes == HUGE_PAGE + 4096

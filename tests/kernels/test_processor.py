@@ -1,7 +1,9 @@
 """What the operating system tells about the processor, read from files and structures of other machines."""
 
 import os
+import platform
 import struct
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,7 @@ def test_features_of_an_arm_linux_are_bits_of_the_auxiliary_vector(
 def test_features_of_an_apple_processor_are_values_of_sysctl() -> None:
     known = {"hw.optional.arm.FEAT_DotProd": 1, "hw.optional.arm.FEAT_LSE": 1, "hw.optional.arm.FEAT_I8MM": 0}
     assert arm_features("darwin", sysctl=known.get) == {"neon", "dotprod", "lse"}
-    assert arm_features("darwin", sysctl={}.get) == {"neon"}
+    assert arm_features("darwin", sysctl=dict[str, int]().get) == {"neon"}
 
 
 def test_features_of_windows_on_arm_are_numbers_of_features() -> None:
@@ -59,8 +61,8 @@ def test_features_of_windows_on_arm_are_numbers_of_features() -> None:
     [("AMD64", "x86_64"), ("ARM64", "aarch64"), ("arm64", "aarch64"), ("riscv64", "riscv64")],
 )
 def test_an_architecture_has_one_name(monkeypatch: pytest.MonkeyPatch, name: str, wanted: str) -> None:
-    monkeypatch.setattr(processor.platform, "machine", lambda: name)
-    monkeypatch.setattr(processor.sysconfig, "get_platform", lambda: f"win-{name}")
+    monkeypatch.setattr(platform, "machine", lambda: name)
+    monkeypatch.setattr(sysconfig, "get_platform", lambda: f"win-{name}")
     assert architecture() == wanted
 
 

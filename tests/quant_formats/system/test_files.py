@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edgeinfer_quant_formats.system import files
 from edgeinfer_quant_formats.system.files import read_ahead, release_pages, replace_file, write_atomically
 from edgeinfer_quant_formats.system.processes import apart_from_terminal, is_alive
 
@@ -22,7 +21,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
 ) -> None:
     file = tmp_path / "kept.json"
     write_atomically(file, "old", ".part")
-    monkeypatch.setattr(files.os, "replace", refuse)
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(PermissionError):
         write_atomically(file, "new", ".part")
     assert [path.name for path in tmp_path.iterdir()] == ["kept.json"]
@@ -32,8 +31,8 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(
 def test_windows_says_that_a_mapped_file_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "model.gguf"
     target.write_bytes(b"old")
-    monkeypatch.setattr(files.sys, "platform", "win32")
-    monkeypatch.setattr(files.os, "replace", refuse)
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setattr(os, "replace", refuse)
     with pytest.raises(PermissionError, match="in use by another program") as failure:
         replace_file(tmp_path / "new", target)
     assert failure.value.filename == str(target)
@@ -47,7 +46,7 @@ def test_pages_of_a_mapped_file_are_released_only_where_the_system_can(
     with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
         assert release_pages(data, 1, 3 * mmap.PAGESIZE) == hasattr(mmap, "MADV_DONTNEED")
         assert read_ahead(data, 1, 100) == hasattr(mmap, "MADV_SEQUENTIAL")
-        monkeypatch.setattr(files.sys, "platform", "darwin")
+        monkeypatch.setattr(sys, "platform", "darwin")
         assert not release_pages(data, 0, mmap.PAGESIZE)
 
 

@@ -146,8 +146,9 @@ def of_each_lane(activations, offset):
 
 def make_dots(row_format: RowFormat, *, by_lanes: bool = False) -> tuple[Any, Any]:
     """The dot products of 16 and of 32 columns."""
-    kind = {"signed": row_format.signed, "largest": row_format.largest, "by_lanes": by_lanes}
-    return dot_product(4, **kind), dot_product(8, **kind)
+    signed, largest = row_format.signed, row_format.largest
+    of_16 = dot_product(4, signed=signed, largest=largest, by_lanes=by_lanes)
+    return of_16, dot_product(8, signed=signed, largest=largest, by_lanes=by_lanes)
 
 
 def make_accumulate(
