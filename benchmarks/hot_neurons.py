@@ -21,8 +21,8 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.errors import SettingError
 from edgeinfer.loading import gpu_loading
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cuda.driver import list_gpus
+from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.cuda_runs import gpu_name
 from harness.hot_neurons import one_layer

@@ -17,7 +17,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.hot_first import HotFirst, hot_first_orders, save_reordered
 from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.registry.registry import find_model
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_quant_formats import FormatError, FormatSpec, GGUFFile
 from edgeinfer_quant_formats.quantizer.importance_file import Importance, read_importance
 from edgeinfer_quant_formats.quantizer.mixes import find_mix

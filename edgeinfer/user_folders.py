@@ -25,19 +25,21 @@ def user_folder(
 ) -> Path:
     """The folder for `edgeinfer`'s files of one kind; it need not exist yet.
 
-    Linux and the BSDs follow the XDG base directory specification (which says to ignore relative paths),
-    macOS uses ~/Library, Windows %LOCALAPPDATA%.
+    The variables of the XDG base directory specification (which says to ignore relative paths) are followed
+    everywhere. Without them, Linux and the BSDs use its folders, macOS ~/Library, Windows %LOCALAPPDATA%.
     """
     home = home or _home()
+    variable, usual = XDG[kind]
+    given = environment.get(variable, "")
+    if PurePath(given).is_absolute():
+        return Path(given) / "edgeinfer"
     if platform == "darwin":
         base = home / "Library" / ("Caches" if kind == "cache" else "Application Support")
         return base / "edgeinfer"
     if platform == "win32":
         local = Path(environment.get("LOCALAPPDATA") or home / "AppData" / "Local")
         return local / "edgeinfer" / kind
-    variable, usual = XDG[kind]
-    given = environment.get(variable, "")
-    return (Path(given) if PurePath(given).is_absolute() else home / usual) / "edgeinfer"
+    return home / usual / "edgeinfer"
 
 
 def _home() -> Path:

@@ -24,6 +24,11 @@ PRIVATE_IN_TESTS = {
 }
 """Files of tests that use private names, and whose."""
 
+PLATFORM_NAMES = {"sys.platform", "os.name", "os.sched_getaffinity", "os.geteuid", "ctypes.windll"}
+PLATFORM_MODULES = {"fcntl", "msvcrt", "resource", "winreg", "pty", "termios"}
+PLATFORM_FILES = {"user_folders.py", "found_models.py", "peak_memory.py", "compile_child.py"}
+"""Outside of the `system` folders: paths of all systems, psutil, and a program that imports nothing else."""
+
 MAX_KERNEL_PARAMETERS, MAX_KERNEL_LINES = 16, 80
 
 # package -> (layer, folder, third-party packages that it may import)
@@ -123,6 +128,25 @@ def test_triton_kernels_have_at_most_sixteen_parameters_and_eighty_lines() -> No
         if count > MAX_KERNEL_PARAMETERS or lines > MAX_KERNEL_LINES
     ]
     assert large == []
+
+
+def platform_calls(path: Path) -> set[str]:
+    """Names in a file that exist on some operating systems only, or that tell which one this is."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    attributes = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    return attributes & PLATFORM_NAMES | imported_packages(path) & PLATFORM_MODULES
+
+
+def test_platform_calls_are_in_the_system_folders() -> None:
+    outside = [
+        f"{path.relative_to(ROOT)}: {', '.join(sorted(names))}"
+        for package in PARTS
+        for path in modules_of(package)
+        if path.parent.name != "system" and path.name not in PLATFORM_FILES
+        for names in [platform_calls(path)]
+        if names
+    ]
+    assert outside == []
 
 
 def test_importing_edgeinfer_loads_no_heavy_package() -> None:

@@ -24,7 +24,7 @@ from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.registry.registry import find_model
 from edgeinfer.shapes.known_shapes import find_shape
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_quant_formats import FormatError
 
 ROUNDS = 12

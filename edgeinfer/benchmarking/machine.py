@@ -10,7 +10,8 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edgeinfer_kernels.cpu.compiler.features import detect, usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import detect
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_offload.machine.host_memory import host_memory
 
 PACKAGES = ("edgeinfer", "numpy", "numba", "llvmlite", "llama-cpp-python")

@@ -10,7 +10,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.options.load_options import parse_bytes
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_offload.machine.this_machine import unmeasured_machine, with_cpu_speeds
 from edgeinfer_quant_formats import FormatSpec, GGUFFile
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo

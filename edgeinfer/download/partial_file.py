@@ -4,13 +4,14 @@ import contextlib
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from edgeinfer.errors import DownloadError
+from edgeinfer_kernels.system.locks import try_lock
+from edgeinfer_quant_formats.system.files import replace_file
 
 ENDING = ".partial"
 CHUNK = 1 << 20
@@ -97,18 +98,18 @@ class PartialFile:
         """Flush the complete file to disk and rename it to `destination`."""
         self._file.flush()
         os.fsync(self._file.fileno())
-        if sys.platform == "win32":
-            self._file.close()  # Windows can't rename an open file
-        os.replace(self.path, destination)
+        self._file.close()  # Windows can't rename an open file
+        replace_file(self.path, destination)
         self._version_path.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Delete the data; a file that another program has since created under the same name is kept."""
+        """Delete the data, and close the file; without effect if that was done before."""
+        if self._file.closed:
+            return
         self.empty()
-        if _is_same_file(self.path, self._file):
-            self._version_path.unlink(missing_ok=True)
-            if sys.platform != "win32":
-                self.path.unlink(missing_ok=True)
+        self._file.close()  # Windows can't delete an open file
+        self._version_path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def _read_version(self) -> Version:
         try:
@@ -128,6 +129,13 @@ def version_path(partial: Path) -> Path:
     return partial.with_name(partial.name + ".json")
 
 
+def lock_path(partial: Path) -> Path:
+    """Path of the file that the program locks which writes a partial file: that one is renamed at the end,
+    which Windows allows only if no other program has it open.
+    """
+    return partial.with_name(partial.name + ".lock")
+
+
 @contextlib.contextmanager
 def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | None]:
     """Lock the partial file of `destination` for this program; None: the download is complete.
@@ -141,39 +149,45 @@ def held(destination: Path, wait: Callable[[], None]) -> Iterator[PartialFile | 
             yield None
             return
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a+b") as file:
-            if not _locked(file):
+        with _locked_file(lock_path(path)) as is_locked:
+            if not is_locked:
                 wait()
-            elif _is_same_file(path, file) and not destination.exists():
-                yield PartialFile(path, file)
+            elif not destination.exists():
+                with path.open("a+b") as file:
+                    yield PartialFile(path, file)
                 return
 
 
+@contextlib.contextmanager
+def _locked_file(path: Path) -> Iterator[bool]:
+    """Lock a file during the context, and delete it at its end; False: another program has locked it, or has
+    just deleted it.
+    """
+    file = path.open("a+b")
+    locked = try_lock(file.fileno()) and _is_same_file(path, file)
+    try:
+        yield locked
+    finally:
+        # Deleted before the lock is released: afterwards it may be another program's. Windows deletes no open
+        # file, neither ours nor another program's.
+        deleted = not locked or _is_deleted(path)
+        file.close()
+        if not deleted:
+            _is_deleted(path)
+
+
+def _is_deleted(path: Path) -> bool:
+    """Delete a file, if the system allows it."""
+    try:
+        path.unlink(missing_ok=True)
+    except PermissionError:
+        return False
+    return True
+
+
 def _is_same_file(path: Path, file: IO[bytes]) -> bool:
-    """Whether the open file still has that path: another program may have finished or removed it."""
+    """Whether the open file still has that path: another program may have finished and deleted it."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _locked(file: IO[bytes]) -> bool:
-    """Lock the file for this program until it is closed; returns whether that succeeded."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(0x7FFFFFFF)
-        try:
-            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:  # the file system has no locks
-        return True
-    return True

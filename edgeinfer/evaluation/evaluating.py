@@ -16,8 +16,8 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.registry.registry import find_model
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.runtime.abi import SPARSE_TOKENS
+from edgeinfer_kernels.system.processor import usable_cpus
 
 LLAMA_CPP = "llama.cpp"
 DEFAULT_CONTEXT = 512

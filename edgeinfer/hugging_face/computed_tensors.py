@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgeinfer.hugging_face.stored import Stored
 from edgeinfer_kernels.system.private_folder import ensure_private
 from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.system.files import release_pages
 
 SMALL_BYTES = 1 << 20
 """Tensors up to this size stay in memory."""
@@ -79,10 +80,9 @@ class ComputedTensors:
         """
         if name not in self._written:
             return self._spill is None and self._in_memory.pop(name, None) is not None
-        if self._map is None or not hasattr(mmap, "MADV_DONTNEED"):
+        if self._map is None:
             return False
-        self._map.madvise(mmap.MADV_DONTNEED, self._offsets[name], self._stored[name].nbytes)
-        return True
+        return release_pages(self._map, self._offsets[name], self._stored[name].nbytes)
 
     def close(self) -> None:
         """Forget all tensors; the file goes when the last view does."""

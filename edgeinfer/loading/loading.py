@@ -32,9 +32,10 @@ from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
-from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose, usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError, source_digest
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_offload.machine.measure import stored_figures
 from edgeinfer_quant_formats import GGUFFile
 

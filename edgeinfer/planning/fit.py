@@ -7,9 +7,9 @@ from typing import Literal
 from edgeinfer.loading.model_source import DEFAULT_CONTEXT
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads, stored_figures, stored_threads
 from edgeinfer_offload.machine.this_machine import (

@@ -5,12 +5,12 @@ File access times are unreliable: file systems update them rarely, and backups c
 
 import json
 import os
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 
 from edgeinfer.user_folders import user_folder
+from edgeinfer_quant_formats.system.files import write_atomically
 
 MAX_BYTES = 1 << 20
 MAX_MODELS = 1000
@@ -32,14 +32,7 @@ def record_use(model: Path) -> None:
     recent = dict(sorted(uses.items(), key=lambda use: use[1])[-MAX_MODELS:])
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f"{file.name}.", dir=file.parent)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                json.dump(recent, stream)
-            os.replace(name, file)
-        except OSError:
-            os.unlink(name)
-            raise
+        write_atomically(file, json.dumps(recent))
 
 
 def _key(model: Path) -> str:

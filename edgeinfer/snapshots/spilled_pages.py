@@ -25,7 +25,7 @@ from edgeinfer.snapshots.snapshot_file import (
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.system.private_folder import ensure_private
-from edgeinfer_quant_formats.gguf.writer import is_alive
+from edgeinfer_quant_formats.system.processes import is_alive
 
 PAGES_PER_FILE = 16
 """Pages that are written to the disk together, at most."""

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -21,8 +20,8 @@ from edgeinfer.snapshots.snapshot_file import (
     write_snapshot,
 )
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.system.private_folder import ensure_private
-from edgeinfer_quant_formats.gguf.writer import is_alive
+from edgeinfer_kernels.system.private_folder import ensure_private, others_may_read
+from edgeinfer_quant_formats.system.processes import is_alive
 
 Result = TypeVar("Result")
 
@@ -144,9 +143,9 @@ def remove_leftovers(folder: Path) -> None:
         number = path.stem.rpartition(".")[2]
         if not (number.isdigit() and is_alive(int(number))):
             path.unlink(missing_ok=True)
-    for path in folder.glob(f"*{SUFFIX}") if sys.platform != "win32" else ():
+    for path in folder.glob(f"*{SUFFIX}"):
         with suppress(FileNotFoundError):
-            if path.lstat().st_mode & 0o077:
+            if others_may_read(path):
                 path.unlink()
 
 

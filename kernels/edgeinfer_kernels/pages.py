@@ -2,6 +2,7 @@
 
 import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +21,8 @@ def allocate(nbytes: int) -> Bytes:
         return np.frombuffer(mmap.mmap(-1, nbytes + 4096), np.uint8)
     pages = mmap.mmap(-1, nbytes + 4096, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if nbytes >= HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without transparent huge pages, as that of a Raspberry Pi
+            pages.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(pages, np.uint8)
 
 

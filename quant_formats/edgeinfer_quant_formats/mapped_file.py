@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.errors import FormatError, printable
+from edgeinfer_quant_formats.system.files import read_ahead, release_pages
 
 
 class Location(Protocol):
@@ -48,22 +49,11 @@ class MappedFile:
 
         False if the system doesn't support it.
         """
-        if not hasattr(mmap, "MADV_DONTNEED"):
-            return False
-        page = mmap.PAGESIZE
-        first = -(-info.offset // page) * page
-        end = (info.offset + info.nbytes) // page * page
-        if end > first:
-            self.data.madvise(mmap.MADV_DONTNEED, first, end - first)
-        return True
+        return release_pages(self.data, info.offset, info.nbytes)
 
     def read_in_order(self, info: Location) -> bool:
         """Enable far read-ahead for the tensor's pages. False if the system doesn't support it."""
-        if not hasattr(mmap, "MADV_SEQUENTIAL"):
-            return False
-        first = info.offset // mmap.PAGESIZE * mmap.PAGESIZE
-        self.data.madvise(mmap.MADV_SEQUENTIAL, first, info.offset + info.nbytes - first)
-        return True
+        return read_ahead(self.data, info.offset, info.nbytes)
 
     def check_size(self) -> None:
         """Raise `FormatError` if the file has been truncated since it was mapped: reading beyond its end

@@ -4,6 +4,7 @@ import os
 import struct
 import tracemalloc
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -20,8 +21,11 @@ Refusal = Callable[[bytes | RawGGUF], str]
 def refusal(tmp_path: Path) -> Refusal:
     """Write the file, check that it is refused within little memory, and return the message."""
 
+    numbers = count()
+
     def refuse(content: bytes | RawGGUF) -> str:
-        path = tmp_path / "hostile.gguf"
+        # A file for each: that of a failure stays mapped as long as its traceback, and Windows keeps it.
+        path = tmp_path / f"hostile-{next(numbers)}.gguf"
         path.write_bytes(content.build() if isinstance(content, RawGGUF) else content)
         tracemalloc.start()
         try:

@@ -10,6 +10,7 @@ from typing import NoReturn
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.interrupts import INTERRUPTED
 from edgeinfer_tui.output.terminal_output import discard, guarded_output, reserve_standard_descriptors
+from edgeinfer_tui.system.terminal_calls import allow_escape_sequences
 
 OBJECTS_PER_COLLECTION = 50_000
 """With Python's default of 700, the collector would scan the objects of all imported modules repeatedly."""
@@ -19,6 +20,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit the process with its exit code."""
     interrupts.end_program()
     reserve_standard_descriptors()
+    allow_escape_sequences()
     gc.set_threshold(OBJECTS_PER_COLLECTION)
     try:
         code = exit_code(arguments)

@@ -1,10 +1,9 @@
 """Builds the prompt from the command line, piped input, or both."""
 
-import select
-import sys
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from edgeinfer_tui.failures import say
+from edgeinfer_tui.system.terminal_calls import has_input_within
 from edgeinfer_tui.text_files import decoded, read_bounded
 
 MAX_WAIT_SECONDS = 5.0
@@ -22,7 +21,7 @@ def piped_text(stdin: TextIO | None, prompt_given: bool) -> str | None:
     if stdin is None or stdin.closed or stdin.isatty():
         return None
     raw = stdin.buffer
-    if prompt_given and not is_ready(raw):
+    if prompt_given and not has_input_within(raw, MAX_WAIT_SECONDS):
         say(f"standard input had no data within {MAX_WAIT_SECONDS:.0f} s: using the prompt alone")
         return None
     text = decoded(read_bounded(raw, "standard input"), "standard input")
@@ -41,10 +40,3 @@ def unescaped(text: str) -> str:
     for written, meant in (("\\\\", "\0"), ("\\n", "\n"), ("\\t", "\t"), ("\0", "\\")):
         text = text.replace(written, meant)
     return text
-
-
-def is_ready(raw: BinaryIO) -> bool:
-    """Whether data or the end of the input arrives soon. Windows can't poll a pipe."""
-    if sys.platform == "win32":
-        return True
-    return bool(select.select([raw], [], [], MAX_WAIT_SECONDS)[0])

@@ -11,7 +11,7 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN
 from edgeinfer.errors import SettingError
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.planted_neurons import find_planted
 from harness.sparse_runs import EXACT, PREDICTED, SparseRun, model_run, planted_run

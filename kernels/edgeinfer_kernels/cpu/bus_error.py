@@ -7,7 +7,6 @@ of SIGBUS. The read then fails again and ends the program.
 
 import ctypes
 import signal
-import sys
 import threading
 from functools import cache
 
@@ -23,7 +22,7 @@ STDERR = 2
 
 def explain_bus_errors() -> None:
     """Install the SIGBUS message once, unless the program already handles SIGBUS. Main thread only."""
-    if sys.platform == "win32" or threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "SIGBUS") or threading.current_thread() is not threading.main_thread():
         return
     if signal.getsignal(signal.SIGBUS) is signal.SIG_DFL:
         _install()

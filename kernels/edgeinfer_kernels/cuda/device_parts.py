@@ -6,9 +6,11 @@ import torch
 
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.compile_target import HAS_HIP
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.driver import AMD_CAPABILITY
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
@@ -108,9 +110,13 @@ def check_capability(spec: DecoderSpec, capability: int) -> None:
 
 
 def compute_capability(device: torch.device) -> int:
-    """The compute capability as an integer, such as 90; 0 for a device other than CUDA."""
+    """The compute capability as an integer, such as 90; 0 for a device other than a GPU. AMD's GPUs have that
+    of NVIDIA's with the same shared memory.
+    """
     if device.type != "cuda":
         return 0
+    if HAS_HIP:
+        return AMD_CAPABILITY
     major, minor = (int(part) for part in torch.cuda.get_device_capability(device))
     return 10 * major + minor
 

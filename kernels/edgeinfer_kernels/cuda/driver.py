@@ -1,11 +1,17 @@
-"""Queries the NVIDIA driver for the GPUs, without torch, a context or device memory."""
+"""Queries NVIDIA's driver, or AMD's runtime, for the GPUs, without torch, a context or device memory."""
 
 import ctypes
 import ctypes.util
 from dataclasses import dataclass
 
+from edgeinfer_kernels.cuda.hip_driver import amd_gpus
+
 OLDEST_CAPABILITY = 75
 """Turing: the oldest that Triton compiles for."""
+AMD_CAPABILITY = 75
+"""The compute capability whose tiles AMD's GPUs take: they have 64 KiB of shared memory too, and no
+programmatic dependent launch.
+"""
 _NAME_BYTES = 128
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute numbers of the compute capability."""
@@ -13,7 +19,7 @@ _MAJOR, _MINOR = 75, 76
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: index, name, compute capability (such as 90) and memory in bytes."""
+    """A GPU: index, name, compute capability (such as 90; AMD_CAPABILITY for AMD's) and memory in bytes."""
 
     index: int
     name: str
@@ -22,10 +28,10 @@ class Gpu:
 
 
 def list_gpus() -> list[Gpu]:
-    """The GPUs that the driver lists; empty without a driver. Source: the CUDA driver API's cuda.h."""
+    """The GPUs that NVIDIA's driver lists, or else AMD's runtime; empty without either. Source: cuda.h."""
     library = _library()
     if library is None or library.cuInit(0) != 0:
-        return []
+        return [Gpu(index, name, AMD_CAPABILITY, total) for index, (name, total) in enumerate(amd_gpus())]
     count = ctypes.c_int()
     if library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []

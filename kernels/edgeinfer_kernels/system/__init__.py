@@ -1,1 +1,1 @@
-"""Files and locks shared by several processes."""
+"""Calls that differ between operating systems: the processor, waiting threads, locks, private folders."""

@@ -14,6 +14,8 @@ from pathlib import Path
 SILENT_SECONDS = 1.5
 """Waiting is reported after this time."""
 POLL_SECONDS = 0.05
+LOCKED_BYTE = 0x7FFFFFFF
+"""Windows locks bytes, which others then can't read: this one is after the end of the file."""
 LOGGER = logging.getLogger("edgeinfer")
 
 
@@ -31,7 +33,7 @@ def file_lock(
     """Hold the lock at `path` during the context; the operating system releases the lock of a program that
     ends.
 
-    Without lock support (Windows, some network drives) no lock is held. A symbolic link is refused.
+    Without lock support (some network drives) no lock is held. A symbolic link is refused.
 
     Raises:
         LockTimeoutError: another program has held it for `limit_seconds`.
@@ -41,7 +43,7 @@ def file_lock(
     descriptor = os.open(path, flags, 0o600)
     try:
         begin, announced = clock(), False
-        while not _try_lock(descriptor):
+        while not try_lock(descriptor):
             waited = clock() - begin
             if waited >= limit_seconds:
                 raise LockTimeoutError(f"{path}: held by {_holder(descriptor)} for {waited:.0f} s")
@@ -51,15 +53,23 @@ def file_lock(
             sleep(POLL_SECONDS)
         with suppress(OSError):
             os.ftruncate(descriptor, 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(descriptor)
 
 
-def _try_lock(descriptor: int) -> bool:
-    """Whether the file is now locked for this program, or locks are not supported."""
+def try_lock(descriptor: int) -> bool:
+    """Whether the file is now locked for this program, until it is closed, or locks are not supported."""
     if sys.platform == "win32":
+        import msvcrt
+
+        os.lseek(descriptor, LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except OSError as error:  # Wine gives no number for a locked byte
+            return error.errno == errno.EINVAL
         return True
     import fcntl
 
@@ -73,7 +83,8 @@ def _try_lock(descriptor: int) -> bool:
 def _holder(descriptor: int) -> str:
     """The program whose process id is in the lock file."""
     with suppress(OSError, ValueError):
-        number = int(os.pread(descriptor, 32, 0))
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        number = int(os.read(descriptor, 32))
         return f"another edgeinfer (process {number}{', which is stopped' if _is_stopped(number) else ''})"
     return "another edgeinfer"
 

@@ -39,6 +39,14 @@ def distrust_reason(path: Path) -> str | None:
     return None
 
 
+def others_may_read(path: Path) -> bool:
+    """Whether other users may read or write a file. A user's folders are private on Windows.
+
+    Raises `OSError`: it does not exist.
+    """
+    return sys.platform != "win32" and bool(path.lstat().st_mode & 0o077)
+
+
 def _is_trusted(user: int) -> bool:
     return user in (0, os.geteuid())
 

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import psutil
 
-from edgeinfer_kernels.cpu.compiler.features import choose, detect, usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import BuildProgress, Kernels, load_kernels
 from edgeinfer_kernels.cpu.runtime.bandwidth import read_bandwidth as measure_reading
 from edgeinfer_kernels.cpu.runtime.bandwidth import uncached_bytes, usual_bandwidths
 from edgeinfer_kernels.cuda.driver import driver_version, list_gpus
+from edgeinfer_kernels.system.processor import fast_cpus, usable_cpus
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
@@ -49,7 +50,7 @@ def measured_threads(cache_folder: Path, progress: BuildProgress | None = None) 
     known = stored_threads(cache_folder)
     if known is not None:
         return known
-    usable, kernels = usable_cpus(), load_kernels(cache_folder, choose(), progress=progress)
+    usable, kernels = fast_cpus(), load_kernels(cache_folder, choose(), progress=progress)
     key = f"best of {usable} threads"
     best = stored_figures(cache_folder).figure(key, lambda: best_threads(sweep(kernels, usable)))
     return min(max(int(best), 1), usable)
@@ -57,7 +58,7 @@ def measured_threads(cache_folder: Path, progress: BuildProgress | None = None) 
 
 def stored_threads(cache_folder: Path) -> int | None:
     """The stored result of `measured_threads`; None: it isn't measured yet."""
-    usable = usable_cpus()
+    usable = fast_cpus()
     if len(thread_counts(usable)) == 1:
         return usable
     best = stored_figures(cache_folder).known().get(f"best of {usable} threads")
@@ -76,9 +77,12 @@ def select_threads(cache_folder: Path) -> ThreadSelection:
     """The result of `measured_threads` with its reason; measured now if necessary."""
     usable, machine = usable_cpus(), os.cpu_count() or 1
     limit = f"; the machine has {machine}, affinity or a quota allows no more" if usable < machine else ""
-    tried = thread_counts(usable)
+    fast, which = fast_cpus(), "all usable processors"
+    if fast < usable:
+        which, limit = "all fast processors", f"; the other {usable - fast} are slower cores{limit}"
+    tried = thread_counts(fast)
     if len(tried) == 1:
-        return ThreadSelection(usable, f"all usable processors{limit}")
+        return ThreadSelection(fast, f"{which}{limit}")
     count = measured_threads(cache_folder)
     others = ", ".join(map(str, tried))
     return ThreadSelection(

@@ -3,13 +3,12 @@
 import hashlib
 import json
 import math
-import os
-import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from edgeinfer_kernels.system.private_folder import ensure_private, remove_older
+from edgeinfer_quant_formats.system.files import write_atomically
 
 REVISION = 6
 """Must be raised when the set of measurements, or the method, changes."""
@@ -75,12 +74,4 @@ def _replace(file: Path, text: str) -> None:
     """Write the file atomically."""
     ensure_private(file.parent)
     remove_older(file.parent, f"{file.name}?*{PART}")
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=file.name, suffix=PART)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-        os.replace(name, file)
-    except BaseException:
-        with suppress(OSError):
-            os.unlink(name)
-        raise
+    write_atomically(file, text, PART)

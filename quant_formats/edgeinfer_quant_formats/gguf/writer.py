@@ -17,6 +17,8 @@ from edgeinfer_quant_formats.gguf.metadata_values import encode_text, encode_val
 from edgeinfer_quant_formats.gguf.tensor_index import MAX_DIMENSIONS, TensorInfo
 from edgeinfer_quant_formats.gguf.tensor_source import TensorSource, blocks_of, shape_of
 from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT, MAGIC
+from edgeinfer_quant_formats.system.files import replace_file, sync_folder
+from edgeinfer_quant_formats.system.processes import is_alive
 
 VERSION = 3
 
@@ -112,11 +114,11 @@ class GGUFWriter:
                 self._write_to(file)
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(self.path)
+            replace_file(partial, self.path)
         except BaseException:
             partial.unlink(missing_ok=True)
             raise
-        _sync_folder(self.path.parent)
+        sync_folder(self.path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -170,28 +172,3 @@ def _remove_leftovers(path: Path) -> None:
             number = entry.name.removeprefix(start).partition("-")[0]
             if number.isdecimal() and not is_alive(int(number)):
                 entry.unlink(missing_ok=True)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def is_alive(process: int) -> bool:
-    """Whether a process with this number exists; True if that is unknown."""
-    if os.name != "posix":
-        return True
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # owned by another user
-        return True
-    except OverflowError:  # not a process number
-        return False
-    return True

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from edgeinfer_quant_formats.codecs import decode, encode
 from edgeinfer_quant_formats.errors import FormatError
+from edgeinfer_quant_formats.system.processes import apart_from_terminal
 
 # Pieces in flight per worker, so that no worker waits while the file is written.
 AHEAD = 2
@@ -153,12 +154,12 @@ class EncodingPool:
 
 
 def _start_worker() -> subprocess.Popen[bytes]:
-    # In a separate session, so that Ctrl-C reaches only the parent, which then ends the workers.
+    # Ctrl-C reaches only the parent, which then ends the workers.
     single = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     return subprocess.Popen(
         [sys.executable, "-c", _START.format(path=[entry or os.getcwd() for entry in sys.path])],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=os.environ | single,
-        start_new_session=True,
+        **apart_from_terminal(),
     )

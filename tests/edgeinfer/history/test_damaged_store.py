@@ -3,6 +3,7 @@
 import logging
 import os
 import sqlite3
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,6 +97,7 @@ def test_wrong_values_do_not_stop_a_store(tmp_path: Path, statement: str) -> Non
     assert used(path) == 1
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no named pipes among its files")
 def test_a_pipe_is_refused_as_store(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "chats.sqlite")
     with pytest.raises(ChatStoreError, match="can't keep chats there: no regular file"):

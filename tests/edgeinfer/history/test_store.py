@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import sqlite3
 import stat
 import subprocess
@@ -56,6 +55,7 @@ def test_messages_keep_their_order_after_reopening_the_store(store: ChatStore) -
         assert [one.label for one in again.chats()] == ["foxes"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="modes are those of POSIX")
 def test_the_store_is_readable_by_its_owner_only(store: ChatStore) -> None:
     assert stat.S_IMODE(store.path.stat().st_mode) == 0o600
 
@@ -151,7 +151,7 @@ def test_kill_9_during_a_response_loses_nothing(after: int, tmp_path: Path) -> N
     last = -1
     while last < after:
         last = int(child.stdout.readline())
-    child.send_signal(signal.SIGKILL)
+    child.kill()
     child.wait()
     output = child.stdout.read().split()
     child.stdout.close()

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -28,6 +29,7 @@ def model(tmp_path: Path, name: str = "model.gguf") -> ModelFile:
     return ModelFile(name, tmp_path / name, "path")
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="access times are not kept there")
 def test_a_model_that_was_never_loaded_has_no_time_whatever_its_access_time(tmp_path: Path) -> None:
     result = model(tmp_path)
     os.utime(result.path, (10**9, 10**9))
@@ -39,6 +41,7 @@ def test_a_model_that_was_never_loaded_has_no_time_whatever_its_access_time(tmp_
     assert result.path.stat().st_atime == result.path.stat().st_mtime == 10**9
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="symbolic links need a privilege there")
 def test_a_link_and_its_file_are_one_model(tmp_path: Path) -> None:
     result = model(tmp_path)
     (tmp_path / "link.gguf").symlink_to(result.path)
@@ -79,7 +82,8 @@ def test_a_record_that_is_not_a_regular_file_is_not_opened(tmp_path: Path, recor
 def test_a_state_folder_that_cannot_be_created_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", os.devnull)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "file"))
     result = model(tmp_path)
     result.record_use()
     assert result.last_used is None

@@ -11,7 +11,7 @@ from tests.edgeinfer.generation.batching.live_engines import prompt
 
 
 def snapshot(ids: list[int]) -> Snapshot:
-    return Snapshot(ids, [np.array(ids)])
+    return Snapshot(ids, [np.array(ids, np.int64)])
 
 
 def test_the_longest_prefix_is_found_and_the_least_recently_used_is_dropped() -> None:

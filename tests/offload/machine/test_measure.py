@@ -30,15 +30,20 @@ def test_the_selected_thread_count_has_a_reason(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(os, "cpu_count", lambda: 32)
     monkeypatch.setattr(measure, "load_kernels", lambda folder, isa, progress: None)
     monkeypatch.setattr(measure, "sweep", lambda kernels, usable: {8: 50.0, 12: 80.0, 16: 81.0})
-    monkeypatch.setattr(measure, "usable_cpus", lambda: 2)
+    for name in ("usable_cpus", "fast_cpus"):
+        monkeypatch.setattr(measure, name, lambda: 2)
     limit = "; the machine has 32, affinity or a quota allows no more"
     assert measure.select_threads(tmp_path) == measure.ThreadSelection(2, f"all usable processors{limit}")
-    monkeypatch.setattr(measure, "usable_cpus", lambda: 16)
+    for name in ("usable_cpus", "fast_cpus"):
+        monkeypatch.setattr(measure, name, lambda: 16)
     result = measure.select_threads(tmp_path)
     assert result.count == 12
     assert result.why == "of 8, 12, 16 the fewest that read memory at full speed, measured once" + limit
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     assert not measure.select_threads(tmp_path).why.endswith(limit)
+    monkeypatch.setattr(measure, "fast_cpus", lambda: 4)
+    wanted = "all fast processors; the other 12 are slower cores"
+    assert measure.select_threads(tmp_path) == measure.ThreadSelection(4, wanted)
 
 
 def test_a_measurement_is_made_once_and_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

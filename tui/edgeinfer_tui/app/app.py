@@ -2,8 +2,6 @@
 
 import asyncio
 import os
-import signal
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +15,7 @@ from edgeinfer_tui.app.chat_controller import ChatController
 from edgeinfer_tui.app.chat_screen import ChatScreen
 from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.options.parsed_options import ParsedOptions
+from edgeinfer_tui.system.terminal_calls import call_on_stop_signals, is_posix_terminal
 
 LEAVE_SECONDS = 5.0
 """Time limit for the model to free its memory at exit, in seconds."""
@@ -81,7 +80,7 @@ class ChatApp(App[None]):
 
     def get_driver_class(self) -> type[Driver]:
         usual = super().get_driver_class()
-        if sys.platform == "win32":
+        if not is_posix_terminal():
             return usual
         from textual.drivers.linux_driver import LinuxDriver
 
@@ -93,10 +92,8 @@ class ChatApp(App[None]):
         return self.chat_screen
 
     def on_mount(self) -> None:
-        if not self.is_headless and sys.platform != "win32":
-            loop = asyncio.get_running_loop()
-            for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-                loop.add_signal_handler(getattr(signal, name), self.leave)
+        if not self.is_headless:
+            call_on_stop_signals(self.leave)
 
     def on_paste(self, event: events.Paste) -> None:
         """Send text that no other widget pasted to the message input, on any screen."""

@@ -122,6 +122,9 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
             _answer(loaded, options, text, session)
         if session is not None and (owner := session.snapshot_owner):
             loaded.keep_snapshot(owner)
+        if options.verbose and loaded.plan is not None:
+            # After the text: the first such plan measures the kernels, for seconds on a slow machine.
+            print(loaded.plan.explain(), file=sys.stderr)
 
 
 def _session(store: "SessionStore", options: ParsedOptions) -> "ChatSession":
@@ -367,8 +370,6 @@ def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> No
         )
     for detail in loaded.details:
         say(detail)
-    if loaded.plan is not None:
-        print(loaded.plan.explain(), file=sys.stderr)
 
 
 def _report(

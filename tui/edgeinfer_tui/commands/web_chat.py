@@ -2,7 +2,6 @@
 
 import os
 import secrets
-import sys
 import threading
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -17,6 +16,7 @@ from edgeinfer_tui.failures import say
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from edgeinfer_tui.options.settings import configured_tool_servers
 from edgeinfer_tui.system.installed_packages import check_server_packages
+from edgeinfer_tui.system.terminal_calls import has_display
 from edgeinfer_tui.tool_servers import running_tool_servers
 
 if TYPE_CHECKING:
@@ -102,9 +102,7 @@ def _open(address: str) -> None:
 
 def has_browser(environment: Mapping[str, str]) -> bool:
     """Whether a graphical browser can be opened; one of the terminal would hide the server's messages."""
-    if sys.platform not in ("win32", "darwin") and not (
-        environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY")
-    ):
+    if not has_display(environment):
         return False
     import webbrowser
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
+from edgeinfer_tui.system.terminal_calls import console_encoding
+
 CONTROL_REPLACEMENTS = {code: "�" for code in [*range(0x20), *range(0x7F, 0xA0)] if chr(code) not in "\t\n"}
 """For `str.translate`: C0 except tab and newline, DEL and C1 become a replacement character."""
 
@@ -134,7 +136,7 @@ def guarded_output() -> Iterator[None]:
     for stream in (sys.stdin, *before):
         if isinstance(stream, io.TextIOWrapper):
             # Characters missing in the terminal's encoding become a question mark, invalid bytes a �.
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(encoding=console_encoding(stream), errors="replace")
     sys.stdout = cast(TextIO, OutputStream(out or cast(TextIO, ClosedOutput()), required=True))
     sys.stderr = cast(TextIO, OutputStream(err or io.StringIO(), required=False))
     try:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import os
 import platform
 import shutil
 import subprocess
@@ -34,9 +33,9 @@ def probes(threads: int | None) -> Probes:
 
 def usable_cores() -> int:
     """Number of CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    from edgeinfer_kernels.system.processor import allowed_cpus
+
+    return len(allowed_cpus())
 
 
 def _machine() -> dict[str, Any]:
@@ -78,6 +77,13 @@ def bandwidth(threads: int) -> dict[str, Any]:
 
 
 def _graphics() -> dict[str, Any]:
+    """The GPUs, and what is missing to use them."""
+    from edgeinfer_tui.system.gpu_support import found_gpu_support, gpu_advice
+
+    return {**_nvidia_gpus(), "support": gpu_advice(found_gpu_support())}
+
+
+def _nvidia_gpus() -> dict[str, Any]:
     """NVIDIA GPUs as nvidia-smi reports them; importing torch would take seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:

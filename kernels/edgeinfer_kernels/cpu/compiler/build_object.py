@@ -110,6 +110,9 @@ def linked_module(unit: str, target: Target) -> Any:
     for function in whole.functions:  # numba numbers names per process: they would clash between objects
         if not function.is_declaration and not function.name.startswith("edgeinfer_"):
             function.linkage = llvm.Linkage.internal
+            if "+neon" in target.features and any(each.type.is_vector for each in function.arguments):
+                # A call would pass its vectors through memory. On ARM, LLVM counts four operations for each.
+                function.add_function_attribute("alwaysinline")
     return whole
 
 

@@ -1,13 +1,10 @@
 """The features of this CPU, and the instruction sets that they support."""
 
-import ctypes
-import os
-import platform
-import sys
 from dataclasses import dataclass
-from functools import cache
 
 import llvmlite.binding as llvm
+
+from edgeinfer_kernels.system.processor import architecture, arm_features, tiles_granted
 
 
 @dataclass(frozen=True)
@@ -15,35 +12,42 @@ class InstructionSet:
     """A target of the kernel build: an LLVM CPU name and the required features."""
 
     name: str
-    machines: tuple[str, ...]
+    architecture: str
     processor: str
+    """Whose instruction costs the compiler assumes."""
     features: tuple[str, ...]
+    """Required of the processor, and used."""
     summary: str
     tiles: bool = False
     """Whether it has AMX GEMM kernels. AMX needs permission for the process, see `tiles_granted`."""
 
+    unused: tuple[str, ...] = ()
+    """Features of `processor` that others with the required ones may lack."""
+
     @property
     def feature_string(self) -> str:
-        """The format of LLVM and numba: `+avx2,+fma`."""
-        return ",".join(f"+{feature}" for feature in self.features)
+        """The format of LLVM and numba: `+avx2,+fma`; `-` turns off a feature of `processor`."""
+        signs = ("+", self.features), ("-", self.unused)
+        return ",".join(f"{sign}{feature}" for sign, features in signs for feature in features)
 
 
-ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA = 158, 0x1023, 18
-
-_X86 = ("x86_64", "AMD64")
-_ARM = ("aarch64", "arm64")
+_X86, _ARM = "x86_64", "aarch64"
 _AVX2 = ("sse2", "ssse3", "sse4.1", "sse4.2", "popcnt", "avx", "avx2", "fma", "f16c", "bmi", "bmi2")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512vnni")
-
 _AMX = (*_AVX512, "avx512bf16", "amx-tile", "amx-bf16")
+
+_DOTPROD = ("neon", "lse", "dotprod")
+_A72 = ("crc", "aes", "sha2", "perfmon")
+_N1 = (*_A72, "fullfp16", "rcpc", "spe", "ssbs", "ras")
 
 INSTRUCTION_SETS: tuple[InstructionSet, ...] = (
     InstructionSet("amx", _X86, "cascadelake", _AMX, "as avx512-vnni, and tiles of bfloat16", tiles=True),
     InstructionSet("avx512-vnni", _X86, "cascadelake", _AVX512, "512-bit registers, vpdpbusd"),
     InstructionSet("avx-vnni", _X86, "haswell", (*_AVX2, "avxvnni"), "256-bit registers, vpdpbusd"),
     InstructionSet("avx2", _X86, "haswell", _AVX2, "256-bit registers, vpmaddubsw"),
-    InstructionSet("neon-dotprod", _ARM, "generic", ("neon", "dotprod"), "128-bit registers, sdot"),
-    InstructionSet("portable-arm", _ARM, "generic", ("neon",), "128-bit registers"),
+    InstructionSet("neon-i8mm", _ARM, "neoverse-n1", (*_DOTPROD, "i8mm"), "sdot, smmla", unused=_N1),
+    InstructionSet("neon-dotprod", _ARM, "neoverse-n1", _DOTPROD, "128-bit registers, sdot", unused=_N1),
+    InstructionSet("portable-arm", _ARM, "cortex-a72", ("neon",), "128-bit registers", unused=_A72),
     InstructionSet("portable", _X86, "x86-64", ("sse2",), "whatever every x86-64 has"),
 )
 """Fastest first."""
@@ -63,50 +67,27 @@ class CpuFeatures:
         return self.available[0]
 
 
-def usable_cpus() -> int:
-    """Number of CPUs that this process may use: its affinity, and the container's quota if there is one."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    count = len(affinity(0)) if affinity else (os.cpu_count() or 1)
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-        if quota != "max":
-            count = min(count, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # No cgroup v2, or no read permission: use the affinity only.
-        pass
-    return count
-
-
 def processor_flags() -> frozenset[str]:
     """LLVM names of the features that this CPU and its operating system have enabled."""
     try:
-        return frozenset(name for name, on in llvm.get_host_cpu_features().items() if on)
+        found = {name for name, on in llvm.get_host_cpu_features().items() if on}
     except RuntimeError:  # no LLVM support on this platform: only the portable kernels are safe
-        return frozenset({"sse2", "neon"})
-
-
-@cache
-def tiles_granted() -> bool:
-    """Request permission for AMX tiles: Linux grants it per process, for all its threads.
-
-    Source: Linux, Documentation/arch/x86/xstate.rst.
-    """
-    if sys.platform != "linux" or platform.machine() != "x86_64":
-        return False
-    ask: int = ctypes.CDLL(None).syscall(ARCH_PRCTL, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
-    return ask == 0
+        found = {"sse2"}
+    return frozenset(found | arm_features() if architecture() == _ARM else found)
 
 
 def detect() -> CpuFeatures:
     """Detect the features of the CPU; an unknown architecture raises `UnsupportedProcessorError`."""
-    machine, flags = platform.machine(), processor_flags()
+    machine, flags = architecture(), processor_flags()
     available = tuple(
         isa
         for isa in INSTRUCTION_SETS
-        if machine in isa.machines and flags.issuperset(isa.features) and (not isa.tiles or tiles_granted())
+        if machine == isa.architecture
+        and flags.issuperset(isa.features)
+        and (not isa.tiles or tiles_granted())
     )
     if not available:
-        known = sorted({name for isa in INSTRUCTION_SETS for name in isa.machines})
+        known = sorted({isa.architecture for isa in INSTRUCTION_SETS})
         raise UnsupportedProcessorError(f"processor {machine}: kernels exist for {', '.join(known)}")
     return CpuFeatures(llvm.get_host_cpu_name(), flags, available)
 

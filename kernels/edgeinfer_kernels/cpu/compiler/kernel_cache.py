@@ -13,7 +13,6 @@ import ctypes
 import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
-from edgeinfer_kernels.cpu.compiler.features import InstructionSet, usable_cpus
+from edgeinfer_kernels.cpu.compiler.features import InstructionSet
 from edgeinfer_kernels.cpu.compiler.kernel_folders import (
     BUILDING,
     DIGEST_CHARACTERS,
@@ -42,6 +41,7 @@ from edgeinfer_kernels.system.private_folder import (
     scratch_folder,
     temporary_root,
 )
+from edgeinfer_kernels.system.processor import architecture, usable_cpus
 from edgeinfer_quant_formats import formats
 
 DIGEST_BYTES = 32
@@ -89,7 +89,7 @@ def source_digest(isa: InstructionSet) -> str:
 
 def objects_folder(root: Path, isa: InstructionSet) -> Path:
     """The folder of an instruction set's object files."""
-    return root / f"{platform.machine()}-{isa.name}-{source_digest(isa)}"
+    return root / f"{architecture()}-{isa.name}-{source_digest(isa)}"
 
 
 class KernelCache:
@@ -194,7 +194,7 @@ class KernelCache:
         is awaited instead of built twice.
         """
         ensure_private(self.root)
-        with file_lock(self.root / f"{platform.machine()}-{self.isa.name}.lock", MAX_LOCK_SECONDS):
+        with file_lock(self.root / f"{architecture()}-{self.isa.name}.lock", MAX_LOCK_SECONDS):
             yield
 
     def _build_all(self, units: Sequence[str], progress: BuildProgress | None) -> None:

@@ -65,6 +65,11 @@ class Target:
         """Whether it has 32 registers of 64 bytes."""
         return "+avx512f" in self.features
 
+    @property
+    def matrices(self) -> bool:
+        """Whether one instruction multiplies several rows by several tokens."""
+        return "+i8mm" in self.features
+
 
 def unit_exports(unit: str, target: Target) -> dict[str, Any]:
     """Symbol -> (numba function, signature) of a unit: one of PARTS, `rows_<format>`, `neurons_<format>` or a
@@ -81,7 +86,8 @@ def unit_exports(unit: str, target: Target) -> dict[str, Any]:
     name = unit.removeprefix("rows_")
     if name in FLOAT_ROW_KERNELS:
         return {unit: float_rows(name)}
-    exports = {unit: rows(name, wide=target.wide), f"decode_{name}": decode_row(name)}
+    rows_of_target = rows(name, wide=target.wide, matrices=target.matrices)
+    exports = {unit: rows_of_target, f"decode_{name}": decode_row(name)}
     return {**exports, f"tile_{unit}": tile_rows(name)} if target.tiles else exports
 
 
@@ -98,8 +104,8 @@ def float_rows(name: str) -> tuple[Any, Any]:
 
 
 @cache
-def rows(name: str, *, wide: bool) -> tuple[Any, Any]:
-    return compiled_for(make_rows(ROW_FORMATS[name], wide=wide), ROW_ARGUMENTS)
+def rows(name: str, *, wide: bool, matrices: bool) -> tuple[Any, Any]:
+    return compiled_for(make_rows(ROW_FORMATS[name], wide=wide, matrices=matrices), ROW_ARGUMENTS)
 
 
 @cache

@@ -7,6 +7,8 @@ from collections import namedtuple
 
 CACHE_LINE = 64
 WORK_COUNTERS = 16
+WAIT_KINDS = {"sleep": 0, "futex": 1, "windows": 2, "macos": 3}
+"""How a thread waits until a word of memory changes: in short sleeps, or by a call of the system."""
 POSITIONS_PER_PAGE = 16
 SCALED = 32
 """Elements of a head that share a scale in an 8-bit or 4-bit cache."""

@@ -1,6 +1,5 @@
 """Measures memory read bandwidth, the upper limit of decode speed."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +9,14 @@ from statistics import median
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.kernel_args import ReadMemoryArgs
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.pages import allocate
+from edgeinfer_kernels.system.processor import CPUS, last_level_cache_bytes
 
 MIN_READ = 256 << 20
-CACHES = Path("/sys/devices/system/cpu")
 CACHES_READ = 4
 """How many times the cache size must be read cyclically so that cache hits are negligible. At twice the size,
 a cache with random eviction still hits a fifth; at four times, a fiftieth.
@@ -79,27 +77,9 @@ def _readers(kernels: Kernels, counts: Sequence[int], nbytes: int) -> Iterator[l
             pool.close()
 
 
-def uncached_bytes(folder: Path = CACHES, max_bytes: int | None = None) -> int:
+def uncached_bytes(folder: Path = CPUS, max_bytes: int | None = None) -> int:
     """An amount of memory so large that cyclic reads have negligible cache hits, at most `max_bytes` bytes,
     but at least MIN_READ.
     """
-    needed = CACHES_READ * last_level_bytes(folder)
+    needed = CACHES_READ * last_level_cache_bytes(folder)
     return max(MIN_READ, needed if max_bytes is None else min(needed, max_bytes))
-
-
-def last_level_bytes(folder: Path = CACHES) -> int:
-    """Bytes of the last-level caches of all sockets that this process may use; 0: unknown."""
-    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(usable_cpus())
-    caches: dict[int, dict[str, int]] = {}
-    for cpu in usable:
-        for cache in (folder / f"cpu{cpu}" / "cache").glob("index*"):
-            try:
-                level, size, shared = (
-                    (cache / name).read_text(encoding="ascii").strip()
-                    for name in ("level", "size", "shared_cpu_list")
-                )
-                nbytes = int(size[:-1]) << {"K": 10, "M": 20, "G": 30}[size[-1]]
-            except (OSError, ValueError, KeyError):
-                continue
-            caches.setdefault(int(level), {})[shared] = nbytes
-    return sum(caches[max(caches)].values()) if caches else 0

@@ -13,9 +13,9 @@ class ThreadPoolArgs(Structure):
 
     generation: incremented for every run; negative: shutdown. arrived, barrier: number of threads at the
     barrier, and number of completed barriers. sleeping, barrier_sleeping: threads that wait in the OS kernel,
-    for a run or at a barrier. yield_function, sleep_function, syscall_function: addresses of C functions.
-    futex: number of the system call, or 0. function, block, step: arguments of the run. counters:
-    WORK_COUNTERS, one cache line each.
+    for a run or at a barrier. yield_function, sleep_function, wait_function, wake_function: addresses of C
+    functions. wait_kind: of WAIT_KINDS. futex: number of the system call. function, block, step: arguments
+    of the run. counters: WORK_COUNTERS, one cache line each.
     """
 
     generation: Word
@@ -27,7 +27,9 @@ class ThreadPoolArgs(Structure):
     yield_function: Int
     sleep_function: Int
     sleep_argument: Int
-    syscall_function: Int
+    wait_kind: Int
+    wait_function: Int
+    wake_function: Int
     futex: Int
     function: Int
     block: Int

@@ -2,8 +2,6 @@
 
 import ctypes
 import os
-import platform
-import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -14,13 +12,12 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 from edgeinfer_kernels.system.locks import fork_safe_lock
+from edgeinfer_kernels.system.waiting import wait_functions
 
-FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
-SLEEP_MICROSECONDS = 500
-
-
-def address_of(function: object) -> int:
-    return ctypes.cast(function, ctypes.c_void_p).value or 0  # type: ignore[arg-type]
+WAIT_FIELDS = (
+    *("yield_function", "sleep_function", "sleep_argument"),
+    *("wait_kind", "wait_function", "wake_function", "futex"),
+)
 
 
 class ThreadPool:
@@ -44,7 +41,9 @@ class ThreadPool:
         self._memory = ctypes.create_string_buffer(ctypes.sizeof(ThreadPoolArgs) + CACHE_LINE)
         self.address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
         args = ThreadPoolArgs.from_address(self.address)
-        self._use_operating_system(args)
+        waiting = wait_functions()
+        for name in WAIT_FIELDS:
+            setattr(args, name, getattr(waiting, name))
         args.threads = self.threads
         workers = [
             threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
@@ -52,26 +51,10 @@ class ThreadPool:
         ]
         for worker in workers:
             worker.start()
-        kept_alive = (self._memory, self._kernels, self._functions)
+        kept_alive = (self._memory, self._kernels, waiting)
         self._end = weakref.finalize(
             self, _shutdown, self._process, self._lock, self._shutdown, self.address, workers, kept_alive
         )
-
-    def _use_operating_system(self, args: ThreadPoolArgs) -> None:
-        """Set the C functions with which a thread yields or sleeps while it waits."""
-        if sys.platform == "win32":
-            library = ctypes.windll.kernel32
-            self._functions = [library.SwitchToThread, library.Sleep]
-            args.sleep_argument = 1
-        else:
-            library = ctypes.CDLL(None)
-            self._functions = [library.sched_yield, library.usleep]
-            args.sleep_argument = SLEEP_MICROSECONDS
-        args.yield_function, args.sleep_function = map(address_of, self._functions)
-        if sys.platform == "linux" and platform.machine() in FUTEX_NUMBERS:
-            self._functions.append(library.syscall)
-            args.syscall_function = address_of(library.syscall)
-            args.futex = FUTEX_NUMBERS[platform.machine()]
 
     def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done.

@@ -6,10 +6,10 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
+from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
-from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
 
 _ELSEWHERE = tl.constexpr(ELSEWHERE)
 
@@ -22,6 +22,8 @@ def _raise_number(number_address, number):
     tl.debug_barrier()
     if INTERPRETED:
         tl.store(number_address, number)
+    elif not USES_PTX:
+        tl.atomic_xchg(number_address, number, sem="release", scope="sys")
     else:
         tl.inline_asm_elementwise(
             "st.release.sys.global.u64 [$1], $2; mov.u64 $0, $2;",

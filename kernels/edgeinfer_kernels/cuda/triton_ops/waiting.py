@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.triton_ops.words import INTERPRETED
+from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
 
 MAX_POLLS = tl.constexpr(1 << 26)
 """One to two minutes: the device stops waiting for a host that has not answered by then."""
@@ -14,6 +14,8 @@ def _poll(number_address):
     """Load the flag with acquire semantics: data written before it is read only afterwards."""
     if INTERPRETED:
         return tl.load(number_address)
+    elif not USES_PTX:
+        return tl.atomic_add(number_address, 0, sem="acquire", scope="sys")
     else:
         return tl.inline_asm_elementwise(
             "nanosleep.u32 20; ld.acquire.sys.global.u64 $0, [$1];",

@@ -3,11 +3,8 @@
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.compile_target import AMD_DOT, USES_PTX
 from edgeinfer_kernels.cuda.weights.plane_formats import CODEBOOKS
-
-INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
-"""The interpreter cannot run inline assembly: kernels then compute the same with ordinary operations."""
-
 
 # `plane_formats.Code` and `Scale` as constants for kernels.
 NIBBLE = tl.constexpr(0)
@@ -42,16 +39,26 @@ IQ4_WORDS, FP4_WORDS = (tl.constexpr(level_words(levels)) for levels in CODEBOOK
 
 @triton.jit
 def _instruction(ASSEMBLY: tl.constexpr, first, second, third):
-    """One instruction with three word operands; not for the interpreter."""
+    """One PTX instruction with three word operands."""
     return tl.inline_asm_elementwise(
         ASSEMBLY, "=r,r,r,r", [first, second, third], dtype=tl.int32, is_pure=True, pack=1
     )
 
 
 @triton.jit
+def _amd_dot(weights, activations, sums):
+    """sums + Σ of four int8 · int8, on AMD's GPUs."""
+    return tl.inline_asm_elementwise(
+        AMD_DOT, "=v,v,v,v", [weights, activations, sums], dtype=tl.int32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def dot_unsigned(weights, activations, sums):
-    """sums + Σ of four uint8 · int8."""
-    if INTERPRETED:
+    """sums + Σ of four uint8 · int8; the weights are below 128."""
+    if AMD_DOT != "":
+        return _amd_dot(weights, activations, sums)
+    elif not USES_PTX:
         for byte in tl.static_range(4):
             left = (weights >> (8 * byte)) & 0xFF
             sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
@@ -63,7 +70,9 @@ def dot_unsigned(weights, activations, sums):
 @triton.jit
 def dot_signed(weights, activations, sums):
     """sums + Σ of four int8 · int8."""
-    if INTERPRETED:
+    if AMD_DOT != "":
+        return _amd_dot(weights, activations, sums)
+    elif not USES_PTX:
         for byte in tl.static_range(4):
             left = (weights << (24 - 8 * byte)) >> 24
             sums = sums + left * ((activations << (24 - 8 * byte)) >> 24)
@@ -75,7 +84,7 @@ def dot_signed(weights, activations, sums):
 @triton.jit
 def select_bytes(low, high, selector):
     """Byte k of the result is the byte of low (0…3) or high (4…7) selected by nibble k of the selector."""
-    if INTERPRETED:
+    if not USES_PTX:
         selected = tl.zeros_like(selector)
         for byte in tl.static_range(4):
             index = (selector >> (4 * byte)) & 7
@@ -89,7 +98,7 @@ def select_bytes(low, high, selector):
 @triton.jit
 def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
     """(words & MASK) | BITS."""
-    if INTERPRETED:
+    if not USES_PTX:
         return (words & MASK) | BITS
     else:
         zero = tl.zeros_like(words)  # Both constants cannot be immediates of one instruction.
@@ -152,7 +161,7 @@ def code_value(codes, BYTE_INDEX: tl.constexpr, OFFSET: tl.constexpr):
 
     A code in the low bits of the float32 2²³ is added to it; this is faster than a conversion.
     """
-    if INTERPRETED:
+    if not USES_PTX:
         return (((codes >> (8 * BYTE_INDEX)) & 255) - OFFSET).to(tl.float32)
     else:
         POWER: tl.constexpr = 0x4B000000
@@ -167,7 +176,7 @@ def scaled_codes(codes, scale, OFFSET: tl.constexpr):
 
     Two at a time, as in `code_value` with 2¹⁰.
     """
-    if INTERPRETED:
+    if not USES_PTX:
         factor = low_f16(scale)
         return (
             (factor * code_value(codes, 0, OFFSET)).to(tl.float16),

@@ -29,6 +29,7 @@ _POINTERS = {
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
+_AMD_USAGE = re.compile(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)")
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -137,6 +138,24 @@ def _is_aligned(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value % 16 == 0
 
 
+def compile_for_amd(launch: Launch, architecture: str) -> Resources:
+    """Compile a recorded launch for an AMD GPU such as gfx1100: neither the GPU nor ROCm is needed, but a
+    process whose kernels are for AMD (`compile_target.HAS_HIP`).
+    """
+    options = {name: value for name, value in launch.options if name != "launch_pdl"}
+    lanes = 64 if architecture.startswith("gfx9") else LANES
+    compiled = triton.compile(_source(launch), target=GPUTarget("hip", architecture, lanes), options=options)
+    text = compiled.asm["amdgcn"]
+    values = {name: int(value) for name, value in _AMD_USAGE.findall(text)}
+    shared, warps = int(compiled.metadata.shared), int(compiled.metadata.num_warps)
+    return Resources(values["vgpr_count"], values["private_segment_fixed_size"], shared, warps, False)
+
+
+def _source(launch: Launch) -> ASTSource:
+    attributes = {path: [["tt.divisibility", 16]] for path in launch.aligned}
+    return ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
+
+
 def compile_launch(launch: Launch, capability: int) -> Resources:
     """Compile a recorded launch for sm_`capability`, with Triton's assembler: no GPU is needed.
 
@@ -145,9 +164,7 @@ def compile_launch(launch: Launch, capability: int) -> Resources:
     options = dict(launch.options)
     if capability < 90:
         options.pop("launch_pdl", None)
-    attributes = {path: [["tt.divisibility", 16]] for path in launch.aligned}
-    source = ASTSource(launch.kernel, launch.signature, launch.constants, attributes)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, LANES), options=options)
+    compiled = triton.compile(_source(launch), target=GPUTarget("cuda", capability, LANES), options=options)
     registers, spilled = _usage(compiled.asm["cubin"])
     dependent = "griddepcontrol" in compiled.asm["ptx"]
     shared, warps = int(compiled.metadata.shared), int(compiled.metadata.num_warps)

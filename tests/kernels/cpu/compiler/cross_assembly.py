@@ -1,7 +1,7 @@
-"""Compile kernel units for another processor: `cross_assembly.py TRIPLE TARGET UNIT…`.
+"""Compile kernel units for another processor: `cross_assembly.py TRIPLE JOBS`.
 
-TARGET: JSON, the fields of `Target`. numba makes the LLVM code as for this machine. Runs as a process of its
-own, as the build does.
+JOBS: JSON, a list of [the fields of `Target`, units]. numba makes the LLVM code as for this machine. Runs in
+a separate process, as the build does.
 """
 
 import json
@@ -26,12 +26,16 @@ def assembly(unit: str, triple: str, target: Target) -> str:
 
 
 def main() -> None:
-    """Print {unit: its assembly} as JSON."""
-    triple, target, *units = sys.argv[1:]
+    """Print a list of {unit: its assembly} as JSON."""
+    triple, jobs = sys.argv[1:]
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
     stop_before_linking()
-    print(json.dumps({unit: assembly(unit, triple, Target(**json.loads(target))) for unit in units}))
+    result = [
+        {unit: assembly(unit, triple, Target(**target)) for unit in units}
+        for target, units in json.loads(jobs)
+    ]
+    print(json.dumps(result))
 
 
 if __name__ == "__main__":

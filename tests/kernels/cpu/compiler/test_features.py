@@ -6,6 +6,7 @@ import pytest
 
 from edgeinfer_kernels.cpu.compiler import features
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS, detect
+from edgeinfer_kernels.system.processor import tiles_granted
 
 
 @pytest.fixture
@@ -35,4 +36,4 @@ def test_amx_is_not_requested_without_processor_support(monkeypatch: pytest.Monk
 
 def test_amx_is_off_except_on_linux_x86(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
-    assert not features.tiles_granted.__wrapped__()
+    assert not tiles_granted.__wrapped__()

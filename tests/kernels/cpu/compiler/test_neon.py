@@ -1,88 +1,116 @@
 """ARM kernels, compiled here and checked as assembly: this machine can't run them."""
 
-import json
-import os
 import re
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 
-from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS
+from tests.kernels.cpu.compiler.arm_assembly import Loop, assemblies, innermost_loops
 
-pytestmark = pytest.mark.slow
-
-TRIPLE = "aarch64-unknown-linux-gnu"
-CHILD = Path(__file__).with_name("cross_assembly.py")
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)
-
-
-UNITS = {
-    "neon-dotprod": ("blocks", "latent_attention", "rows_Q8_0", "rows_Q4_K", "rows_IQ4_NL"),
-    "portable-arm": ("rows_Q4_0",),
+FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
+ROWS = tuple(f"rows_{name}" for name in FORMATS)
+SETS = ("neon-i8mm", "neon-dotprod", "portable-arm")
+OTHERS = {
+    "neon-dotprod": ("blocks", "latent_attention", "rows_IQ4_NL"),
+    "portable-arm": ("rows_IQ4_NL",),
 }
-"""`blocks` multiplies no quants: it is the same code with and without sdot."""
+"""Slow. `blocks` multiplies no quants: it is the same code with and without sdot."""
+GROUP_PARTS = {"Q8_0": 16, "Q4_0": 16, "Q4_K": 128, "Q6_K": 128}
+"""32 weights of a row: how many of them a block of a group of sixteen rows has."""
+MAX_INSTRUCTIONS = {
+    **dict.fromkeys([("neon-i8mm", "Q8_0"), ("neon-dotprod", "Q8_0")], 6.0),
+    **dict.fromkeys([("neon-i8mm", "Q4_0"), ("neon-dotprod", "Q4_0")], 7.0),
+    **dict.fromkeys([("neon-i8mm", "Q4_K"), ("neon-dotprod", "Q4_K")], 12.0),
+    **dict.fromkeys([("neon-i8mm", "Q6_K"), ("neon-dotprod", "Q6_K")], 18.0),
+    ("portable-arm", "Q8_0"): 11.0,
+    ("portable-arm", "Q4_0"): 11.0,
+    ("portable-arm", "Q4_K"): 20.0,
+    ("portable-arm", "Q6_K"): 28.0,
+}
+"""Instructions for 32 weights of one row and one token. llama.cpp's: Q8_0 18, Q4_0 19, Q4_K 16."""
 
 
 @cache
-def assemblies(isa_name: str) -> dict[str, str]:
-    """Unit -> its assembly, all of them by one process."""
-    isa = next(isa for isa in INSTRUCTION_SETS if isa.name == isa_name)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    target = json.dumps({"processor": isa.processor, "features": isa.feature_string})
-    command = [sys.executable, str(CHILD), TRIPLE, target, *UNITS[isa_name]]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
-    result: dict[str, str] = json.loads(done.stdout)
-    return result
+def of_rows() -> dict[str, dict[str, str]]:
+    return assemblies(dict.fromkeys(SETS, ROWS))
 
 
-def assembly(isa_name: str, unit: str) -> str:
-    return assemblies(isa_name)[unit]
+@cache
+def of_others() -> dict[str, dict[str, str]]:
+    return assemblies(OTHERS)
 
 
-def loops(text: str) -> list[str]:
-    """The bodies of innermost loops: from a label to a branch back to it, with no label in between."""
-    result, label, body = [], "", list[str]()
-    for line in text.splitlines():
-        head = re.match(r"(\.LBB\w+):", line)
-        if head:
-            label, body = head[1], []
-        body.append(line)
-        if label and re.search(rf"\bb\S*\s.*{re.escape(label)}\b", line):
-            result.append("\n".join(body))
-    return result
+def loops(isa: str, name: str, *dots: str) -> list[Loop]:
+    """The loops of a format's rows that have these instructions: of one token first, then of a tile."""
+    found = [loop for loop in innermost_loops(of_rows()[isa][f"rows_{name}"]) if loop.count(*dots)]
+    return sorted(found, key=lambda loop: not loop.function.startswith("edgeinfer_rows"))
 
 
-@pytest.mark.parametrize("unit", ["rows_Q8_0", "rows_Q4_K"])
-def test_the_inner_loop_of_quantized_rows_is_made_of_sdot(unit: str) -> None:
-    text = assembly("neon-dotprod", unit)
+@pytest.mark.parametrize(("isa", "name"), MAX_INSTRUCTIONS)
+def test_a_token_takes_few_instructions_for_32_weights(isa: str, name: str) -> None:
+    loop = loops(isa, name, "sdot", "smull")[0]
+    assert loop.function.startswith("edgeinfer_rows")
+    assert len(loop.instructions) / GROUP_PARTS[name] <= MAX_INSTRUCTIONS[isa, name]
+
+
+@pytest.mark.parametrize("isa", SETS[:2])
+@pytest.mark.parametrize("name", FORMATS)
+def test_products_of_one_token_are_those_of_sdot(isa: str, name: str) -> None:
+    loop = loops(isa, name, "sdot")[0]
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
-    count = max(loop.count("sdot") for loop in loops(text))
-    assert count >= 32
-    assert not re.search(r"\bs(mull|mlal)\s+v", text)
+    assert loop.count("sdot") == 2 * GROUP_PARTS[name]
+    assert loop.count("smull", "smlal", "mul", "mla") == 0
 
 
-@pytest.mark.parametrize(("isa", "unit"), [(isa, unit) for isa, units in UNITS.items() for unit in units])
+@pytest.mark.parametrize("name", FORMATS)
+def test_without_sdot_products_are_added_in_int16(name: str) -> None:
+    loop = loops("portable-arm", name, "smull")[0]
+    products = loop.count("smull", "smull2", "smlal", "smlal2")
+    assert products == 4 * GROUP_PARTS[name]
+    assert loop.count("sdot", "usdot", "mul") == 0
+
+
+@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
+def test_a_tile_of_four_tokens_uses_matrix_products(name: str) -> None:
+    (loop,) = loops("neon-i8mm", name, "smmla")
+    # 512 products of each of four tokens, 32 to an instruction.
+    assert loop.count("smmla") == 64
+    (plain,) = loops("neon-dotprod", name, "sdot")[1:]
+    assert len(loop.instructions) / 4 < len(plain.instructions)
+
+
+@pytest.mark.slow
+def test_atomics_are_single_instructions_and_waiting_threads_yield() -> None:
+    text = of_others()["neon-dotprod"]["blocks"]
+    assert re.search(r"\bldaddal\b", text)
+    assert not re.search(r"\bldaxr\b", text)
+    assert re.search(r"\b(yield|hint\s+#0?x?1)\b", text)
+
+
+@pytest.mark.parametrize("unit", ROWS)
+@pytest.mark.parametrize("isa", SETS)
+def test_arm_rows_have_no_external_calls(isa: str, unit: str) -> None:
+    check_calls(of_rows()[isa][unit], unit)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("isa", "unit"), [(isa, unit) for isa, units in OTHERS.items() for unit in units])
 def test_arm_kernels_have_no_external_calls(isa: str, unit: str) -> None:
-    text = assembly(isa, unit)
+    check_calls(of_others()[isa][unit], unit)
+
+
+def check_calls(text: str, unit: str) -> None:
     blocks = {"blocks": "attention_block", "latent_attention": "latent_attention_block"}
-    symbol = f"edgeinfer_{blocks.get(unit, unit)}"
-    assert f"{symbol}:" in text
+    assert f"edgeinfer_{blocks.get(unit, unit)}:" in text
     assert "x86" not in text
     defined = set(re.findall(r"^(\w+):", text, re.MULTILINE))
     assert set(CALLED.findall(text)) <= defined | {"memset", "memcpy"}
 
 
-def test_without_sdot_the_products_are_widened() -> None:
-    text = assembly("portable-arm", "rows_Q4_0")
-    assert "sdot" not in text
-    assert "sadd" in text or "smlal" in text or "saddw" in text
-
-
-def test_f16_and_tables_use_native_instructions() -> None:
-    text = assembly("neon-dotprod", "rows_IQ4_NL")
+@pytest.mark.slow
+@pytest.mark.parametrize("isa", OTHERS)
+def test_f16_and_tables_use_native_instructions(isa: str) -> None:
+    text = of_others()[isa]["rows_IQ4_NL"]
     assert re.search(r"\bfcvtl\b", text)
     assert re.search(r"\btbl\b", text)

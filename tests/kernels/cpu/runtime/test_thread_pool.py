@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from edgeinfer_kernels.backend import BackendError
-from edgeinfer_kernels.cpu.compiler.features import usable_cpus
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
@@ -135,7 +134,3 @@ def test_an_unreferenced_pool_ends_its_threads(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 3)
     del pool
     assert threading.active_count() == before
-
-
-def test_usable_processors_are_counted_by_affinity() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)

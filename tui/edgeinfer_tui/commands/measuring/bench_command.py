@@ -72,7 +72,7 @@ def _settings(
     """
     from edgeinfer.benchmarking.speed_runs import BenchSettings
     from edgeinfer.benchmarking.workloads import workloads
-    from edgeinfer_kernels.cpu.compiler.features import usable_cpus
+    from edgeinfer_kernels.system.processor import usable_cpus
 
     lengths = ("prompt_tokens", "max_tokens", "depth")
     tests = workloads(

@@ -3,8 +3,8 @@
 `ThreadPoolArgs` lists the fields of a pool. `pool_run` starts a function on all threads and works as
 thread 0 itself. `run_schedule` executes a whole list of functions in one such run on all threads. Waiting
 threads first spin, then yield to other programs (`yield_function`). A thread that still waits, at a barrier
-or for work, sleeps in the OS kernel, where it uses no CPU time: on a futex if available, else in short
-sleeps. No Python code runs here, so a Ctrl-C cannot interrupt it.
+or for work, sleeps in the OS kernel, where it uses no CPU time: until a word of memory changes, where the
+system has a call for it, else in short sleeps. No Python code runs here, so a Ctrl-C cannot interrupt it.
 """
 
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
@@ -20,8 +20,9 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     prefetch,
     spin_pause,
     store_i64,
+    wait_on_address,
 )
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, STEP_TOKENS, WORK_COUNTERS
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, STEP_TOKENS, WAIT_KINDS, WORK_COUNTERS
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, ThreadPoolArgs
 
 SPINS_BEFORE_YIELD = 500
@@ -30,6 +31,8 @@ programs busy, 4000 spins decoded at half the speed of 1000 and fewer.
 """
 YIELDS_BEFORE_SLEEP = 500
 """Longer than the Python code between two tokens."""
+FUTEX, WINDOWS, MACOS = WAIT_KINDS["futex"], WAIT_KINDS["windows"], WAIT_KINDS["macos"]
+WORD_BYTES = 8
 FUTEX_WAIT, FUTEX_WAKE = 128, 129  # for this process only
 
 exports = Exports()
@@ -47,10 +50,14 @@ def wait_a_little(pool, spins):
 @device_function
 def sleep_until_change(pool, word, seen, sleeping):
     """Sleep until `word` is no longer `seen`, or for a short time; `sleeping` counts the sleeping threads."""
-    futex = pool.futex
+    kind = pool.wait_kind
     atomic_add(sleeping, 1)
-    if futex != 0:
-        call_pointer_6(pool.syscall_function, futex, word, FUTEX_WAIT, seen, 0, 0)
+    if kind == FUTEX:
+        call_pointer_6(pool.wait_function, pool.futex, word, FUTEX_WAIT, seen, 0, 0)
+    elif kind == WINDOWS:
+        wait_on_address(pool.wait_function, word, seen)
+    elif kind == MACOS:
+        call_pointer_4(pool.wait_function, word, seen, WORD_BYTES, 0)
     elif atomic_load(word) == seen:
         call_pointer_1(pool.sleep_function, pool.sleep_argument)
     atomic_add(sleeping, -1)
@@ -59,9 +66,13 @@ def sleep_until_change(pool, word, seen, sleeping):
 @device_function
 def wake(pool, word, sleeping):
     """Wake the threads that sleep until `word` changes."""
-    futex = pool.futex
-    if futex != 0 and atomic_load(sleeping) != 0:
-        call_pointer_6(pool.syscall_function, futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
+    kind = pool.wait_kind
+    if kind == 0 or atomic_load(sleeping) == 0:
+        return
+    if kind == FUTEX:
+        call_pointer_6(pool.wake_function, pool.futex, word, FUTEX_WAKE, 1 << 30, 0, 0)
+    else:  # macOS also takes a size and flags
+        call_pointer_4(pool.wake_function, word, WORD_BYTES, 0, 0)
 
 
 @device_function
@@ -90,7 +101,7 @@ def meet_all(pool, clear, ahead, end):
         if ahead < end:
             prefetch(ahead)
             ahead += CACHE_LINE
-        elif spins < SPINS_BEFORE_YIELD or pool.futex == 0:
+        elif spins < SPINS_BEFORE_YIELD or pool.wait_kind == 0:
             spins += 1
             wait_a_little(pool, spins)
         else:

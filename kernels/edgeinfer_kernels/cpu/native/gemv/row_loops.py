@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
+from edgeinfer_kernels.cpu.native.gemv.rows import (
+    SUMS_PITCH,
+    RowFormat,
+    make_accumulate,
+    make_accumulate_tokens,
+    with_corrections,
+)
+from edgeinfer_kernels.cpu.native.simd.dots import FOUR_TOKENS
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import prefetch
@@ -284,12 +291,51 @@ def make_single_tile(row_format: RowFormat) -> Any:
     return pair_tile
 
 
-def make_rows(row_format: RowFormat, *, wide: bool) -> Callable[..., None]:
+def make_token_tile(row_format: RowFormat) -> Any:
+    """As `make_single_tile` for targets that multiply several rows by several tokens in one instruction.
+
+    Only for formats with one scale: sums of 16 columns gain nothing (Q6_K: 98 instead of 94 instructions for
+    32 columns, sixteen rows and one token).
+    """
+    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    accumulate_tokens = make_accumulate_tokens(row_format)
+    group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
+    share = group_bytes // sub_blocks
+
+    @device_function
+    def token_tile(group, blocks, activations, stride, tokens, sums):
+        for token in range(tokens):
+            store_floats(sums + SUMS_PITCH * token, splat_f32(np.float32(0)))
+        fours = tokens // FOUR_TOKENS * FOUR_TOKENS
+        for block in range(blocks):
+            for index in range(sub_blocks):
+                prefetch_share(group + block * group_bytes + index * share, share, TILE_PREFETCH_BYTES)
+                unpacked = unpack(group + block * group_bytes, index)
+                start = activations + (block * sub_blocks + index) * ACTIVATION_BYTES
+                for token in range(0, fours, FOUR_TOKENS):
+                    accumulate_tokens(unpacked, start + token * stride, stride, sums + SUMS_PITCH * token)
+                for token in range(fours, tokens):
+                    at = sums + SUMS_PITCH * token
+                    store_floats(at, accumulate(unpacked, start + token * stride, load_floats(at)))
+
+    @device_function
+    def pair_tile(group, next_group, blocks, activations, stride, tokens, sums):
+        token_tile(group, blocks, activations, stride, tokens, sums)
+        if next_group != group:
+            token_tile(next_group, blocks, activations, stride, tokens, sums + 64)
+
+    return pair_tile
+
+
+def make_rows(row_format: RowFormat, *, wide: bool, matrices: bool = False) -> Callable[..., None]:
     """The GEMV kernel of a format, for ROW_ARGUMENTS int64. `wide`: the target has 32 registers of 64
-    bytes.
+    bytes. `matrices`: it multiplies several rows by several tokens in one instruction.
     """
     decode_group = make_decode(row_format)
-    pair_tile = make_pair_tile(row_format) if wide else make_single_tile(row_format)
+    if wide:
+        pair_tile = make_pair_tile(row_format)
+    else:
+        pair_tile = (make_token_tile if matrices and row_format.scales == 1 else make_single_tile)(row_format)
     few = make_few(row_format)
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
 

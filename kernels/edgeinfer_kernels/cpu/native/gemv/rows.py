@@ -19,7 +19,13 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
-from edgeinfer_kernels.cpu.native.simd.dots import dot_product, raise_signed, raised_by
+from edgeinfer_kernels.cpu.native.simd.dots import (
+    SUMS_OF_TOKENS,
+    dot_product,
+    dot_product_of_tokens,
+    raise_signed,
+    raised_by,
+)
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
@@ -44,6 +50,8 @@ Addresses and strides in bytes. `first_row` is a multiple of 16; `output` must h
 
 
 COLUMNS_PER_SUM = 64
+SUMS_PITCH = 128
+"""Bytes between the sums of two tokens of a tile: sixteen rows of each of two groups."""
 MAX_UNSIGNED = 127
 """Largest weight that AVX2 and AMX take as an unsigned byte."""
 
@@ -136,15 +144,24 @@ def of_each_lane(activations, offset):
     return load_floats(activations + 16 * offset)
 
 
-def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
+def make_dots(row_format: RowFormat, *, by_lanes: bool = False) -> tuple[Any, Any]:
+    """The dot products of 16 and of 32 columns."""
+    signed, largest = row_format.signed, row_format.largest
+    of_16 = dot_product(4, signed=signed, largest=largest, by_lanes=by_lanes)
+    return of_16, dot_product(8, signed=signed, largest=largest, by_lanes=by_lanes)
+
+
+def make_accumulate(
+    row_format: RowFormat, *, by_lanes: bool = False, dots: tuple[Any, Any] | None = None
+) -> Any:
     """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as unpacked by
     `with_corrections`, with one token's block of activations to `total`.
 
-    `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words.
+    `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words. `dots`
+    replaces those of `make_dots`.
     """
     always = row_format.minima or row_format.offset > 0
-    of_16 = dot_product(4, signed=row_format.signed, largest=row_format.largest, by_lanes=by_lanes)
-    of_32 = dot_product(8, signed=row_format.signed, largest=row_format.largest, by_lanes=by_lanes)
+    of_16, of_32 = dots or make_dots(row_format, by_lanes=by_lanes)
     factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
 
     @device_function
@@ -165,6 +182,43 @@ def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False) -> Any:
         return subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
 
     return accumulate_32 if row_format.scales == 1 else accumulate_16
+
+
+def make_accumulate_tokens(row_format: RowFormat) -> Any:
+    """`accumulate_tokens(unpacked, activations, stride, sums)`: as `accumulate` for FOUR_TOKENS tokens, whose
+    totals are SUMS_PITCH bytes apart at `sums`. For formats with one scale; unsigned weights are below 128.
+    """
+    of_32 = dot_product_of_tokens(8, largest=row_format.largest)
+    add_0, add_1, add_2, add_3 = (make_add_sums(row_format, sums) for sums in SUMS_OF_TOKENS)
+
+    @device_function
+    def accumulate_tokens(u, a, stride, at):
+        x = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a, stride)
+        sums = (x, x, x, x, x, x, x, x, *u[8:])
+        add_0(sums, a, at)
+        add_1(sums, a + stride, at + SUMS_PITCH)
+        add_2(sums, a + 2 * stride, at + 2 * SUMS_PITCH)
+        add_3(sums, a + 3 * stride, at + 3 * SUMS_PITCH)
+
+    return accumulate_tokens
+
+
+def make_add_sums(row_format: RowFormat, sums_of_token: Any) -> Any:
+    """`add_sums(unpacked, activations, total)`: `accumulate` with the finished sums of several tokens in
+    place of the weights; `sums_of_token` picks those of one token. Adds to the total at an address.
+    """
+
+    @device_function
+    def of_32(x0, x1, x2, x3, x4, x5, x6, x7, at):
+        return sums_of_token(x0)
+
+    accumulate = make_accumulate(row_format, dots=(of_32, of_32))
+
+    @device_function
+    def add_sums(u, a, at):
+        store_floats(at, accumulate(u, a, load_floats(at)))
+
+    return add_sums
 
 
 def rows_of_floats(load_column: Any, element_bytes: int) -> Callable[..., None]:

@@ -174,10 +174,13 @@ def splat_word(builder, at):
 
 
 @operation(bytes64, (bytes64, types.int32, types.int32))
-def bits_of_bytes(builder, x, shift, mask):
+def bits_of_bytes(features, builder, x, shift, mask):
     """(byte >> shift) & mask, for a mask that clears the bits that the shift of whole words moves across
-    bytes.
+    bytes. ARM shifts bytes.
     """
+    if "+neon" in features:
+        shifted = builder.lshr(x, splat(builder, builder.trunc(shift, I8), 64))
+        return builder.and_(shifted, splat(builder, builder.trunc(mask, I8), 64))
     shifted = builder.lshr(as_words(builder, x), splat(builder, shift, LANES))
     mask_bytes = splat(builder, builder.trunc(mask, I8), 64)
     return builder.and_(as_bytes(builder, shifted), mask_bytes)

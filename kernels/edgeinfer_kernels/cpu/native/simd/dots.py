@@ -11,11 +11,20 @@ from typing import Any
 from llvmlite import ir
 from numba import types
 
+from edgeinfer_kernels.cpu.native.simd.arm_dots import (
+    LARGEST_ACTIVATION,
+    LARGEST_INT16,
+    dot_by_instruction,
+    dot_by_widening,
+    dot_of_four_tokens,
+    splat_words,
+)
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     I8,
     I16,
     I32,
     LANES,
+    LaneVector,
     address,
     as_bytes,
     as_words,
@@ -29,9 +38,6 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     part,
     splat,
 )
-
-LARGEST_ACTIVATION = 127
-LARGEST_INT16 = 32767
 
 
 def has_unsigned_instruction(features: str) -> bool:
@@ -100,18 +106,6 @@ def _pairs(builder: Any, weight: Any, activation: Any, signed: bool) -> Any:
     return call(builder, "llvm.x86.avx2.pmadd.ub.sw", ir.VectorType(I16, 16), [weight, activation])
 
 
-def _by_neon(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
-    """Four sdot of 128 bits; also correct for unsigned weights below 128."""
-    quarters = [constant_lanes(I32, 4, 0)] * 4
-    for w, a in zip(weights, activations, strict=True):
-        signs = as_bytes(builder, a)
-        for index in range(4):
-            operands = [quarters[index], part(builder, w, index, 4), part(builder, signs, index, 4)]
-            name = "llvm.aarch64.neon.sdot.v4i32.v16i8"
-            quarters[index] = call(builder, name, quarters[index].type, operands)
-    return join(builder, quarters)
-
-
 def _by_widening(builder: Any, weights: list[Any], activations: list[Any], signed: bool) -> Any:
     """Ordinary LLVM: widen to int16, multiply, and add the four products of each lane."""
     shorts, words = ir.VectorType(I16, 64), ir.VectorType(I32, LANES)
@@ -137,8 +131,24 @@ def _dot(
     if "+avx2" in features:
         return _by_pairs(builder, weights, activations, signed, largest)
     if "+dotprod" in features:
-        return _by_neon(builder, weights, activations)
+        return dot_by_instruction(builder, weights, activations)
+    if "+neon" in features:
+        return dot_by_widening(builder, weights, activations, largest)
     return _by_widening(builder, weights, activations, signed)
+
+
+def _shared_words(features: str, builder: Any, at: Any, count: int) -> list[Any]:
+    """`count` consecutive words of activations, each in all lanes."""
+    if "+neon" in features:
+        return splat_words(builder, at, count)
+    words = [load(builder, builder.add(at, ir.Constant(at.type, 4 * index)), I32) for index in range(count)]
+    return [splat(builder, word, LANES) for word in words]
+
+
+def _words_of_lanes(features: str, builder: Any, at: Any, count: int) -> list[Any]:
+    """`count` words of activations of each lane, interleaved."""
+    shape = ir.VectorType(I32, LANES)
+    return [load(builder, builder.add(at, ir.Constant(at.type, 64 * index)), shape) for index in range(count)]
 
 
 def dot_product(registers: int, *, signed: bool, largest: int, by_lanes: bool = False) -> Any:
@@ -151,13 +161,7 @@ def dot_product(registers: int, *, signed: bool, largest: int, by_lanes: bool = 
 
     def dot(features, builder, *operands):
         *weights, at = operands
-        pitch, shape = (64, ir.VectorType(I32, LANES)) if by_lanes else (4, I32)
-        words = [
-            load(builder, builder.add(at, ir.Constant(at.type, pitch * index)), shape)
-            for index in range(registers)
-        ]
-        if not by_lanes:
-            words = [splat(builder, word, LANES) for word in words]
+        words = (_words_of_lanes if by_lanes else _shared_words)(features, builder, at, registers)
         return _dot(features, builder, weights, words, signed, largest)
 
     return operation(int16x, (*(bytes64,) * registers, address))(dot)
@@ -174,3 +178,33 @@ def dot_sum(*, signed: bool, largest: int) -> Any:
         return builder.add(total, _dot(features, builder, [weights], [word], signed, largest))
 
     return operation(int16x, (int16x, bytes64, address))(dot)
+
+
+FOUR_TOKENS = 4
+int16x_of_tokens = LaneVector(I32, FOUR_TOKENS * LANES, "int16x_of_tokens")  # sixteen int32 of each token
+
+
+def dot_product_of_tokens(registers: int, *, largest: int) -> Any:
+    """As `dot_product` for FOUR_TOKENS tokens: its last arguments are the activations of the first token and
+    the distance between tokens in bytes.
+    """
+
+    def dot(features, builder, *operands):
+        *weights, at, stride = operands
+        tokens = [builder.add(at, builder.mul(stride, ir.Constant(at.type, i))) for i in range(FOUR_TOKENS)]
+        if "+i8mm" in features:
+            return dot_of_four_tokens(builder, weights, tokens)
+        words = [_shared_words(features, builder, each, registers) for each in tokens]
+        return join(builder, [_dot(features, builder, weights, each, True, largest) for each in words])
+
+    return operation(int16x_of_tokens, (*(bytes64,) * registers, address, types.int64))(dot)
+
+
+def _sums_of_token(token: int) -> Any:
+    def sums_of_token(builder, sums):
+        return part(builder, sums, token, FOUR_TOKENS)
+
+    return operation(int16x, (int16x_of_tokens,))(sums_of_token)
+
+
+SUMS_OF_TOKENS = tuple(_sums_of_token(token) for token in range(FOUR_TOKENS))

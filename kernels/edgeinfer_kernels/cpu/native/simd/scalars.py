@@ -4,6 +4,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 
 from edgeinfer_kernels.cpu.native.simd.lanes import (
     F32,
@@ -17,6 +18,9 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     operation,
     store,
 )
+
+YIELD_HINT = 1
+INFINITE = 0xFFFFFFFF
 
 
 @operation(types.int64, (address,))
@@ -97,10 +101,22 @@ def atomic_store(builder, at, value):
     builder.store_atomic(value, builder.inttoptr(at, I64.as_pointer()), "seq_cst", 8)
 
 
+@operation(types.void, (address, address, types.int64))
+def wait_on_address(builder, function, word, seen):
+    """Windows' WaitOnAddress: returns when the int64 at `word` may no longer be `seen`."""
+    slot = cgutils.alloca_once(builder, I64)
+    builder.store(seen, slot)
+    values = [word, builder.ptrtoint(slot, I64), ir.Constant(I64, 8), ir.Constant(I64, INFINITE)]
+    function_type = ir.FunctionType(I32, [I64] * len(values))
+    builder.call(builder.inttoptr(function, function_type.as_pointer()), values)
+
+
 @operation(types.void, ())
 def spin_pause(features, builder):
     if "sse2" in features:
         call(builder, "llvm.x86.sse2.pause", ir.VoidType(), [])
+    elif "+neon" in features:
+        call(builder, "llvm.aarch64.hint", ir.VoidType(), [ir.Constant(I32, YIELD_HINT)])
     else:
         builder.fence("acquire")
 

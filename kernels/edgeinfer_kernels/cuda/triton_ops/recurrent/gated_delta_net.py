@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
@@ -187,9 +188,9 @@ def delta_pairs_kernel(
         is_past = index[:, None] >= index[None, :]
         between = tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
         part = out + (tl.program_id(0) * NET.value_heads + head).to(tl.int64) * NET.pairs_width
-        kk = tl.dot(k, tl.trans(k), input_precision="tf32x3") * between
+        kk = tl.dot(k, tl.trans(k), input_precision=PRECISE) * between
         store_solution(part, kk, beta, COUNT)
-        qk = tl.dot(q, tl.trans(k), input_precision="tf32x3") * between
+        qk = tl.dot(q, tl.trans(k), input_precision=PRECISE) * between
         part += COUNT * COUNT
         tl.store(part + index[:, None] * COUNT + index[None, :], tl.where(is_past, qk, 0.0))
         part += COUNT * COUNT + index
@@ -243,11 +244,11 @@ def delta_chunk_kernel(
             factor = tl.load(part + index)[:, None]
             rest = k * tl.load(part + COUNT + index)[:, None]
             whole = tl.load(part + COUNT - 1)
-        right = v - factor * tl.dot(k, matrix, input_precision="tf32x3")
-        delta = tl.dot(solution, right, input_precision="tf32x3")
-        result = factor * tl.dot(q, matrix, input_precision="tf32x3")
-        result += tl.dot(qk, delta, input_precision="tf32x3")
-        matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision="tf32x3")
+        right = v - factor * tl.dot(k, matrix, input_precision=PRECISE)
+        delta = tl.dot(solution, right, input_precision=PRECISE)
+        result = factor * tl.dot(q, matrix, input_precision=PRECISE)
+        result += tl.dot(qk, delta, input_precision=PRECISE)
+        matrix = whole * matrix + tl.dot(tl.trans(rest), delta, input_precision=PRECISE)
         at = (row - pending).to(tl.int64)[:, None] * (NET.value_heads * NET.head_dim)
         at += (head * NET.head_dim + column)[None, :]
         tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])

@@ -8,6 +8,7 @@ source slot's and the step (`pending`) first, then those of the step.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
@@ -151,7 +152,7 @@ def mamba2_states_kernel(
         tl.store(states + chunk * size + offsets, matrix, mask=mask)
         at = line + _group_at(head, index, NET)[None, :]
         b = tl.load(at, mask=inside[:, None] & is_index[None, :], other=0.0) * tl.exp(end - decay)[:, None]
-        matrix = tl.dot(tl.trans(b), dt[:, None] * x, tl.exp(end) * matrix, input_precision="tf32x3")
+        matrix = tl.dot(tl.trans(b), dt[:, None] * x, tl.exp(end) * matrix, input_precision=PRECISE)
     target = state.slots + step_target(words) * CONFIG.slot_width + NET.matrix_at
     tl.store(target + offsets, matrix, mask=mask)
 
@@ -185,12 +186,12 @@ def mamba2_chunk_kernel(
             c = tl.load(at + NET.groups * NET.state_size, mask=mask, other=0.0)
             offsets = matrix_offsets(head, piece + index, column, NET.state_size, NET.head_dim)
             matrix = tl.load(before + offsets, mask=is_index[:, None] & is_column[None, :], other=0.0)
-            cb = tl.dot(c, tl.trans(b), cb, input_precision="tf32x3")
-            y = tl.dot(c, matrix, y, input_precision="tf32x3")
+            cb = tl.dot(c, tl.trans(b), cb, input_precision=PRECISE)
+            y = tl.dot(c, matrix, y, input_precision=PRECISE)
         is_past = number[:, None] >= number[None, :]
         cb *= tl.exp(tl.where(is_past, decay[:, None] - decay[None, :], 0.0))
         y = tl.exp(decay)[:, None] * y + tl.load(d + head) * x
-        y = tl.dot(tl.where(is_past, cb, 0.0), dt[:, None] * x, y, input_precision="tf32x3")
+        y = tl.dot(tl.where(is_past, cb, 0.0), dt[:, None] * x, y, input_precision=PRECISE)
         at = out + token.to(tl.int64)[:, None] * (NET.heads * NET.head_dim) + (head * NET.head_dim + column)
         tl.store(at, y, mask=(inside & (token >= 0))[:, None] & is_column[None, :])
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, store_scaled
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
@@ -272,17 +273,17 @@ def time_mix_chunk_kernel(
         removed *= tl.exp(until - decay)
         at = tl.maximum(token, 0).to(tl.int64) * WIDTH
         r = tl.load(receptance + at + k_at, mask=keys & (token >= 0), other=0.0) * tl.exp(until)
-        lower = tl.where(is_past, tl.dot(removed, tl.trans(added), input_precision="tf32x3"), 0.0)
-        known = tl.where(is_past, tl.dot(removed, tl.trans(k), input_precision="tf32x3"), 0.0)
-        right = tl.dot(removed, matrix, input_precision="tf32x3")
-        delta = substitute(lower, -right - tl.dot(known, v, input_precision="tf32x3"), COUNT)
-        result = tl.dot(r, matrix, input_precision="tf32x3")
-        of_delta = tl.where(is_own, tl.dot(r, tl.trans(added), input_precision="tf32x3"), 0.0)
-        result += tl.dot(of_delta, delta, input_precision="tf32x3")
-        of_value = tl.where(is_own, tl.dot(r, tl.trans(k), input_precision="tf32x3"), 0.0)
-        result += tl.dot(of_value, v, input_precision="tf32x3")
-        matrix += tl.dot(tl.trans(added), delta, input_precision="tf32x3")
-        matrix = end[:, None] * (matrix + tl.dot(tl.trans(k), v, input_precision="tf32x3"))
+        lower = tl.where(is_past, tl.dot(removed, tl.trans(added), input_precision=PRECISE), 0.0)
+        known = tl.where(is_past, tl.dot(removed, tl.trans(k), input_precision=PRECISE), 0.0)
+        right = tl.dot(removed, matrix, input_precision=PRECISE)
+        delta = substitute(lower, -right - tl.dot(known, v, input_precision=PRECISE), COUNT)
+        result = tl.dot(r, matrix, input_precision=PRECISE)
+        of_delta = tl.where(is_own, tl.dot(r, tl.trans(added), input_precision=PRECISE), 0.0)
+        result += tl.dot(of_delta, delta, input_precision=PRECISE)
+        of_value = tl.where(is_own, tl.dot(r, tl.trans(k), input_precision=PRECISE), 0.0)
+        result += tl.dot(of_value, v, input_precision=PRECISE)
+        matrix += tl.dot(tl.trans(added), delta, input_precision=PRECISE)
+        matrix = end[:, None] * (matrix + tl.dot(tl.trans(k), v, input_precision=PRECISE))
         tl.store(out + at + v_at, result, mask=columns & (token >= 0))
     tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
 

@@ -1,0 +1,52 @@
+"""Kernels are compiled for AMD's GPUs by Triton's HIP backend, without one. None has run them."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+TARGETS = ("gfx1100", "gfx1201", "gfx90a", "gfx942")
+SHARED_BYTES = 64 << 10
+CAPABILITY = "75"
+"""The tiles are those of GPUs with as much shared memory."""
+ROOT = Path(__file__).resolve().parents[4]
+MODULES = (
+    "tests.kernels.cuda.compile_recurrent_kernels",
+    "tests.kernels.cuda.decode.compile_gemma3n_kernels",
+    "tests.kernels.cuda.cache.compile_ring_kernels",
+)
+
+
+def compiled(target: str, module: str, *arguments: str) -> str:
+    """What a module prints that compiles kernels."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment["PYTHONPATH"] += os.pathsep + str(ROOT / "benchmarks")
+    command = [sys.executable, "-m", "tests.kernels.cuda.amd.compile_for_amd", target, module, *arguments]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr[-3000:]
+    return run.stdout
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_kernel_of_prompts_and_steps_compiles_for_amd(target: str) -> None:
+    table = compiled(target, "cuda_kernels", "--smoke", "--targets", CAPABILITY).strip().splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    assert len(rows) >= 50
+    assert {"send_kernel", "receive_kernel", "flash_attention_kernel"} <= {row[1] for row in rows}
+    assert max(int(row[5]) for row in rows) <= 64  # bytes that a thread spills
+    assert max(int(row[6]) for row in rows) <= SHARED_BYTES
+    assert {row[7] for row in rows} == {"no"}
+
+
+@pytest.mark.parametrize("target", ["gfx1100", "gfx942"])
+@pytest.mark.parametrize("module", MODULES)
+def test_kernels_of_other_blocks_compile_for_amd(module: str, target: str) -> None:
+    text = compiled(target, module, CAPABILITY)
+    shared = [int(number) for number in re.findall(r"shared_bytes=(\d+)", text)]
+    assert len(shared) >= 12
+    assert max(shared) <= SHARED_BYTES
