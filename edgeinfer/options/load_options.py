@@ -3,10 +3,10 @@
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Required, Self, TypedDict
 
 from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
 from edgeinfer.errors import SettingError, shown
@@ -27,12 +27,18 @@ MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 MAX_TREE_WIDTH = 8
 MAX_PARALLEL = 64
 KvType = Literal["f32", "f16", "q8_0", "q4_0"]
-EngineName = Literal["edgeinfer", "llama.cpp"]
+LocalEngine = Literal["edgeinfer", "llama.cpp"]
+EngineName = Literal["edgeinfer", "llama.cpp", "openai"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MODEL = "Model and devices"
 PROMPT = "Prompt"
+ENDPOINT_OPTIONS = (
+    *("engine", "base_url", "key", "context", "thinking", "template_args", "snapshots", "parallel"),
+    *("progress", "build_progress"),
+)
+"""Options for a model on a server."""
 
 
 def is_device(name: str) -> bool:
@@ -84,6 +90,8 @@ class LoadOptions:
     """Options of `load`.
 
     - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
+    - `engine` "openai": the model is on a server with OpenAI's API at `base_url`, which gets `key` as a
+      bearer token; options about this machine's memory and devices aren't for it.
     - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
     - `threads`: None: the count that reads memory fastest, measured once.
     - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
@@ -125,8 +133,17 @@ class LoadOptions:
         commands="run chat serve batch plan embed rank", default_note="as trained, at most 4096", common=True,
     )  # fmt: skip
     engine: EngineName = _option(
-        "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
+        "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'. "
+        "openai: a server with OpenAI's API at --base-url has the model.",
         commands="run chat serve batch pull",
+    )  # fmt: skip
+    base_url: str | None = _option(
+        None, "With --engine openai: the server's address, as http://127.0.0.1:8000/v1.", metavar="URL",
+        commands="run chat batch",
+    )  # fmt: skip
+    key: str | None = _option(
+        None, "With --engine openai: the server's API key, or EDGEINFER_KEY.", metavar="KEY",
+        commands="run chat batch", is_secret=True,
     )  # fmt: skip
     device: str = _option(
         "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
@@ -264,6 +281,10 @@ class LoadOptions:
             )
         if self.engine == "llama.cpp":
             self._check_llama_cpp()
+        if self.engine == "openai":
+            self._check_endpoint()
+        elif self.base_url is not None:
+            raise SettingError("base_url: only the engine 'openai' has a server; add engine='openai'")
 
     def _check_llama_cpp(self) -> None:
         """Raise `SettingError` for an option that the engine llama.cpp doesn't support."""
@@ -279,12 +300,33 @@ class LoadOptions:
             if is_used:
                 raise SettingError(f"{name}: {reason}; leave out {name}, or the engine")
 
+    def _check_endpoint(self) -> None:
+        """Raise `SettingError` for an option that isn't for a server."""
+        for one in fields(self):
+            default = one.default if one.default is not MISSING else {}
+            if one.name not in ENDPOINT_OPTIONS and getattr(self, one.name) != default:
+                raise SettingError(
+                    f"{one.name}: the server of the engine 'openai' decides it; leave out {one.name}, or the "
+                    "engine"
+                )
+
+
+class EndpointKeywords(TypedDict, total=False):
+    """Keywords of `load` for a model on a server."""
+
+    engine: Required[Literal["openai"]]
+    base_url: Required[str]
+    key: str | None
+    context: int | None
+    thinking: Thinking | None
+    template_args: Mapping[str, Any] | None
+
 
 class LoadKeywords(TypedDict, total=False):
     """Keywords of `load`: the fields of `LoadOptions`, with all types that are accepted."""
 
     context: int | None
-    engine: EngineName
+    engine: LocalEngine
     device: str
     vram: int | str | None
     ram: int | str | None

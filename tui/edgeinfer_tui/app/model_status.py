@@ -8,7 +8,7 @@ from textual.content import Content
 from textual.widgets import Static
 
 from edgeinfer_tui.output.columns import shown_bytes
-from edgeinfer_tui.output.status_line import context_used
+from edgeinfer_tui.output.status_line import context_used, of_context
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
@@ -65,7 +65,7 @@ def _kind(item: str) -> str:
 def where_it_runs(plan: Any) -> str:
     """The devices that compute the layers. `plan`: a `MemoryPlan`; None: another engine places them."""
     if plan is None:
-        return "llama.cpp decides"
+        return "another engine decides"
     sizes = dict.fromkeys(DEVICES, 0)
     for item in plan.items:
         if item.item.startswith(("layer ", "head")) and _kind(item.item) == "weights":
@@ -140,11 +140,17 @@ BAR = 8
 
 
 def status_text(
-    width: int, used: int | None, context: int, completion: "Generation | None", tail: Sequence[str] = ()
+    width: int,
+    used: int | None,
+    context: int | None,
+    completion: "Generation | None",
+    tail: Sequence[str] = (),
 ) -> str:
-    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit."""
+    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit.
+    `context` None: no model is loaded; 0: it is unknown.
+    """
     count = "-" if used is None else str(used)
-    parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
+    parts = ["no model yet" if context is None else f"{count}{of_context(context)} tokens"]
     if completion is not None:
         rate = completion.speed.decode_tokens_per_second
         if rate > 0:
@@ -182,11 +188,20 @@ class StatusBar(Static):
 
     def __init__(self) -> None:
         super().__init__(id="status", markup=False)
-        self._state: tuple[int | None, int, Generation | None, Sequence[str]] = (None, 0, None, ())
+        self._state: tuple[int | None, int | None, Generation | None, Sequence[str]] = (
+            None,
+            None,
+            None,
+            (),
+        )
         self._keys: Sequence[str] = ()
 
     def show(
-        self, completion: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
+        self,
+        completion: "Generation | None",
+        context: int | None,
+        tail: Sequence[str] = (),
+        used: int | None = None,
     ) -> None:
         """`used`: tokens in the context; None: taken from `completion`."""
         taken = used if completion is None else context_used(completion)

@@ -125,6 +125,8 @@ def serve(
     one = models[0] if models and len(models) == 1 else None
     options = parsed_options(filled({"model": one, **given}), "serve")
     options = replace(options, loading={"parallel": 0, **options.loading})
+    if library.is_remote(options.loading):
+        raise BadParameter("--engine openai: its server answers programs itself; give another --engine")
     check_server_packages("serve", "uvicorn")
     from edgeinfer_tui.system.listening import listening  # imports socket
 
