@@ -18,7 +18,7 @@ CONNECT_SECONDS = 20.0
 MAX_BODY_BYTES = 256 << 20
 MAX_EVENT_BYTES = 16 << 20
 MAX_MESSAGE = 300
-LATER = (408, 425, 429, 500, 502, 503, 504)
+LATER = (408, 425, 429, 502, 503, 504)
 """Statuses after which the same request may succeed."""
 _TOO_LONG = ("context length", "context size", "context window", "the context holds", "too many tokens")
 """Texts with which servers refuse a prompt that is longer than the context."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, Self, Unpack
+from typing import Any, Self, Unpack, overload
 
 from edgeinfer.chat import Chat, ChatPrompt
 from edgeinfer.chat_templates.tool_calls import ParsedReply, Tool
@@ -76,6 +76,16 @@ class RemoteModel:
         return RemoteStream(
             lambda: (self._opened(path, body), 0), self.kind.has_limit(body), options.get("progress")
         )
+
+    @overload
+    def generate(
+        self, prompt: RemotePrompt, *, n: int, **options: Unpack[GenerateKeywords]
+    ) -> list[Generation]: ...
+
+    @overload
+    def generate(
+        self, prompt: RemotePrompt, *, n: None = None, **options: Unpack[GenerateKeywords]
+    ) -> Generation: ...
 
     def generate(
         self, prompt: RemotePrompt, *, n: int | None = None, **options: Unpack[GenerateKeywords]
@@ -248,8 +258,8 @@ def _completion(
     )
 
 
-def open_endpoint(name: str | None, options: LoadOptions) -> RemoteModel:
-    """The model of a server. `name` None: the only one that the server lists.
+def open_endpoint(name: str | None, options: LoadOptions, needs_name: bool = True) -> RemoteModel:
+    """The model of a server. `name` None: the only one that the server lists, or "" if none is needed.
 
     Raises:
         SettingError: no name for one of several models, or an invalid address or key.
@@ -259,29 +269,32 @@ def open_endpoint(name: str | None, options: LoadOptions) -> RemoteModel:
         raise SettingError("base_url: saw None, wanted the server's address, as http://127.0.0.1:8000/v1")
     endpoint = Endpoint(options.base_url, options.key)
     listed = _listed(endpoint)
-    if name is None and len(listed) != 1:
-        names = ", ".join(shortened(each) for each in list(listed)[:MAX_LISTED])
-        has = f"{endpoint.url} has {names}" if listed else f"{endpoint.url} lists none"
-        raise SettingError(f"model: saw none, wanted the name of one; {has}")
-    name = next(iter(listed)) if name is None else name
-    card = listed.get(name, {})
-    # Programs differ per server, not per model
-    kind = kind_of(next((each.get("owned_by") for each in (card, *listed.values()) if each), None))
-    found = next((card[key] for key in CONTEXT_NAMES if isinstance(card.get(key), int)), 0)
-    defaults = {"thinking": options.thinking, "template_args": options.template_args}
-    model = RemoteModel(
-        name,
-        endpoint,
-        kind,
-        options.context or found,
-        {key: value for key, value in defaults.items() if value},
-    )
-    if listed and name not in listed:
-        names = ", ".join(shortened(each) for each in list(listed)[:MAX_LISTED])
-        model.warnings += (f"{endpoint.url} lists no model {shown(name)}; it has {names}",)
+    names = ", ".join(shortened(each) for each in list(listed)[:MAX_LISTED]) or "none"
+    if name is None and len(listed) != 1 and needs_name:
+        raise SettingError(f"model: saw none, wanted the name of one; {endpoint.url} has {names}")
+    warnings = []
+    if name is None:
+        name = next(iter(listed)) if len(listed) == 1 else ""
+    elif listed and name not in listed:
+        warnings.append(f"{endpoint.url} lists no model {shown(name)}; it has {names}")
     if endpoint.exposes_key:
-        model.warnings += (f"the key is sent to {endpoint.url} without encryption",)
+        warnings.append(f"the key is sent to {endpoint.url} without encryption")
+    model = _described(name, endpoint, listed, options)
+    model.warnings = tuple(warnings)
     return model
+
+
+def _described(
+    name: str, endpoint: Endpoint, listed: Mapping[str, Mapping[str, Any]], options: LoadOptions
+) -> RemoteModel:
+    """The model with what the server's list says of it."""
+    card = listed.get(name, {})
+    # Programs differ per server, not per model.
+    owners = (each.get("owned_by") for each in (card, *listed.values()) if each)
+    context = next((card[key] for key in CONTEXT_NAMES if isinstance(card.get(key), int)), 0)
+    given = {"thinking": options.thinking, "template_args": options.template_args}
+    defaults = {key: value for key, value in given.items() if value}
+    return RemoteModel(name, endpoint, kind_of(next(owners, None)), options.context or context, defaults)
 
 
 def _listed(endpoint: Endpoint) -> dict[str, dict[str, Any]]:

@@ -132,7 +132,7 @@ class RemoteStream:
         return self._tokens[-1]
 
     def cancel(self) -> None:
-        """Stop here; the text so far remains, and the server is told by the closed connection."""
+        """Stop here; the text so far remains, and the closed connection ends the work of the server."""
         with self._lock:
             if not self._has_ended:
                 self._reason = "cancelled"
