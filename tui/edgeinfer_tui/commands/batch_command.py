@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 LABEL = "requests"
 RETRY_SECONDS = 1.0
 """Wait before a request to another server is tried again; it doubles each time."""
+MAX_NODES = 64
+"""Nodes of a cluster that get requests at once."""
 IN_PROGRESS = 32
 """Requests that are started: as many as the model answers together, others wait for them."""
 
@@ -45,6 +47,14 @@ def batch(
             autocompletion=arguments.models_here,
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Run on all nodes of a Ray cluster: HOST:PORT of its head, or auto on one of its nodes.",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Complete a file of requests in OpenAI's batch format.
@@ -57,6 +67,8 @@ def batch(
     [bold]Example[/]
 
       edgeinfer batch requests.jsonl responses.jsonl --model qwen3-8b
+
+      edgeinfer batch requests.jsonl responses.jsonl --model qwen3-8b --ray 10.0.0.1:6379
     """
     options = parsed_options(filled(given), "batch")
     check_server_packages("batch")
@@ -67,12 +79,18 @@ def batch(
     if output_file.exists() and output_file.samefile(input_file):
         raise BadParameter(f"{output_file}: is the input; name another file for the output")
     lines = read_lines(input_file)
-    target = (_remote if is_remote(options.loading) else _local)(model, options.loading, lines)
+    if ray is not None and is_remote(options.loading):
+        raise BadParameter("--ray and --engine openai both say where the requests go; drop one of them")
+    if ray is not None:
+        target, together = _cluster(ray, model, options.loading)
+    else:
+        target = (_remote if is_remote(options.loading) else _local)(model, options.loading, lines)
+        together = IN_PROGRESS
     interrupts.raise_exception()
     with BatchOutput(output_file) as output, LabelledProgress(time_left=True) as progress:
         resumed = len(output.done)
         try:
-            counts = asyncio.run(run_batch(target, lines, output, IN_PROGRESS, progress.step(LABEL)))
+            counts = asyncio.run(run_batch(target, lines, output, together, progress.step(LABEL)))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped: {len(output.done)} of {len(lines)} lines are done; the same command continues")
@@ -91,6 +109,16 @@ def _local(model: str | None, loading: Mapping[str, Any], lines: "Sequence[Batch
     installed = InstalledModels([model] if model else [], {"parallel": 0, **loading}, say)
     pool = ModelPool(installed, keep_alive=-1, default=installed.given[0] if model else "")
     return LocalRequests(serving_app(pool, ServerOptions(max_waiting=IN_PROGRESS)))
+
+
+def _cluster(address: str, model: str | None, loading: Mapping[str, Any]) -> "tuple[BatchTarget, int]":
+    """All nodes of a Ray cluster, and the number of requests in progress."""
+    from edgeinfer.cluster.node_engine import portable_model
+    from edgeinfer.cluster.node_requests import NodeRequests
+    from edgeinfer.cluster.ray_nodes import engine_cluster
+
+    cluster = engine_cluster(address, portable_model(model), loading, IN_PROGRESS)
+    return NodeRequests(cluster, IN_PROGRESS, say), MAX_NODES * IN_PROGRESS
 
 
 def _remote(model: str | None, loading: Mapping[str, Any], lines: "Sequence[BatchLine]") -> "BatchTarget":
