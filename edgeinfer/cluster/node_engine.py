@@ -9,9 +9,9 @@ from starlette.applications import Starlette
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.registry.registry import find_model
 from edgeinfer.serving.app import ServerOptions, serving_app
-from edgeinfer.serving.batch.local_requests import post
 from edgeinfer.serving.models.installed import InstalledModels
 from edgeinfer.serving.models.pool import ModelPool
+from edgeinfer.serving.transport.local_exchange import post
 from edgeinfer_quant_formats.errors import FormatError
 
 FAILURES = (EdgeInferError, FormatError, OSError, ImportError)
