@@ -8,6 +8,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT
+from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -27,7 +28,9 @@ TUNED_FROM_BYTES = 200 << 20
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
     """The buffer through which a GPU and the CPU exchange hidden states and selected experts."""
-    return ExchangeBuffer(cuda_device(gpu.index), CHUNK, spec.hidden_size, max_experts_per_token(spec))
+    device = cuda_device(gpu.index)
+    with current(device):
+        return ExchangeBuffer(device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
 
 
 def load_gpu_shard(

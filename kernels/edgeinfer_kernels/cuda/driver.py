@@ -7,18 +7,27 @@ from dataclasses import dataclass
 OLDEST_CAPABILITY = 75
 """Turing: the oldest that Triton compiles for."""
 _NAME_BYTES = 128
+_UUID_BYTES = 16
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute numbers of the compute capability."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: index, name, compute capability (such as 90) and memory in bytes."""
+    """A GPU: index, name, compute capability (such as 90) and memory in bytes. `uuid`: 32 hexadecimal digits,
+    which stay the same if another card is added; "" if the driver has none.
+    """
 
     index: int
     name: str
     capability: int
     total_bytes: int
+    uuid: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its stored measurements."""
+        return f"gpu {self.uuid or self.index} "
 
 
 def list_gpus() -> list[Gpu]:
@@ -64,4 +73,7 @@ def _describe(library: ctypes.CDLL, index: int) -> Gpu | None:
     if failed:
         return None
     text = name.value.decode(errors="replace")
-    return Gpu(index, text, 10 * major.value + minor.value, total.value)
+    uuid = (ctypes.c_ubyte * _UUID_BYTES)()
+    has_uuid = library.cuDeviceGetUuid(ctypes.byref(uuid), device) == 0
+    capability = 10 * major.value + minor.value
+    return Gpu(index, text, capability, total.value, bytes(uuid).hex() if has_uuid else "")

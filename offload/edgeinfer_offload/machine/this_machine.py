@@ -180,7 +180,7 @@ GPU_FIGURES = (
 def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
     """The machine with a GPU and its speeds: measured before, else from its name, else none."""
     known = stored_figures(cache_folder).known()
-    prefix = f"gpu {gpu.index} "
+    prefix = gpu.key
     if all(prefix + name in known for name in GPU_FIGURES):
         own = {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
         return _measured_gpu(machine, gpu, free_bytes, own)
@@ -222,12 +222,12 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
 
 def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
     """Whether GPU and CPU can synchronize within a graph; assumed true until measured."""
-    return stored_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
+    return stored_figures(cache_folder).known().get(f"{gpu.key}meets_in_graph", 1.0) > 0
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     """Measure what is missing for a GPU, its link, and its kernels for these formats; imports torch."""
-    figures, prefix = stored_figures(cache_folder), f"gpu {gpu.index} "
+    figures, prefix = stored_figures(cache_folder), gpu.key
     known = figures.known()
     missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]
     if not missing and all(prefix + name in known for name in GPU_FIGURES):
