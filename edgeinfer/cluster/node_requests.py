@@ -9,7 +9,7 @@ from edgeinfer.errors import EdgeInferError, shown
 from edgeinfer.serving.batch.lines import BatchLine
 
 WATCH_SECONDS = 2.0
-"""How often the cluster is asked for nodes that have joined."""
+"""Seconds between two searches for nodes that have joined."""
 PATIENCE_SECONDS = 60.0
 """How long requests wait for a node if none is left."""
 MAX_LOSSES = 3

@@ -31,7 +31,7 @@ PREFIX_MODULES = (
 LLM server, which the second one doesn't.
 """
 MORE_REQUESTS = 4
-"""A replica with so many more requests than another one gets none for the sake of a prefix."""
+"""If replicas differ by more requests than this, the prefix of a request doesn't select one."""
 TREE_CHARACTERS = 4_000_000
 """Of prompts that the router remembers."""
 GATEWAY_REQUESTS = 4096

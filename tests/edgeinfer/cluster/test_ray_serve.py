@@ -61,7 +61,7 @@ def test_a_model_that_the_nodes_do_not_have_is_one_line(machines: RayMachines) -
 
 
 @pytest.mark.slow
-def test_replicas_answer_as_the_model_does(http: httpx.Client) -> None:
+def test_replicas_give_the_responses_of_the_model(http: httpx.Client) -> None:
     with edgeinfer.load("tiny", threads=1) as model:
         expected = model.generate(PROMPT, temperature=0.0, max_tokens=12).text
     body = {"prompt": PROMPT, **LIMITS}

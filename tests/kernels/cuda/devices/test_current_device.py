@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -112,7 +112,7 @@ class FakeCuda:
 
     def stream(self, device: torch.device) -> int:
         self.streams.append(device.index)
-        return device.index
+        return int(device.index)
 
     @contextmanager
     def graph(self, graph: object, pool: object = None, stream: object = None) -> Iterator[None]:
@@ -121,12 +121,12 @@ class FakeCuda:
 
 
 def test_each_device_has_its_own_capture_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, graph = FakeCuda(), object()
+    fake, graph = FakeCuda(), cast(torch.cuda.CUDAGraph, object())
     for name, function in (("device", fake.device), ("Stream", fake.stream), ("graph", fake.graph)):
         monkeypatch.setattr(torch.cuda, name, function)
     for index in (5, 6, 5):
         device = torch.device("cuda", index)
-        with current_device.on_device(device), current_device.capturing(device, graph):  # type: ignore[arg-type]
+        with current_device.on_device(device), current_device.capturing(device, graph):
             assert fake.at == index
         assert fake.at == 0
     assert fake.streams == [5, 6]

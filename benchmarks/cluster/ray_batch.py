@@ -1,10 +1,10 @@
 """A batch over the nodes of a Ray cluster: two nodes against one, and a node that ends in the middle.
 
-python benchmarks/ray_batch.py
-python benchmarks/ray_batch.py --model tiny
+python benchmarks/cluster/ray_batch.py
+python benchmarks/cluster/ray_batch.py --model tiny
 
 The nodes are processes on this machine. Without --model an engine waits instead of computing: a request
-takes `--seconds`, four at a time, as on a machine of its own; this measures Ray and the distribution.
+takes `--seconds`, four at a time, as on another machine; this measures Ray and the distribution.
 With --model each node runs it with one thread, so that nodes share no core if there are enough.
 """
 
