@@ -54,6 +54,8 @@ class EngineBuilder:
     gpu: Gpu | None = None
     sparse: SparseSelection = field(default_factory=SparseSelection)
     thread_pool: ThreadPool | None = None
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs of the plan, in its order, if it has several."""
 
     def build(self) -> LoadedEngine:
         """An engine with the devices and shards of the plan's stages.
@@ -65,6 +67,8 @@ class EngineBuilder:
         kinds = {device.kind for device in self.plan.devices}
         if kinds == {"cpu"}:
             return self._on_cpu()
+        if len(self.plan.machine.gpus) > 1 and kinds == {"gpu"}:
+            return self._pipeline()
         if kinds == {"gpu"}:
             return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), self.plan.options.chunk)
         return self._split()
@@ -121,6 +125,12 @@ class EngineBuilder:
                 "through pinned buffers, which is slower"
             )
         return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, warnings)
+
+    def _pipeline(self) -> LoadedEngine:
+        from edgeinfer.loading.pipeline_loading import load_pipeline
+
+        backend = load_pipeline(self.source, self.gpus, self.plan, LoadProgress(self.source))
+        return self._loaded(backend, self.plan.options.chunk, [Detail(str(self.plan.limit_reason))])
 
     def _gpu_shard(self, exchange: "ExchangeBuffer | None", progress: LoadProgress) -> "CudaBackend":
         from edgeinfer.loading.gpu_loading import load_gpu_shard

@@ -61,10 +61,10 @@ def load_gpu_shard(
         )
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
-    return _prepared(backend, gpu, source, plan)
+    return prepared(backend, gpu, source, plan)
 
 
-def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
+def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
     if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """

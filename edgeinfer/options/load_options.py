@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
@@ -42,8 +42,16 @@ ENDPOINT_OPTIONS = (
 
 
 def is_device(name: str) -> bool:
-    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N"."""
-    return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N", "cuda:N,cuda:M"."""
+    names = device_names(name)
+    if len(names) == 1:
+        return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+    return len(set(names)) == len(names) and all(re.fullmatch(r"cuda:\d{1,2}", each) for each in names)
+
+
+def device_names(name: str) -> tuple[str, ...]:
+    """The devices of a list of names."""
+    return tuple(part.strip() for part in name.split(","))
 
 
 def parse_bytes(name: str, size: Any) -> int | None:
@@ -62,6 +70,17 @@ def parse_bytes(name: str, size: Any) -> int | None:
     elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     raise SettingError(f'{name}: saw {shown(size)}, wanted bytes or a size like "8GiB"')
+
+
+def parse_budgets(name: str, sizes: Any) -> int | tuple[int, ...] | None:
+    """Bytes as `parse_bytes`, or a tuple of them: of "8GiB,4GiB", or of a list. Raises `SettingError`."""
+    several = sizes.split(",") if isinstance(sizes, str) and "," in sizes else sizes
+    if not isinstance(several, list | tuple):
+        return parse_bytes(name, sizes)
+    budgets = [parse_bytes(name, size) for size in several]
+    if not budgets or None in budgets:
+        raise SettingError(f'{name}: saw {shown(sizes)}, wanted a size for each GPU, as "8GiB,4GiB"')
+    return tuple(budget for budget in budgets if budget is not None)
 
 
 def _draft(name: str, draft: Any) -> Any:
@@ -92,7 +111,10 @@ class LoadOptions:
     - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
     - `engine` "openai": the model is on a server with OpenAI's API at `base_url`, which gets `key` as a
       bearer token; options about this machine's memory and devices aren't for it.
-    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
+    - `device`: "auto" (the first GPU, and the CPU for what doesn't fit), "cpu", "cuda", "cuda:N", or several
+      GPUs as "cuda:0,cuda:1": each gets consecutive layers, if no GPU alone holds the model.
+    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `vram` of several GPUs: one for
+      each, as "8GiB,4GiB" or a list.
     - `threads`: None: the count that reads memory fastest, measured once.
     - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
       third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
@@ -146,12 +168,13 @@ class LoadOptions:
         commands="run chat batch", is_secret=True,
     )  # fmt: skip
     device: str = _option(
-        "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
+        "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N, cuda:0,cuda:1.",
+        metavar="DEVICE",
         commands="run chat serve batch bench eval embed rank", common=True,
     )  # fmt: skip
-    vram: int | None = _option(
-        None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",
-        argument="size", convert=parse_bytes, metavar="SIZE",
+    vram: int | tuple[int, ...] | None = _option(
+        None, "Maximum GPU memory, as 8GiB, or of each GPU, as 8GiB,4GiB. Layers and MoE experts beyond "
+        "that of one GPU are on the CPU (offload).", argument="size", convert=parse_budgets, metavar="SIZE",
         commands="run chat serve batch plan bench embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
@@ -259,6 +282,21 @@ class LoadOptions:
         return TemplateOptions(self.thinking, self.template_args)
 
     @property
+    def vram_budgets(self) -> tuple[int | None, ...]:
+        """The budget of each GPU in `device`; one budget is that of each.
+
+        Raises `SettingError`: another number of budgets than of GPUs.
+        """
+        count = len(device_names(self.device))
+        if not isinstance(self.vram, tuple):
+            return (self.vram,) * count
+        if len(self.vram) != count and self.device != "auto":
+            raise SettingError(
+                f"vram: saw {len(self.vram)} sizes for device {self.device!r}, wanted one for each GPU in it"
+            )
+        return self.vram
+
+    @property
     def drafts_on_gpu(self) -> bool:
         """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
         bit-identical there.
@@ -274,7 +312,10 @@ class LoadOptions:
         check_options(self)
         self.template_options  # noqa: B018 - checks its values
         if not is_device(self.device):
-            raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+            raise SettingError(
+                f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda', 'cuda:N' or 'cuda:0,cuda:1'"
+            )
+        self.vram_budgets  # noqa: B018 - checks their number
         if self.lookup_files and self.draft is None:
             raise SettingError(
                 "lookup_files: used only by drafts; leave them out, or take draft 'auto' or 'lookup'"
@@ -328,7 +369,7 @@ class LoadKeywords(TypedDict, total=False):
     context: int | None
     engine: LocalEngine
     device: str
-    vram: int | str | None
+    vram: int | str | Sequence[int | str] | None
     ram: int | str | None
     threads: int | None
     repack: bool

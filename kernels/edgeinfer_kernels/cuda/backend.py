@@ -36,7 +36,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     synchronize,
 )
 from edgeinfer_kernels.cuda.lora import device_lora
-from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, NoHost, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
     CountingHost,
@@ -303,6 +303,12 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             return self._parts.sent.connect(host) if self._parts.sent else 0
 
+    def begin_at_exchange_buffer(self) -> None:
+        """Steps begin with the hidden states that another GPU has put into the exchange buffer."""
+        assert self._prompt_exchange is not None, "only a part with stages has an exchange buffer"
+        self._prompt_exchange.host = self.steps.host = NoHost()
+        self.steps.meets_in_graph = self._cuda
+
     def observe(self, on_hidden: OnHidden) -> None:
         """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""
         self._parts.prefill.on_hidden = on_hidden
@@ -421,10 +427,20 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             return self._logits.of(x)
 
-    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
+    def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
+        """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""
         with on_device(self.device):
-            rows = held[x.first : x.first + x.count, : self.spec.hidden_size].cpu().numpy()
+            rows = self._hidden(x)
+            target[: len(rows), : rows.shape[1]].copy_(rows, non_blocking=True)
+            synchronize(self.device)
+
+    def _hidden(self, x: DeviceRows) -> torch.Tensor:
+        held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
+        return held[x.first : x.first + x.count, : self.spec.hidden_size]
+
+    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        with on_device(self.device):
+            rows = self._hidden(x).cpu().numpy()
         return final_norm(self.spec, self._weights, rows).astype(np.float32)
 
     @property

@@ -22,7 +22,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_SECONDS, SYNC_SECONDS
 from edgeinfer_offload.machine.graphics_cards import find_card
-from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
+from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Origin, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import measured_bandwidth, reading_bytes, stored_figures
 
@@ -193,6 +193,15 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
         card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
     )
     return replace(machine.with_gpu(graphics), origin="described")
+
+
+def with_gpus(machine: Machine, free_bytes: Mapping[Gpu, int], cache_folder: Path) -> Machine:
+    """The machine with several GPUs, in their order, each with the speeds that `with_gpu` finds for it."""
+    found = [with_gpu(machine, gpu, free, cache_folder) for gpu, free in free_bytes.items()]
+    origins = [one.origin for one in found]
+    order: tuple[Origin, ...] = ("unmeasured", "described", "measured")
+    origin = next(each for each in order if each in origins)
+    return replace(machine, gpus=tuple(one.gpus[0] for one in found), origin=origin)
 
 
 def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:

@@ -35,14 +35,14 @@ from tests.random_models import RandomModel
 @pytest.mark.parametrize(
     ("settings", "text"),
     [
-        ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        ({"device": "tpu"}, "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda', 'cuda:N' or 'cuda:0,cuda:1'"),
         ({"kv": "q2_0"}, "kv: saw 'q2_0', wanted one of 'f32', 'f16', 'q8_0', 'q4_0'"),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'lookup', 'self', a model, a Drafter, or None"),
         (
             {"draft": "none"},
             "draft: saw 'none', wanted 'auto', 'lookup', 'self', a model, a Drafter, or None",
         ),
-        ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp'"),
+        ({"engine": "vllm"}, "engine: saw 'vllm', wanted one of 'edgeinfer', 'llama.cpp', 'openai'"),
         ({"context": 0}, "context: saw 0, wanted a whole number of at least 1, or None"),
         ({"context": "4096"}, "context: saw '4096', wanted a whole number of at least 1, or None"),
         ({"threads": True}, f"threads: saw True, wanted a whole number from 1 to {MAX_THREADS}, or None"),
