@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.layer_cache import pool_positions
-from edgeinfer_kernels.pipeline import entered_stages, layer_parts, pipeline_refusal
+from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.pipeline_plan import layer_counts
 from edgeinfer_offload.runtime.pipeline_backend import LaterPart, PipelineBackend

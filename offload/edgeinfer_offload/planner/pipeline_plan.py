@@ -6,9 +6,8 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
-from edgeinfer_kernels.pipeline import UNUSED_HEAD_ROWS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.stages import Device
+from edgeinfer_kernels.stages import UNUSED_HEAD_ROWS, Device
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError

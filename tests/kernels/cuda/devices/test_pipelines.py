@@ -12,7 +12,7 @@ import torch
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
-from edgeinfer_kernels.pipeline import entered_stages, layer_parts, pipeline_refusal
+from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.runtime.pipeline_backend import LaterPart, PipelineBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder, opened, read
 from tests.model_zoo import ZOO
