@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 DEVICES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
+"""Names of devices; those of further GPUs have a number."""
 COLOURS = {
     "weights": "$text-primary",
     "KV cache": "$text-warning",
@@ -43,12 +44,14 @@ class DeviceShare:
 def device_shares(plan: Any) -> list[DeviceShare]:
     """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
-    for device, name in DEVICES.items():
+    gpus = sorted({item.device for item in plan.items if item.device.startswith("gpu")})
+    names = {gpu: gpu.replace("gpu", "GPU ", 1).rstrip() for gpu in gpus} | DEVICES
+    for device, name in names.items():
         kinds = dict.fromkeys(COLOURS, 0)
         for item in plan.items:
             if item.device == device:
                 kinds[_kind(item.item)] += item.bytes
-        room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(device, 0)
+        room = plan.budgets.get(device, 0)
         if any(kinds.values()):
             shares.append(DeviceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
     return shares
@@ -69,10 +72,11 @@ def where_it_runs(plan: Any) -> str:
     sizes = dict.fromkeys(DEVICES, 0)
     for item in plan.items:
         if item.item.startswith(("layer ", "head")) and _kind(item.item) == "weights":
-            sizes[item.device] += item.bytes
-    gpu, total = sizes["gpu"], sum(sizes.values())
+            sizes[item.device] = sizes.get(item.device, 0) + item.bytes
+    gpus = [nbytes for device, nbytes in sizes.items() if device.startswith("gpu") and nbytes]
+    gpu, total = sum(gpus), sum(sizes.values())
     if gpu in (0, total):
-        return "GPU" if gpu else "CPU"
+        return "CPU" if not gpu else "GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs, one after another"
     share = min(99, max(1, round(100 * gpu / total)))
     return f"GPU and CPU, split: {share} % of the weights on the GPU"
 
