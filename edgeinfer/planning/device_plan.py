@@ -126,7 +126,7 @@ def plan_devices(
 def with_one_gib_more(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
     """The plan, with the predicted decode speed at one GiB more of GPU memory, from a second plan."""
     graphics = machine.graphics
-    if graphics is None or request.device == "cpu" or planned.memory.device == "gpu":
+    if graphics is None or request.device == "cpu" or planned.memory.placement == "gpu":
         return planned.memory
     more = replace(
         graphics,

@@ -15,7 +15,7 @@ from edgeinfer_offload.planner.plan_types import PlannedItem, PlanOptions, Predi
 from edgeinfer_offload.planner.planner import plan_memory
 from edgeinfer_offload.report.plan_verdict import binary_size
 
-HOP = "hidden states to the next GPU"
+HOP, UNUSED = "hidden states to the next GPU", "rows of an unused head"
 MAX_BOUNDARIES = 16
 """Positions at which a part may end that are tried with more than two GPUs."""
 _LAYER = re.compile(r"^layer (\d+) ")
@@ -96,8 +96,10 @@ def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions)
     budgets = {"cpu": parts[0].ram_bytes}
     for gpu, plan in enumerate(parts):
         name = Device("gpu", gpu).name
-        items += [_moved(item, name, len(layers)) for item in plan.items]
-        if gpu + 1 < len(parts):
+        is_last = gpu + 1 == len(parts)
+        own = [item if is_last or item.item != "head" else replace(item, item=UNUSED) for item in plan.items]
+        items += [_moved(item, name, len(layers)) for item in own]
+        if not is_last:
             seconds = _hop_seconds(machine, gpu)
             items.append(PlannedItem(HOP, "link", 0, 1000 * seconds, "synchronization"))
         layers += [replace(layer, attention=name, kv_cache=name, granules_gpu=name) for layer in plan.layers]

@@ -166,4 +166,4 @@ def test_a_model_on_the_last_gpu_equals_that_on_the_first(tmp_path: Path) -> Non
             assert torch.cuda.current_device() == 0
     assert sampled[0] == sampled[1]
     for at, row in logits[0].items():
-        np.testing.assert_array_equal(row, logits[1][at])
+        np.testing.assert_allclose(row, logits[1][at], rtol=0, atol=2e-2)
