@@ -42,5 +42,8 @@ def connected(address: str, requested_by: str) -> Any:
         ray.init(address=address, logging_level=logging.ERROR, log_to_driver=False)
     except (OSError, OverflowError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise EdgeInferError(f"{requested_by} {address}: no Ray cluster there ({reason})") from error
+        raise EdgeInferError(
+            f"{requested_by} {address}: no Ray cluster there ({reason}); if it needs a token, set "
+            "RAY_AUTH_MODE=token"
+        ) from error
     return ray
