@@ -98,7 +98,7 @@ class _Loading:
             measure_gpu(gpu, cache, sorted(self.source.sizes.formats))
         free = {gpu: free_bytes(gpu.index) for gpu in gpus}
         machine = with_gpus(unmeasured_machine(self._threads()), free, cache)
-        planned = plan_devices(replace(self.request, device="cuda"), machine)
+        planned = plan_devices(replace(self.request, device="cuda"), machine, self._with_cpu_speeds)
         used = {graphics.index for graphics in planned.memory.machine.gpus}
         own = tuple(gpu for gpu in gpus if gpu.index in used)
         try:
@@ -128,6 +128,10 @@ class _Loading:
         formats = kernel_formats(self.source.weights)
         with_cpu = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
         return with_gpu(with_cpu, gpu, graphics.free_bytes, cache)
+
+    def _with_cpu_speeds(self, machine: Machine) -> Machine:
+        formats, nbytes = kernel_formats(self.source.weights), self.source.sizes.nbytes
+        return with_cpu_speeds(machine, user_folder("cache"), formats, nbytes)
 
     def _threads(self) -> int:
         options = self.source.options

@@ -2,7 +2,7 @@
 bytes are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.pipeline_plan import plan_pipeline
+from edgeinfer_offload.planner.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
@@ -108,7 +108,7 @@ def plan_devices(
         return _on_cpu(request, machine)
     if len(machine.gpus) > 1:
         try:
-            return _on_gpus(request, measured(machine))
+            return _on_gpus(request, machine, measured)
         except GpuUnavailableError as error:
             if request.device != "auto":
                 raise
@@ -126,7 +126,12 @@ def plan_devices(
 def with_one_gib_more(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
     """The plan, with the predicted decode speed at one GiB more of GPU memory, from a second plan."""
     graphics = machine.graphics
-    if graphics is None or request.device == "cpu" or planned.memory.placement == "gpu":
+    if (
+        graphics is None
+        or request.device == "cpu"
+        or planned.memory.placement == "gpu"
+        or len(machine.gpus) > 1
+    ):
         return planned.memory
     more = replace(
         graphics,
@@ -175,8 +180,8 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
     return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
 
 
-def _on_gpus(request: PlanRequest, machine: Machine) -> DevicePlan:
-    """All on the GPU that is fastest alone, or consecutive layers on each GPU."""
+def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
+    """All on the GPU that is fastest alone, or consecutive layers on each GPU, with the CPU if need be."""
     _refuse_several(request)
     options = replace(_options(request), device="gpu", repack=True, draft=None)
     given = request.vram_of_each or (None,)
@@ -195,10 +200,18 @@ def _on_gpus(request: PlanRequest, machine: Machine) -> DevicePlan:
         return DevicePlan(plan, request.context, (Detail(note),))
     try:
         plan = plan_pipeline(request.sizes, machine, options, budgets)
+    except PlanError:
+        return _on_gpus_and_cpu(request, measured(machine), budgets)
+    return DevicePlan(plan, request.context, _several_notes(request))
+
+
+def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
+    """As `_on_gpus`, where the first GPU shares its layers with the CPU."""
+    options = replace(_options(request), batch=CHUNK, draft=None)
+    try:
+        plan = plan_pipeline_with_cpu(request.sizes, machine, options, budgets)
     except PlanError as error:
-        raise GpuUnavailableError(
-            f"{request.name}: {error}; of one GPU, the CPU computes what doesn't fit it (device='cuda:0')"
-        ) from error
+        raise GpuUnavailableError(f"{request.name}: on several GPUs and the CPU: {error}") from error
     return DevicePlan(plan, request.context, _several_notes(request))
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
 
@@ -21,9 +21,16 @@ MAX_BOUNDARIES = 16
 _LAYER = re.compile(r"^layer (\d+) ")
 
 
+@dataclass(frozen=True)
+class PipelinePlan(MemoryPlan):
+    """The plan of all parts as one. `parts`: the plan of each GPU's layers, which are numbered from 0."""
+
+    parts: tuple[MemoryPlan, ...] = ()
+
+
 def plan_pipeline(
     sizes: ModelSizes, machine: Machine, options: PlanOptions, vram: Sequence[int | None]
-) -> MemoryPlan:
+) -> PipelinePlan:
     """The fastest division of the layers among the machine's GPUs in their order, all of which get some.
     `vram`: the budget of each.
 
@@ -39,8 +46,7 @@ def plan_pipeline(
 
     @cache
     def part(gpu: int, first: int, last: int) -> MemoryPlan | PlanError:
-        here = replace(machine, gpus=(machine.gpus[gpu],))
-        own = replace(options, device="gpu", vram=vram[gpu], expert_cache=False)
+        here, own = _alone(machine, options, gpu, vram[gpu])
         try:
             return plan_memory(_part_sizes(sizes, first, last), here, own)
         except PlanError as error:
@@ -59,10 +65,58 @@ def plan_pipeline(
     return _joined(best[1], machine, options)
 
 
-def layer_counts(plan: MemoryPlan) -> list[int]:
-    """The number of layers on each GPU of a pipeline, in their order."""
-    names = [layer.attention for layer in plan.layers]
-    return [names.count(name) for name in dict.fromkeys(names)]
+def plan_pipeline_with_cpu(
+    sizes: ModelSizes, machine: Machine, options: PlanOptions, vram: Sequence[int | None]
+) -> PipelinePlan:
+    """The GPUs after the first get as many of the last layers as they hold; the first GPU and the CPU share
+    the others, as in a split model.
+
+    Raises `PlanError`: that doesn't fit, or the first GPU helps with no layer.
+    """
+    end, later = len(sizes.layers), list[MemoryPlan]()
+    for gpu in range(len(machine.gpus) - 1, 0, -1):
+        here, own = _alone(machine, options, gpu, vram[gpu])
+        first, plan = _most_layers(sizes, here, own, end, least=gpu)
+        later.insert(0, plan)
+        end = first
+    here, _ = _alone(machine, options, 0, vram[0])
+    split = replace(options, device="any", vram=vram[0], expert_cache=False)
+    plan = plan_memory(_part_sizes(sizes, 0, end), here, split)
+    if plan.head != "gpu":
+        raise PlanError(plan.limit_reason or "no layer is faster on the first GPU")
+    return _joined([plan, *later], machine, options)
+
+
+def _alone(machine: Machine, options: PlanOptions, gpu: int, vram: int | None) -> tuple[Machine, PlanOptions]:
+    """The machine with one of its GPUs, and the options of a part that is wholly there."""
+    own = replace(options, device="gpu", vram=vram, expert_cache=False, repack=True)
+    return replace(machine, gpus=(machine.gpus[gpu],)), own
+
+
+def _most_layers(
+    sizes: ModelSizes, machine: Machine, options: PlanOptions, end: int, least: int
+) -> tuple[int, MemoryPlan]:
+    """The longest run of layers up to `end` that a GPU holds, after the first `least` ones: its begin and its
+    plan. Raises `PlanError`: not one layer fits.
+    """
+    fitting: tuple[int, MemoryPlan] | None = None
+    failure: PlanError | None = None
+    low, high = least, end - 1
+    while low <= high:
+        first = (low + high) // 2
+        try:
+            fitting = first, plan_memory(_part_sizes(sizes, first, end), machine, options)
+            high = first - 1
+        except PlanError as error:
+            failure, low = error, first + 1
+    if fitting is None:
+        raise failure or PlanError("there are more GPUs than layers")
+    return fitting
+
+
+def layer_counts(plan: PipelinePlan) -> list[int]:
+    """The number of layers of each part."""
+    return [len(part.layers) for part in plan.parts]
 
 
 def _divisions(layers: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -89,7 +143,7 @@ def _part_sizes(sizes: ModelSizes, first: int, last: int) -> ModelSizes:
     return replace(part, vocabulary=UNUSED_HEAD_ROWS, head=replace(sizes.head, rows=UNUSED_HEAD_ROWS))
 
 
-def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions) -> MemoryPlan:
+def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions) -> PipelinePlan:
     """The parts' plans as one."""
     items: list[PlannedItem] = []
     layers: list[LayerPlacement] = []
@@ -102,21 +156,33 @@ def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions)
         if not is_last:
             seconds = _hop_seconds(machine, gpu)
             items.append(PlannedItem(HOP, "link", 0, 1000 * seconds, "synchronization"))
-        layers += [replace(layer, attention=name, kv_cache=name, granules_gpu=name) for layer in plan.layers]
+        layers += [_layer_on(layer, name) for layer in plan.layers]
         budgets[name] = plan.vram_bytes
     last = Device("gpu", len(parts) - 1).name
-    plan = replace(
-        parts[0],
+    plan = PipelinePlan(
         items=tuple(items),
         layers=tuple(layers),
         head=last,
-        embedding="gpu",
+        embedding=parts[0].embedding,
+        draft=None,
         machine=machine,
-        options=replace(options, device="gpu"),
+        options=replace(options, device=parts[0].options.device),
         budgets=budgets,
         prediction=_prediction(parts, machine),
+        parts=tuple(parts),
     )
     return replace(plan, limit_reason=_reason(plan))
+
+
+def _layer_on(layer: LayerPlacement, gpu: str) -> LayerPlacement:
+    """A layer of a part on its GPU; what the CPU has of it stays there."""
+    names = {"gpu": gpu}
+    return replace(
+        layer,
+        attention=names.get(layer.attention, layer.attention),
+        kv_cache=names.get(layer.kv_cache, layer.kv_cache),
+        granules_gpu=gpu,
+    )
 
 
 def _moved(item: PlannedItem, device: str, first: int) -> PlannedItem:
@@ -145,16 +211,18 @@ def _prediction(parts: Sequence[MemoryPlan], machine: Machine) -> Prediction:
         seconds_full=sum(one.seconds_full for one in each) + hops,
         prompt=each[0].prompt,
         prompt_seconds=sum(one.prompt_seconds for one in each) + hops,
-        stream_min_tokens=None,
+        stream_min_tokens=each[0].stream_min_tokens,
     )
 
 
-def _reason(plan: MemoryPlan) -> str:
+def _reason(plan: PipelinePlan) -> str:
     """Which GPU has which layers, and why."""
     first, texts = 0, []
-    for gpu, count in zip(plan.machine.gpus, layer_counts(plan), strict=True):
-        texts.append(f"layers {first}-{first + count - 1} on {gpu.name} (cuda:{gpu.index})")
-        first += count
+    for gpu, part in zip(plan.machine.gpus, plan.parts, strict=True):
+        last = first + len(part.layers) - 1
+        shared = " and the CPU" if len(part.devices) > 1 else ""
+        texts.append(f"layers {first}-{last} on {gpu.name} (cuda:{gpu.index}){shared}")
+        first = last + 1
     return (
         f"{', '.join(texts)}: one after another, because no GPU alone holds the model; a token takes the sum "
         "of their times"

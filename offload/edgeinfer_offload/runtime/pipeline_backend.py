@@ -6,7 +6,7 @@ per token, and one wait of the host.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,8 @@ from edgeinfer_kernels.backend import Activations, Backend, Logits, SamplingSett
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cuda.backend import CudaBackend
-    from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+    from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class PipelineStates:
     """Hidden states of the tokens `ids`: on the first GPU after `embed`, on the last one after the layers."""
 
     ids: Sequence[int]
-    rows: "DeviceRows"
+    rows: Any
+    """As the part has them that they are on."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -42,7 +43,8 @@ class PipelineStates:
 
 
 class PipelineBackend(Backend[PipelineStates]):
-    """`first` has the embedding and the first layers, the last of `later` the head.
+    """`first` has the embedding and the first layers, which it may share with the CPU; the last of `later`
+    has the head.
 
     A step of one token takes the sum of the parts' times: several GPUs hold larger models, they don't decode
     faster. The state is that of the parts in their order.
@@ -50,7 +52,7 @@ class PipelineBackend(Backend[PipelineStates]):
 
     name = "pipeline"
 
-    def __init__(self, first: "CudaBackend", later: Sequence[LaterPart]) -> None:
+    def __init__(self, first: "CudaBackend | SplitBackend", later: Sequence[LaterPart]) -> None:
         self._first, self._later = first, tuple(later)
         self._last = self._later[-1].shard
         self.shards = (first, *(part.shard for part in later))

@@ -23,6 +23,8 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
+    from torch import Tensor
+
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
@@ -131,6 +133,10 @@ class SplitBackend(Backend[SplitStates]):
 
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))
+
+    def copy_hidden(self, x: SplitStates, target: "Tensor") -> None:
+        """As `CudaBackend.copy_hidden`."""
+        self.gpu_shard.copy_hidden(_final(x), target)
 
     def final_norm(self, x: SplitStates) -> Activations:
         return self.gpu_shard.final_norm(_final(x))

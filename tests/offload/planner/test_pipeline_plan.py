@@ -8,7 +8,12 @@ from edgeinfer_kernels.stages import Device
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.pipeline_plan import HOP, layer_counts, plan_pipeline
+from edgeinfer_offload.planner.pipeline_plan import (
+    HOP,
+    layer_counts,
+    plan_pipeline,
+    plan_pipeline_with_cpu,
+)
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import dense_model
@@ -76,3 +81,18 @@ def test_a_token_takes_the_sum_of_the_parts_and_the_hops() -> None:
     assert plan.limit_reason is not None
     assert "layers 0-" in plan.limit_reason
     assert plan.to_dict()["bytes"]["gpu1"] == plan.bytes_on("gpu1")
+
+
+def test_what_two_gpus_do_not_hold_is_shared_with_the_cpu() -> None:
+    sizes, budgets = dense_model(), (2 * GIB, 3 * GIB)
+    with pytest.raises(PlanError):
+        plan_pipeline(sizes, machine("h200", "h200"), OPTIONS, budgets)
+    plan = plan_pipeline_with_cpu(sizes, machine("h200", "h200"), OPTIONS, budgets)
+    assert (plan.placement, plan.head, sum(layer_counts(plan))) == ("split", "gpu1", len(sizes.layers))
+    assert 0.9 * 3 * GIB < plan.bytes_on("gpu1") <= 3 * GIB
+    assert plan.bytes_on("gpu") <= 2 * GIB
+    assert plan.bytes_on("cpu") > GIB
+    assert plan.limit_reason is not None
+    assert "(cuda:0) and the CPU, layers" in plan.limit_reason
+    one = plan_memory(sizes, machine("h200"), replace(OPTIONS, vram=budgets[0]))
+    assert plan.ms_per_token < one.ms_per_token

@@ -15,8 +15,10 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner import placement_problem, plan_items
 from edgeinfer_offload.runtime.pipeline_backend import PipelineBackend
+from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.model_zoo import ZOO
 
@@ -27,8 +29,13 @@ BOTH = "cuda:0,cuda:1"
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    """Two GPUs of a terabyte, which libraries don't use."""
+    """Two GPUs of a terabyte, which libraries don't use, and a CPU that reads a megabyte a second."""
     gpus = [Gpu(index, "NVIDIA GeForce RTX 3090", 86, 1 << 40) for index in range(2)]
+
+    def slow(machine: Machine, *_: object) -> Machine:
+        return replace(machine, processor=replace(machine.processor, bytes_per_second=1e6))
+
+    monkeypatch.setattr(engine_loading, "with_cpu_speeds", slow)
     monkeypatch.setattr(engine_loading, "measure_gpu", lambda *_: None)
     monkeypatch.setattr("edgeinfer.planning.gpu_selection.list_gpus", lambda: gpus)
     monkeypatch.setattr(device_parts, "free_bytes", lambda _: 1 << 40)
@@ -75,6 +82,28 @@ def test_two_budgets_that_hold_a_model_only_together_run_it(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("two_gpus")
+def test_what_two_gpus_do_not_hold_is_shared_with_the_cpu(path: Path) -> None:
+    budgets = [int(share * whole_bytes(path)) for share in (0.5, 0.6)]
+    with (
+        edgeinfer.load(path, device=BOTH, vram=budgets, **LOADING) as model,  # type: ignore[call-overload]
+        edgeinfer.load(path, device="cuda:1", **LOADING) as one,  # type: ignore[call-overload]
+    ):
+        engine, plan = model.engine, model.plan
+        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine.backend, PipelineBackend)
+        first, last = engine.backend.shards
+        assert isinstance(first, SplitBackend)
+        assert isinstance(last, CudaBackend)
+        assert plan is not None
+        assert 0.99 * plan.bytes_on("gpu") <= first.gpu_shard.nbytes <= plan.bytes_on("gpu") <= budgets[0]
+        assert last.nbytes == plan.bytes_on("gpu1") <= budgets[1]
+        assert plan.placement == "split"
+        np.testing.assert_allclose(engine.append_all(IDS), one.engine.append_all(IDS), atol=2e-2)
+        engine.rewind(5)
+        assert len(model.generate(IDS, max_tokens=4, temperature=0.0).ids) == 4
+
+
+@pytest.mark.usefixtures("two_gpus")
 def test_a_model_that_one_gpu_holds_is_on_one(path: Path) -> None:
     with edgeinfer.load(path, device=BOTH, vram=(1 << 10, 1 << 40), **LOADING) as model:  # type: ignore[call-overload]
         assert isinstance(model.engine.backend, CudaBackend)
@@ -86,7 +115,7 @@ def test_a_model_that_one_gpu_holds_is_on_one(path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vram": (1 << 12, 1 << 12)}, "of one GPU, the CPU computes what doesn't fit it"),
+        ({"vram": (1 << 12, 1 << 12)}, "on several GPUs and the CPU: the model needs .* on the gpu"),
         ({"kv": "f32"}, "kv f32 runs on the CPU only"),
         ({"device": "cuda:0,cuda:7"}, "saw 'cuda:7', wanted cuda:0 to cuda:1"),
     ],
