@@ -6,7 +6,7 @@ direction, through an exchange buffer.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +23,6 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
-    from torch import Tensor
-
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
@@ -134,7 +132,7 @@ class SplitBackend(Backend[SplitStates]):
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))
 
-    def copy_hidden(self, x: SplitStates, target: "Tensor") -> None:
+    def copy_hidden(self, x: SplitStates, target: Any) -> None:
         """As `CudaBackend.copy_hidden`."""
         self.gpu_shard.copy_hidden(_final(x), target)
 
