@@ -4,6 +4,7 @@ import http.client
 import json
 import socket
 import ssl
+import threading
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -68,9 +69,14 @@ class EventStream:
     def close(self) -> None:
         """End the response: the server then cancels its work. A thread that reads gets an error."""
         if self._connection is not None:
-            with suppress(OSError):
-                self._connection.shutdown(socket.SHUT_RDWR)
+            _shut(self._connection)
             self._connection.close()
+
+
+def _shut(connection: socket.socket) -> None:
+    """End a connection; a thread that reads from it gets an error."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 class Endpoint:
@@ -85,8 +91,21 @@ class Endpoint:
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise SettingError("key: wanted printable ASCII characters, at least one")
         self._key, self._stall_seconds = key, stall_seconds
+        self._lock, self._held, self._is_aborted = threading.Lock(), set[socket.socket](), False
         self.url = f"{self._parts.scheme}://{self._parts.netloc}{self._parts.path}"
         """The address, without a trailing slash."""
+
+    def of_its_own(self) -> "Endpoint":
+        """The same server, whose requests `abort` ends without ending those of others."""
+        return Endpoint(self.url, self._key, self._stall_seconds)
+
+    def abort(self) -> None:
+        """End the requests in progress, other than streams, in all threads, and refuse later ones."""
+        with self._lock:
+            self._is_aborted = True
+            held = list(self._held)
+        for connection in held:
+            _shut(connection)
 
     @property
     def exposes_key(self) -> bool:
@@ -125,19 +144,36 @@ class Endpoint:
 
     def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, bytes]:
         try:
-            connection, _ = self._connection()
+            connection, held = self._connection()
+            self._hold(held)
             try:
                 response = self._sent(connection, method, path, body)
                 if 300 <= response.status < 400:
                     raise self._refusal(path, response.status, b"", response)
                 return response.status, response.read(MAX_BODY_BYTES)
             finally:
+                self._release(held)
                 connection.close()
         except BROKEN as error:
             raise self._unreachable(path, error) from error
 
+    def _hold(self, connection: socket.socket | None) -> None:
+        with self._lock:
+            if connection is not None and not self._is_aborted:
+                self._held.add(connection)
+                return
+        if connection is not None:
+            _shut(connection)
+
+    def _release(self, connection: socket.socket | None) -> None:
+        with self._lock:
+            if connection is not None:
+                self._held.discard(connection)
+
     def _connection(self) -> tuple[http.client.HTTPConnection, socket.socket | None]:
         """An open connection, through the proxy of the environment if there is one, and its socket."""
+        if self._is_aborted:
+            raise EndpointError(f"{self.url}: the request was cancelled")
         parts, host = self._parts, self._parts.hostname or ""
         proxy = urllib.request.getproxies().get(parts.scheme)
         through = _parts(proxy) if proxy and not urllib.request.proxy_bypass(host) else None

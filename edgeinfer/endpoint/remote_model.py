@@ -103,13 +103,16 @@ class RemoteModel:
         given: dict[str, Any] = {**options}
         self._request("", given)  # an invalid option is an error of the caller, not of each prompt
         pool = ThreadPoolExecutor(TOGETHER, thread_name_prefix="edgeinfer-endpoint")
-        futures = [pool.submit(self._first_whole, prompt, given) for prompt in prompts]
-        return _in_order(pool, futures)
+        own = self.endpoint.of_its_own()
+        futures = [pool.submit(self._first_whole, prompt, given, own) for prompt in prompts]
+        return _in_order(pool, futures, own)
 
-    def _first_whole(self, prompt: RemotePrompt, options: Mapping[str, Any]) -> Generation | Exception:
+    def _first_whole(
+        self, prompt: RemotePrompt, options: Mapping[str, Any], endpoint: Endpoint
+    ) -> Generation | Exception:
         for attempt in range(TRIES):
             try:
-                return self._whole(prompt, options)[0]
+                return self._whole(prompt, options, endpoint)[0]
             except EndpointError as error:
                 if not error.is_temporary or attempt == TRIES - 1:
                     return error
@@ -118,12 +121,14 @@ class RemoteModel:
                 return error
         raise AssertionError
 
-    def _whole(self, prompt: RemotePrompt, options: Mapping[str, Any]) -> list[Generation]:
+    def _whole(
+        self, prompt: RemotePrompt, options: Mapping[str, Any], endpoint: Endpoint | None = None
+    ) -> list[Generation]:
         """All completions of one request that isn't streamed."""
         refuse_closed(self._closed, self.name)
         path, body = self._request(prompt, options)
         started = time.monotonic()
-        value = self.endpoint.post(path, body)
+        value = (endpoint or self.endpoint).post(path, body)
         choices = value.get("choices") if isinstance(value, dict) else None
         if (
             not isinstance(choices, list)
@@ -222,13 +227,14 @@ def _kept(prompt: ChatPrompt, dropped: int) -> list[Message]:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, futures: Sequence["Future[Generation | Exception]"]
+    pool: ThreadPoolExecutor, futures: Sequence["Future[Generation | Exception]"], endpoint: Endpoint
 ) -> Iterator[Generation | Exception]:
     try:
         for future in futures:
             yield future.result()
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
+        endpoint.abort()
 
 
 def _share(usage: object, completions: int) -> dict[str, Any]:

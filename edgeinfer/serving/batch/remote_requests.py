@@ -22,7 +22,7 @@ class RemoteRequests:
     """
 
     def __init__(self, endpoint: Endpoint, model: str | None, threads: int, first_wait: float) -> None:
-        self._endpoint, self._model, self._first_wait = endpoint, model, first_wait
+        self._endpoint, self._model, self._first_wait = endpoint.of_its_own(), model, first_wait
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="edgeinfer-batch")
 
     async def post(self, line: BatchLine) -> tuple[int, bytes]:
@@ -53,3 +53,4 @@ class RemoteRequests:
 
     async def __aexit__(self, *_: Any) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._endpoint.abort()  # the program's end waits for the threads

@@ -1,6 +1,7 @@
 """Models on servers with OpenAI's API: streams, reasoning, tool calls, chats, and failures."""
 
 import threading
+from types import GeneratorType
 from typing import Any
 
 import pytest
@@ -177,6 +178,24 @@ def test_each_prompt_of_a_list_gets_its_completion_or_its_error() -> None:
     errors = [one for one in results if isinstance(one, Exception)]
     assert (len(results), len(errors)) == (3, 1)
     assert str(errors[0]).endswith("/v1/chat/completions: 422, no")
+
+
+def test_closing_the_iterator_ends_its_requests_in_progress_and_no_others() -> None:
+    waits = threading.Event()
+    fast, slow = Reply({"choices": [{"text": "A"}]}), Reply(events=[], waits=waits)
+    with scripted_server({MODELS: VLLM, TEXT: fast, CHAT: slow}) as server:
+        model = opened(server.address)
+        results = model.generate_each(["a", [{"role": "user", "content": "b"}]])
+        first = next(results)
+        assert isinstance(first, Generation)
+        assert first.text == "A"
+        while len(server.bodies) < 2:
+            assert not server.left.is_set()
+        assert isinstance(results, GeneratorType)
+        results.close()
+        assert server.left.wait(20)
+        assert model.generate("c").text == "A"
+        waits.set()
 
 
 @pytest.mark.parametrize(
