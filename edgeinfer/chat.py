@@ -1,37 +1,57 @@
 """A chat: messages in, tokens out, the KV cache kept between messages, dropped messages reported."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack
 
-from edgeinfer.chat_templates.template_options import TemplateOptions
-from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
-from edgeinfer.engine.native_engine import shared_prefix
-from edgeinfer.errors import ContextOverflowError, SettingError, shown
-from edgeinfer.generation.context_shift import SINKS
-from edgeinfer.generation.token_stream import TokenStream
+from edgeinfer.chat_templates.tool_calls import ParsedReply, Tool, ToolCall
+from edgeinfer.errors import SettingError, shown
 from edgeinfer.options import ChatKeywords
 from edgeinfer.options.run_options import COUNTS, PROMPT_FORMAT, run_options
-from edgeinfer.results import Generation
+from edgeinfer.results import Generation, Token
 
 Message = dict[str, Any]
 NOT_IN_CHATS = COUNTS + PROMPT_FORMAT
 
 
-@dataclass(frozen=True)
-class ChatEngine:
-    """The functions of a model that a chat uses."""
+class ResponseStream(Protocol):
+    """The tokens of a response; `result` is the completion so far, or the whole one at the end."""
 
-    encode: Callable[[Sequence[Message], TemplateOptions], list[int]]
-    """Messages to token ids through the chat template, with the prompt of the assistant's message at the
-    end; the template options say what becomes of the reasoning of earlier responses.
+    def __iter__(self) -> Iterator[Token]: ...
+
+    def __next__(self) -> Token: ...
+
+    def cancel(self) -> None: ...
+
+    @property
+    def result(self) -> Generation: ...
+
+
+@dataclass(frozen=True)
+class ChatPrompt:
+    """What a response is generated for. `dropped`: oldest user messages that no longer fit the context, with
+    all that followed each; `options`: the keywords that were given, checked.
     """
-    stream: Callable[..., TokenStream]
-    """(ids, options, sampling, keep=, dropped_messages=, on_end=) -> the response's stream."""
-    decode: Callable[[Sequence[int]], str]
-    """The text of ids, with the control tokens: the marks of tool calls."""
-    context: int
+
+    messages: list[Message]
+    system: str | None
+    dropped: int
+    options: Mapping[str, Any]
+
+
+class ChatEngine(Protocol):
+    """What answers a chat: a model of this machine, or a server."""
+
+    def respond(self, prompt: ChatPrompt, on_end: Callable[[Generation], None]) -> ResponseStream:
+        """Stream the response; `dropped_messages` of its result are those that don't fit now. `on_end` is
+        called once with the completion, however it ended. Raises as `Chat.stream`.
+        """
+        ...
+
+    def parsed(self, response: Generation, tools: Sequence[Tool]) -> ParsedReply:
+        """The text of a response, and its calls of the offered tools."""
+        ...
 
 
 class Chat:
@@ -66,7 +86,7 @@ class Chat:
         """Return the response to the results of the last response's tool calls; as `stream_results`."""
         return _result(self.stream_results(results, **options))
 
-    def stream_results(self, results: Sequence[Any], **options: Unpack[ChatKeywords]) -> TokenStream:
+    def stream_results(self, results: Sequence[Any], **options: Unpack[ChatKeywords]) -> ResponseStream:
         """Stream the response to the results of the last response's tool calls, in their order: texts, or
         values for JSON. Options and `Raises` as for `stream`.
         """
@@ -77,7 +97,7 @@ class Chat:
         given = [_tool_message(call, result) for call, result in zip(calls, results, strict=True)]
         return self._respond(list(self.messages), self._dropped, given, options)
 
-    def stream(self, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
+    def stream(self, text: str, **options: Unpack[ChatKeywords]) -> ResponseStream:
         """Stream the response to `text`; options as for `Model.stream`, except `raw`.
 
         The messages are added to the history when the stream ends, or when it is cancelled after some text.
@@ -90,7 +110,7 @@ class Chat:
         """
         return self._respond(list(self.messages), self._dropped, [_user_message(text)], options)
 
-    def regenerate(self, **options: Unpack[ChatKeywords]) -> TokenStream:
+    def regenerate(self, **options: Unpack[ChatKeywords]) -> ResponseStream:
         """Generate the last response again; the new one replaces it as described for `edit`.
 
         Raises:
@@ -101,7 +121,7 @@ class Chat:
             raise ValueError("there is no response yet to generate again")
         return self.edit(len(indices) - 1, str(self.messages[indices[-1]]["content"]), **options)
 
-    def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> TokenStream:
+    def edit(self, index: int, text: str, **options: Unpack[ChatKeywords]) -> ResponseStream:
         """Replace user message `index` (from 0) by `text` and generate its response.
 
         The message and all later ones are removed once the new response is complete; `Raises` as for
@@ -127,75 +147,29 @@ class Chat:
 
     def _respond(
         self, before: list[Message], dropped: int, added: list[Message], options: ChatKeywords
-    ) -> TokenStream:
+    ) -> ResponseStream:
         """Stream the response to the messages `added` after `before`, of which the first `dropped` user
         messages, with all that followed them, no longer fit.
         """
-        run, sampling = run_options({**self._options, **options}, NOT_IN_CHATS)
-        template, kept_tokens = run.template_options, SINKS
-        if run.context_overflow == "stop":
-            ids, dropped = self._fit([*before, *added], dropped, run.max_tokens, template)
-        else:
-            ids, dropped = self._encode([*before, *added], template), 0
-            kept_tokens = self._kept_tokens(template)
+        given = {**self._options, **options}
+        run, _ = run_options(given, NOT_IN_CHATS)
 
         def keep(response: Generation) -> None:
             if response.finish_reason == "cancelled" and not response.text:
                 return
             reply = ParsedReply(response.text, ())
             if run.tools:
-                parsed = parse_tool_calls(self._engine.decode(response.ids), run.tools)
+                parsed = self._engine.parsed(response, run.tools)
                 reply = parsed if parsed.calls else reply
             self.tool_calls = reply.calls
             self.messages[:] = [*before, *added, _assistant_message(reply)]
-            self._dropped = dropped
-            self._context_used = len(response.prompt_ids) + len(response.ids) - response.evicted_tokens
+            self._dropped = response.dropped_messages
+            self._context_used = response.context_tokens
 
-        return self._engine.stream(
-            ids, run, sampling, keep=kept_tokens, dropped_messages=dropped, on_end=keep
-        )
-
-    def _encode(self, messages: Sequence[Message], options: TemplateOptions) -> list[int]:
-        system = [{"role": "system", "content": self.system}] if self.system else []
-        return self._engine.encode([*system, *messages], options)
-
-    def _kept_tokens(self, options: TemplateOptions) -> int:
-        """Number of tokens kept at the start in a context shift: all up to the first message."""
-        first, other = (self._encode([{"role": "user", "content": text}], options) for text in ("a", "b"))
-        return max(SINKS, shared_prefix(first, other))
-
-    def _fit(
-        self, messages: list[Message], dropped: int, max_tokens: int | None, options: TemplateOptions
-    ) -> tuple[list[int], int]:
-        """Return the token ids of the chat, and the number of oldest user messages that were dropped with
-        their responses.
-
-        When messages must be dropped, a quarter of the context is freed at once, so that the prompt isn't
-        prefilled again at every message.
-        """
-        context = self._engine.context
-        room = max(1, min(max_tokens or context, context // 8))
-        starts = [i for i, message in enumerate(messages) if message["role"] == "user"]
-
-        def encoded() -> list[int]:
-            return self._encode(messages[starts[dropped] if dropped else 0 :], options)
-
-        ids = encoded()
-        if len(ids) + room <= context:
-            return ids, dropped
-        while dropped < len(starts) - 1 and len(ids) + max(room, context // 4) > context:
-            dropped += 1
-            ids = encoded()
-        if len(ids) >= context:
-            subject = "the last message, its template and the system message have"
-            raise ContextOverflowError(
-                f"{subject if self.system else 'the last message and its template have'} {len(ids)} tokens, "
-                f"the context holds {context}; shorten it, or take a larger context (context=)"
-            )
-        return ids, dropped
+        return self._engine.respond(ChatPrompt([*before, *added], self.system, dropped, given), keep)
 
 
-def _result(stream: TokenStream) -> Generation:
+def _result(stream: ResponseStream) -> Generation:
     for _ in stream:
         pass
     return stream.result

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.chat import Chat, ChatEngine
+from edgeinfer.chat import Chat
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.chat_templates.template_options import DEFAULTS, TemplateOptions, Thinking, thinking_levels
 from edgeinfer.embedding import (
@@ -26,6 +26,7 @@ from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.errors import Detail, EdgeInferError, SettingError, shown
 from edgeinfer.generation.batching.completions import Completer, whole
 from edgeinfer.generation.context_shift import SINKS, ContextShift
+from edgeinfer.generation.local_chat import LocalChatEngine
 from edgeinfer.generation.request import Prompt, Prompts, Request, request_of, several_prompts
 from edgeinfer.generation.sequence_counts import SequenceCounts, one_completion
 from edgeinfer.generation.token_stream import TokenStream
@@ -281,7 +282,7 @@ class Model:
     def chat(self, system: str | None = None, **options: Unpack[ChatKeywords]) -> Chat:
         """Start a chat; `options` are defaults for all its responses, as for `stream`."""
         self.refuse_encoder()
-        engine = ChatEngine(self._encoding.of_chat, self._stream_ids, self._decode_all, self.context)
+        engine = LocalChatEngine(self._encoding.of_chat, self._stream_ids, self._decode_all, self.context)
         defaults: Any = self.sampling
         return Chat(engine, system, **{**defaults, **options})
 

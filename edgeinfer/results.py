@@ -63,6 +63,11 @@ class Generation:
     evicted_tokens: int = 0
     """Tokens of prompt and completion evicted by context shifts."""
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of prompt and completion that are in the context at its end."""
+        return len(self.prompt_ids) + len(self.ids) - self.evicted_tokens
+
     def __str__(self) -> str:
         return self.text
 

@@ -42,7 +42,7 @@ PARTS: dict[str, tuple[int, str, set[str]]] = {
         4,
         "edgeinfer",
         {"numpy", "jinja2", "tokenizers", "huggingface_hub", "llama_cpp", "llguidance"}
-        | {"starlette", "prometheus_client", "mcp", "httpx2"},
+        | {"starlette", "prometheus_client", "mcp", "httpx2", "ray"},
     ),
     "edgeinfer_offload": (3, "offload/edgeinfer_offload", {"numpy", "psutil"}),
     "edgeinfer_kernels": (
@@ -95,6 +95,11 @@ def test_a_package_imports_only_allowed_third_party_packages(package: str) -> No
 def test_llama_cpp_is_imported_in_one_file_only() -> None:
     importers = [path.name for path in modules_of("edgeinfer") if "llama_cpp" in imported_packages(path)]
     assert len(importers) <= 1, importers
+
+
+def test_ray_is_imported_in_one_folder_only() -> None:
+    folders = {path.parent.name for path in modules_of("edgeinfer") if "ray" in imported_packages(path)}
+    assert folders <= {"cluster"}
 
 
 @pytest.mark.parametrize("package", PARTS)
@@ -156,6 +161,7 @@ def test_importing_edgeinfer_loads_no_heavy_package() -> None:
         "textual",
         "llama_cpp",
         "llguidance",
+        "ray",
         "huggingface_hub",
         "numba",
         "edgeinfer.quantizing",

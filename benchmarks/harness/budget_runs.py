@@ -19,6 +19,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cuda.device_parts import cuda_device
 from edgeinfer_kernels.cuda.device_work import MemoryMark, release_pinned
 from edgeinfer_offload.machine.measure import measured_bandwidth, read_bandwidth, select_threads
 from edgeinfer_offload.machine.peak_memory import own_resident_bytes
@@ -138,7 +139,7 @@ def _row(
     path: Path, budget: int, share: float, context: int, generated: int, threads: int | None
 ) -> BudgetRow:
     gc.collect()  # memory of the previous model
-    mark, here = MemoryMark(), HostMemoryMark()
+    mark, here = MemoryMark(cuda_device(0)), HostMemoryMark()
     try:
         with load(path, context=context, vram=budget, threads=threads, draft=None) as model:
             rate = 1 / token_seconds(model, generated)

@@ -21,7 +21,7 @@ from edgeinfer.download.transfer import (
     fetch,
 )
 from edgeinfer.errors import DownloadError, OfflineError, UnknownModelError
-from edgeinfer.options.load_options import EngineName
+from edgeinfer.options.load_options import LocalEngine
 from edgeinfer.planning.fit import known_machine
 from edgeinfer.registry.entries import RegistryEntry, read_registry
 from edgeinfer.registry.found_models import ExternalFolders
@@ -54,7 +54,7 @@ class Pull:
     callbacks: TransferCallbacks
     retry_policy: RetryPolicy
     endpoint: str | None = None
-    engine: EngineName = "edgeinfer"
+    engine: LocalEngine = "edgeinfer"
     """Engine for the model: models that edgeinfer's engine doesn't support are downloaded for llama.cpp
     only.
     """

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.pipeline_plan import PipelinePlan
 from edgeinfer_offload.planner.plan_types import Repacking
 from edgeinfer_offload.report.plan_verdict import binary_size
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+    from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
 SPILLED_CACHES = 4
@@ -55,6 +58,8 @@ class EngineBuilder:
     gpu: Gpu | None = None
     sparse: SparseSelection = field(default_factory=SparseSelection)
     thread_pool: ThreadPool | None = None
+    gpus: tuple[Gpu, ...] = ()
+    """The GPUs of the plan, in its order, if it has several."""
 
     def build(self) -> LoadedEngine:
         """An engine with the devices and shards of the plan's stages.
@@ -66,9 +71,12 @@ class EngineBuilder:
         kinds = {device.kind for device in self.plan.devices}
         if kinds == {"cpu"}:
             return self._on_cpu()
+        if isinstance(self.plan, PipelinePlan):
+            return self._pipeline(self.plan)
         if kinds == {"gpu"}:
             return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), self.plan.options.chunk)
-        return self._split()
+        backend, warnings = self.split_backend()
+        return self._loaded(backend, CHUNK, warnings)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -97,7 +105,8 @@ class EngineBuilder:
         loaded.engine.join(pool)
         return replace(loaded, plan=self._measured(repacking), thread_pool=backend.pool)
 
-    def _split(self) -> LoadedEngine:
+    def split_backend(self) -> "tuple[SplitBackend, list[str]]":
+        """The backend of a plan with one GPU and the CPU, and warnings for the user."""
         from edgeinfer.loading.gpu_loading import exchange_buffer
         from edgeinfer_offload.runtime.split_backend import SplitBackend
 
@@ -121,7 +130,14 @@ class EngineBuilder:
                 f"{binary_size(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "
                 "through pinned buffers, which is slower"
             )
-        return self._loaded(SplitBackend(cpu_shard, gpu_shard), CHUNK, warnings)
+        return SplitBackend(cpu_shard, gpu_shard), warnings
+
+    def _pipeline(self, plan: PipelinePlan) -> LoadedEngine:
+        from edgeinfer.loading.pipeline_loading import load_pipeline
+
+        first = partial(EngineBuilder, gpu=self.gpus[0])
+        backend, warnings = load_pipeline(self.source, self.gpus, plan, first)
+        return self._loaded(backend, plan.options.chunk, [Detail(str(plan.limit_reason)), *warnings])
 
     def _gpu_shard(self, exchange: "ExchangeBuffer | None", progress: LoadProgress) -> "CudaBackend":
         from edgeinfer.loading.gpu_loading import load_gpu_shard

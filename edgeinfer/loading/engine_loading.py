@@ -6,8 +6,9 @@ from functools import partial
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
+from edgeinfer.options.load_options import device_names
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices
-from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu, usable_gpus
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.user_folders import user_folder
@@ -16,7 +17,13 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
-from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.machine.this_machine import (
+    measure_gpu,
+    unmeasured_machine,
+    with_cpu_speeds,
+    with_gpu,
+    with_gpus,
+)
 from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
 
 MAX_ATTEMPTS = 3
@@ -36,6 +43,8 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     device, sparse = source.options.device, select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
+        if len(device_names(device)) > 1:
+            return loading.on_gpus(usable_gpus(device))
         gpu = None if device == "cpu" else usable_gpu(device)
         return loading.on_cpu() if gpu is None else loading.on_gpu(gpu)
     except GpuUnavailableError as error:
@@ -79,6 +88,24 @@ class _Loading:
             return loaded
         raise AssertionError("unreachable")
 
+    def on_gpus(self, gpus: tuple[Gpu, ...]) -> LoadedEngine:
+        """On the GPU that is fastest alone, or consecutive layers on each."""
+        from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+        from edgeinfer_kernels.cuda.device_parts import free_bytes
+
+        cache = user_folder("cache")
+        for gpu in gpus:
+            measure_gpu(gpu, cache, sorted(self.source.sizes.formats))
+        free = {gpu: free_bytes(gpu.index) for gpu in gpus}
+        machine = with_gpus(unmeasured_machine(self._threads()), free, cache)
+        planned = plan_devices(replace(self.request, device="cuda"), machine, self._with_cpu_speeds)
+        used = {graphics.index for graphics in planned.memory.machine.gpus}
+        own = tuple(gpu for gpu in gpus if gpu.index in used)
+        try:
+            return EngineBuilder(self.source, planned, own[0], self.sparse, gpus=own).build()
+        except DeviceMemoryError as error:
+            raise GpuUnavailableError(f"{self.source.name}: {error}") from error
+
     def _unmeasured(self, gpu: Gpu) -> Machine:
         """Memory sizes only, which suffices to decide whether all fits the GPU."""
         from edgeinfer_kernels.cuda.device_parts import free_bytes
@@ -101,6 +128,10 @@ class _Loading:
         formats = kernel_formats(self.source.weights)
         with_cpu = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
         return with_gpu(with_cpu, gpu, graphics.free_bytes, cache)
+
+    def _with_cpu_speeds(self, machine: Machine) -> Machine:
+        formats, nbytes = kernel_formats(self.source.weights), self.source.sizes.nbytes
+        return with_cpu_speeds(machine, user_folder("cache"), formats, nbytes)
 
     def _threads(self) -> int:
         options = self.source.options

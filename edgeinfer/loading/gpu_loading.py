@@ -9,6 +9,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT
+from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -28,7 +29,9 @@ TUNED_FROM_BYTES = 200 << 20
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
     """The buffer through which a GPU and the CPU exchange hidden states and selected experts."""
-    return ExchangeBuffer(cuda_device(gpu.index), CHUNK, spec.hidden_size, max_experts_per_token(spec))
+    device = cuda_device(gpu.index)
+    with current(device):
+        return ExchangeBuffer(device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
 
 
 def load_gpu_shard(
@@ -60,10 +63,10 @@ def load_gpu_shard(
         )
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
-    return _prepared(backend, gpu, source, plan)
+    return prepared(backend, gpu, source, plan)
 
 
-def _prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
+def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
     if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """

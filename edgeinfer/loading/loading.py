@@ -1,7 +1,7 @@
 """Model loading: find the file, select the device, load an engine."""
 
 from pathlib import Path
-from typing import Unpack
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 from edgeinfer.chat_templates.chat_format import ChatFormat
 from edgeinfer.embedding import pooling_of
@@ -26,7 +26,7 @@ from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.pooling_head import read_pooling_head
 from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import read_config
-from edgeinfer.options import LoadKeywords, LoadOptions
+from edgeinfer.options import EndpointKeywords, LoadKeywords, LoadOptions
 from edgeinfer.ranking import ranker_of
 from edgeinfer.registry.registry import ModelFile, find_model
 from edgeinfer.tokenizer import Tokenizer
@@ -39,9 +39,21 @@ from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_offload.machine.measure import stored_figures
 from edgeinfer_quant_formats import GGUFFile
 
+if TYPE_CHECKING:
+    from edgeinfer.endpoint.remote_model import RemoteModel
 
-def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Model:
-    """Load a model: a name in the model registry, a path to a .gguf file, or None for the built-in one.
+
+@overload
+def load(model: str | None = None, **options: Unpack[EndpointKeywords]) -> "RemoteModel": ...
+
+
+@overload
+def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Model: ...
+
+
+def load(model: str | Path | None = None, **options: Any) -> "Model | RemoteModel":
+    """Load a model: a name in the model registry, a path to a .gguf file, or None for the built-in one. With
+    engine "openai", the name that a server has for it.
 
     `options`: the fields of `edgeinfer.options.LoadOptions`, which describes them.
 
@@ -52,12 +64,17 @@ def load(model: str | Path | None = None, **options: Unpack[LoadKeywords]) -> Mo
         SettingError: an option out of its range.
         ChatTemplateError: `chat_template`, or the file's choice of one, is invalid.
         KernelError: this machine can't build or run the kernels.
+        EndpointError: the server can't be reached, or refuses the key.
         FormatError: a damaged file.
         OSError: the file can't be opened, or the folder of compiled kernels can't be written.
     """
     if not isinstance(model, str | Path | None):
         raise SettingError(f"model: saw {shown(model)}, wanted a name, a path, or None")
     load_options = LoadOptions.from_keywords(options)
+    if load_options.engine == "openai":
+        from edgeinfer.endpoint.remote_model import open_endpoint
+
+        return open_endpoint(None if model is None else str(model), load_options)
     explain_bus_errors()
     model_file = find_model(model)
     model_file.record_use()

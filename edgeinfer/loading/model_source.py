@@ -71,6 +71,28 @@ class ModelSource:
         return read_adapters(self.options.lora, self.config)
 
 
+@dataclass(frozen=True)
+class PartSource(ModelSource):
+    """Some layers of a model, as a model. `part`: their specification and weights."""
+
+    part: tuple[DecoderSpec, DecoderWeights] | None = None
+
+    @classmethod
+    def of(cls, source: ModelSource, part: tuple[DecoderSpec, DecoderWeights]) -> "PartSource":
+        """A part of `source`."""
+        return cls(source.name, source.file, source.config, source.options, part=part)
+
+    @cached_property
+    def specification(self) -> DecoderSpec:
+        assert self.part is not None
+        return self.part[0]
+
+    @cached_property
+    def weights(self) -> DecoderWeights:
+        assert self.part is not None
+        return self.part[1]
+
+
 def planned_specification(source: ModelSource, plan: MemoryPlan) -> DecoderSpec:
     """The decoder with the caches of a plan."""
     spec = source.specification

@@ -2,11 +2,11 @@
 
 import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal, Self, TypedDict
+from typing import Any, Literal, Required, Self, TypedDict
 
 from edgeinfer.chat_templates.template_options import TemplateOptions, Thinking
 from edgeinfer.errors import SettingError, shown
@@ -27,12 +27,18 @@ MAX_THREADS = max(64, 2 * (os.cpu_count() or 1))
 """Threads spin at barriers: far more threads than processors would block the machine."""
 MAX_TREE_WIDTH = 8
 MAX_PARALLEL = 64
-EngineName = Literal["edgeinfer", "llama.cpp"]
+LocalEngine = Literal["edgeinfer", "llama.cpp"]
+EngineName = Literal["edgeinfer", "llama.cpp", "openai"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MODEL = "Model and devices"
 PROMPT = "Prompt"
+ENDPOINT_OPTIONS = (
+    *("engine", "base_url", "key", "context", "thinking", "template_args", "snapshots", "parallel"),
+    *("progress", "build_progress"),
+)
+"""Options for a model on a server."""
 
 
 def cache_type(name: str, kind: Any) -> Any:
@@ -56,8 +62,16 @@ def cache_type(name: str, kind: Any) -> Any:
 
 
 def is_device(name: str) -> bool:
-    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N"."""
-    return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+    """Whether `name` is a device name for `load`: "auto", "cpu", "cuda", "cuda:N", "cuda:N,cuda:M"."""
+    names = device_names(name)
+    if len(names) == 1:
+        return name in ("auto", "cpu") or re.fullmatch(r"cuda(:\d{1,2})?", name) is not None
+    return len(set(names)) == len(names) and all(re.fullmatch(r"cuda:\d{1,2}", each) for each in names)
+
+
+def device_names(name: str) -> tuple[str, ...]:
+    """The devices of a list of names."""
+    return tuple(part.strip() for part in name.split(","))
 
 
 def parse_bytes(name: str, size: Any) -> int | None:
@@ -76,6 +90,17 @@ def parse_bytes(name: str, size: Any) -> int | None:
     elif isinstance(size, int) and not isinstance(size, bool) and size >= 0:
         return size
     raise SettingError(f'{name}: saw {shown(size)}, wanted bytes or a size like "8GiB"')
+
+
+def parse_budgets(name: str, sizes: Any) -> int | tuple[int, ...] | None:
+    """Bytes as `parse_bytes`, or a tuple of them: of "8GiB,4GiB", or of a list. Raises `SettingError`."""
+    several = sizes.split(",") if isinstance(sizes, str) and "," in sizes else sizes
+    if not isinstance(several, list | tuple):
+        return parse_bytes(name, sizes)
+    budgets = [parse_bytes(name, size) for size in several]
+    if not budgets or None in budgets:
+        raise SettingError(f'{name}: saw {shown(sizes)}, wanted a size for each GPU, as "8GiB,4GiB"')
+    return tuple(budget for budget in budgets if budget is not None)
 
 
 def _draft(name: str, draft: Any) -> Any:
@@ -104,7 +129,12 @@ class LoadOptions:
     """Options of `load`.
 
     - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
-    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now.
+    - `engine` "openai": the model is on a server with OpenAI's API at `base_url`, which gets `key` as a
+      bearer token; options about this machine's memory and devices aren't for it.
+    - `device`: "auto" (the first GPU, and the CPU for what doesn't fit), "cpu", "cuda", "cuda:N", or several
+      GPUs as "cuda:0,cuda:1": each gets consecutive layers, if no GPU alone holds the model.
+    - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `vram` of several GPUs: one for
+      each, as "8GiB,4GiB" or a list.
     - `threads`: None: the count that reads memory fastest, measured once.
     - `repack`: False keeps the weights memory-mapped, which takes almost no memory. Decoding then has about a
       third of the speed; prefill is as fast. Weights that don't fit main memory at any context always stay
@@ -145,16 +175,26 @@ class LoadOptions:
         commands="run chat serve batch plan embed rank", default_note="as trained, at most 4096", common=True,
     )  # fmt: skip
     engine: EngineName = _option(
-        "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'.",
+        "edgeinfer", "llama.cpp runs models that edgeinfer can't: pip install 'edgeinfer[llama-cpp]'. "
+        "openai: a server with OpenAI's API at --base-url has the model.",
         commands="run chat serve batch pull",
     )  # fmt: skip
+    base_url: str | None = _option(
+        None, "With --engine openai: the server's address, as http://127.0.0.1:8000/v1.", metavar="URL",
+        commands="run chat batch",
+    )  # fmt: skip
+    key: str | None = _option(
+        None, "With --engine openai: the server's API key, or EDGEINFER_KEY.", metavar="KEY",
+        commands="run chat batch", is_secret=True,
+    )  # fmt: skip
     device: str = _option(
-        "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N.", metavar="DEVICE",
+        "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N, cuda:0,cuda:1.",
+        metavar="DEVICE",
         commands="run chat serve batch bench eval embed rank", common=True,
     )  # fmt: skip
-    vram: int | None = _option(
-        None, "Maximum GPU memory, as 8GiB. Layers and MoE experts beyond it are on the CPU (offload).",
-        argument="size", convert=parse_bytes, metavar="SIZE",
+    vram: int | tuple[int, ...] | None = _option(
+        None, "Maximum GPU memory, as 8GiB, or of each GPU, as 8GiB,4GiB. Layers and MoE experts beyond "
+        "that of one GPU are on the CPU (offload).", argument="size", convert=parse_budgets, metavar="SIZE",
         commands="run chat serve batch plan bench embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
@@ -262,6 +302,21 @@ class LoadOptions:
         return TemplateOptions(self.thinking, self.template_args)
 
     @property
+    def vram_budgets(self) -> tuple[int | None, ...]:
+        """The budget of each GPU in `device`; one budget is that of each.
+
+        Raises `SettingError`: another number of budgets than of GPUs.
+        """
+        count = len(device_names(self.device))
+        if not isinstance(self.vram, tuple):
+            return (self.vram,) * count
+        if len(self.vram) != count and self.device != "auto":
+            raise SettingError(
+                f"vram: saw {len(self.vram)} sizes for device {self.device!r}, wanted one for each GPU in it"
+            )
+        return self.vram
+
+    @property
     def drafts_on_gpu(self) -> bool:
         """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
         bit-identical there.
@@ -277,13 +332,20 @@ class LoadOptions:
         check_options(self)
         self.template_options  # noqa: B018 - checks its values
         if not is_device(self.device):
-            raise SettingError(f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda' or 'cuda:N'")
+            raise SettingError(
+                f"device: saw {shown(self.device)}, wanted 'auto', 'cpu', 'cuda', 'cuda:N' or 'cuda:0,cuda:1'"
+            )
+        self.vram_budgets  # noqa: B018 - checks their number
         if self.lookup_files and self.draft is None:
             raise SettingError(
                 "lookup_files: used only by drafts; leave them out, or take draft 'auto' or 'lookup'"
             )
         if self.engine == "llama.cpp":
             self._check_llama_cpp()
+        if self.engine == "openai":
+            self._check_endpoint()
+        elif self.base_url is not None:
+            raise SettingError("base_url: only the engine 'openai' has a server; add engine='openai'")
 
     def _check_llama_cpp(self) -> None:
         """Raise `SettingError` for an option that the engine llama.cpp doesn't support."""
@@ -299,14 +361,35 @@ class LoadOptions:
             if is_used:
                 raise SettingError(f"{name}: {reason}; leave out {name}, or the engine")
 
+    def _check_endpoint(self) -> None:
+        """Raise `SettingError` for an option that isn't for a server."""
+        for one in fields(self):
+            default = one.default if one.default is not MISSING else {}
+            if one.name not in ENDPOINT_OPTIONS and getattr(self, one.name) != default:
+                raise SettingError(
+                    f"{one.name}: the server of the engine 'openai' decides it; leave out {one.name}, or the "
+                    "engine"
+                )
+
+
+class EndpointKeywords(TypedDict, total=False):
+    """Keywords of `load` for a model on a server."""
+
+    engine: Required[Literal["openai"]]
+    base_url: Required[str]
+    key: str | None
+    context: int | None
+    thinking: Thinking | None
+    template_args: Mapping[str, Any] | None
+
 
 class LoadKeywords(TypedDict, total=False):
     """Keywords of `load`: the fields of `LoadOptions`, with all types that are accepted."""
 
     context: int | None
-    engine: EngineName
+    engine: LocalEngine
     device: str
-    vram: int | str | None
+    vram: int | str | Sequence[int | str] | None
     ram: int | str | None
     threads: int | None
     repack: bool

@@ -79,6 +79,8 @@ class OptionInfo:
     """How the command line takes it: `file`: its value is the text of a file, `size`: bytes as 8GiB."""
     persistent: bool = True
     """Whether the settings file and the environment may set it."""
+    is_secret: bool = False
+    """Whether its value is never printed."""
     server: bool = False
     """Whether it is a field of the server's requests under its own name."""
 

@@ -2,7 +2,8 @@
 bytes are.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from edgeinfer.errors import Detail, OutOfMemoryError
@@ -14,6 +15,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
+from edgeinfer_offload.planner.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
@@ -26,6 +28,7 @@ SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
     "than a tenth; parallel=N takes N if they fit"
 )
+PIPELINE_QUEUE = Detail("requests run one at a time: layers on several GPUs have no batches")
 WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
 MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
@@ -50,6 +53,8 @@ class PlanRequest:
     trained_context: int
     device: str = "auto"
     vram: int | None = None
+    vram_of_each: tuple[int | None, ...] = ()
+    """The budget of each GPU, if the machine has several; one of fewer is that of all."""
     ram: int | None = None
     kv: CacheType = "f16"
     repack: bool = True
@@ -103,6 +108,14 @@ def plan_devices(
     """
     if request.device == "cpu" or machine.graphics is None:
         return _on_cpu(request, machine)
+    if len(machine.gpus) > 1:
+        try:
+            return _on_gpus(request, machine, measured)
+        except GpuUnavailableError as error:
+            if request.device != "auto":
+                raise
+            planned = plan_devices(request, replace(machine, gpus=machine.gpus[:1]), measured)
+            return replace(planned, warnings=(f"planned for one GPU: {error}", *planned.warnings))
     try:
         return _with_gpu(request, machine, measured)
     except GpuUnavailableError as error:
@@ -115,7 +128,12 @@ def plan_devices(
 def with_one_gib_more(request: PlanRequest, machine: Machine, planned: DevicePlan) -> MemoryPlan:
     """The plan, with the predicted decode speed at one GiB more of GPU memory, from a second plan."""
     graphics = machine.graphics
-    if graphics is None or request.device == "cpu" or planned.memory.device == "gpu":
+    if (
+        graphics is None
+        or request.device == "cpu"
+        or planned.memory.placement == "gpu"
+        or len(machine.gpus) > 1
+    ):
         return planned.memory
     more = replace(
         graphics,
@@ -166,6 +184,59 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
     warnings = (dense,) if request.sparse_required else ()
     return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
+
+
+def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
+    """All on the GPU that is fastest alone, or consecutive layers on each GPU, with the CPU if need be."""
+    _refuse_several(request)
+    options = replace(_options(request), device="gpu", repack=True, draft=None)
+    given = request.vram_of_each or (None,)
+    budgets = given if len(given) == len(machine.gpus) else (given[0],) * len(machine.gpus)
+    alone: list[MemoryPlan] = []
+    for gpu, vram in zip(machine.gpus, budgets, strict=True):
+        with suppress(PlanError):
+            here = replace(machine, gpus=(gpu,))
+            alone.append(plan_memory(request.sizes, here, replace(options, vram=vram)))
+    if alone:
+        plan = min(alone, key=lambda each: each.prediction.seconds)
+        gpu = plan.machine.gpus[0]
+        note = (
+            f"all of the model is on cuda:{gpu.index}: tokens pass GPUs one after another, so one is faster"
+        )
+        return DevicePlan(plan, request.context, (Detail(note),))
+    try:
+        plan = plan_pipeline(request.sizes, machine, options, budgets)
+    except PlanError:
+        return _on_gpus_and_cpu(request, measured(machine), budgets)
+    return DevicePlan(plan, request.context, _several_notes(request))
+
+
+def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
+    """As `_on_gpus`, where the first GPU shares its layers with the CPU."""
+    options = replace(_options(request), batch=CHUNK, draft=None)
+    try:
+        plan = plan_pipeline_with_cpu(request.sizes, machine, options, budgets)
+    except PlanError as error:
+        raise GpuUnavailableError(f"{request.name}: on several GPUs and the CPU: {error}") from error
+    return DevicePlan(plan, request.context, _several_notes(request))
+
+
+def _refuse_several(request: PlanRequest) -> None:
+    """Raise `GpuUnavailableError` for what can't be on several GPUs."""
+    refusal = ""
+    if is_for_cpu(request.kv):
+        refusal = f"kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 (kv=)"
+    elif request.lora is not None:
+        refusal = "adapters need one GPU that holds the model (lora=)"
+    elif request.draft_required:
+        refusal = "a draft model needs one GPU that holds the model, or draft='lookup'"
+    if refusal:
+        raise GpuUnavailableError(f"{request.name}: on several GPUs: {refusal}")
+
+
+def _several_notes(request: PlanRequest) -> tuple[str, ...]:
+    """What the user should know about a model on several GPUs."""
+    return () if request.parallel == 1 else (PIPELINE_QUEUE,)
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:

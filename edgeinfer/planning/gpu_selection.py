@@ -3,6 +3,7 @@
 import importlib.util
 
 from edgeinfer.errors import EdgeInferError
+from edgeinfer.options.load_options import device_names
 from edgeinfer_kernels.cuda.driver import OLDEST_CAPABILITY, Gpu, list_gpus
 
 
@@ -10,6 +11,12 @@ class GpuUnavailableError(EdgeInferError):
     """No GPU can run this model; the text has the reason and the solution. With device "auto" the CPU is
     used.
     """
+
+
+def usable_gpus(device: str) -> tuple[Gpu, ...]:
+    """The GPUs of "cuda:0,cuda:1"; those of another device as `usable_gpu`. Raises as it."""
+    found = (usable_gpu(name) for name in device_names(device))
+    return tuple(gpu for gpu in found if gpu is not None)
 
 
 def usable_gpu(device: str) -> Gpu | None:

@@ -18,7 +18,7 @@ from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.options.load_options import is_device
 from edgeinfer.planning.absent_model import ModelHeader, absent_model, shape_model
 from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
-from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpus
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_selection import select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
@@ -29,7 +29,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
-from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpu
+from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpus
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
@@ -211,7 +211,8 @@ def _unsupported_request(
         context=options.context or min(trained, DEFAULT_CONTEXT),
         trained_context=trained,
         device=options.device.partition(":")[0],
-        vram=options.vram,
+        vram=options.vram_budgets[0],
+        vram_of_each=options.vram_budgets,
         ram=options.ram,
         kv=options.kv,
         repack=options.repack,
@@ -275,14 +276,15 @@ def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Mach
     if device == "cpu":
         return machine, []
     try:
-        gpu = usable_gpu(device)
+        gpus = usable_gpus(device)
     except GpuUnavailableError as error:
         if device != "auto":
             raise
         return machine, [f"planned for the CPU: {error}"]
-    if gpu is None:
+    if not gpus:
         return machine, [Detail("no NVIDIA GPU here")]
     from edgeinfer_kernels.cuda.device_parts import free_bytes
 
-    measure_gpu(gpu, cache, sorted(formats))
-    return with_gpu(machine, gpu, free_bytes(gpu.index), cache), []
+    for gpu in gpus:
+        measure_gpu(gpu, cache, sorted(formats))
+    return with_gpus(machine, {gpu: free_bytes(gpu.index) for gpu in gpus}, cache), []

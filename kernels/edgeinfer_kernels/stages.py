@@ -1,17 +1,20 @@
-"""Stages: what each device computes of a step, and how GPU and CPU execute those of a split model."""
+"""Stages: what each device computes of a step, how GPU and CPU execute those of a split model, and the layers
+of several GPUs.
+"""
 
 from bisect import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
-from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
     DecoderWeights,
+    LayerSpec,
     LayerWeights,
     ResidualWeights,
 )
@@ -206,3 +209,57 @@ def part_of_block(
         raise ValueError(f"{block.ffn_up.name}: a feed-forward with a norm of its neurons can't be split")
     part = block.of_neurons(neurons.start, neurons.stop)
     return residual.with_block(part if shard.undivided else replace(part, ffn_down_bias=None))
+
+
+UNUSED_HEAD_ROWS = 16
+"""Rows of the head of a part that isn't the last: a step always has a head, whose logits nothing reads."""
+
+
+def pipeline_refusal(spec: DecoderSpec) -> str:
+    """Why the layers of a model can't be on several GPUs; "": they can."""
+    if spec.is_encoder:
+        return "an encoder"
+    if spec.specs(Rwkv7TimeMixSpec):
+        return "time mixings read values of the first layer"
+    if spec.reads_other_layers:
+        return "layers read keys, values or inputs of other layers"
+    return ""
+
+
+def layer_parts(
+    spec: DecoderSpec, weights: DecoderWeights, counts: Sequence[int]
+) -> list[tuple[DecoderSpec, DecoderWeights]]:
+    """The decoders of consecutive parts with these numbers of layers. The first one has the embedding, the
+    last one the head; the others have UNUSED_HEAD_ROWS rows of it.
+
+    Raises `ValueError`: the counts aren't those of all layers.
+    """
+    if sum(counts) != len(spec.layers) or min(counts) < 1:
+        raise ValueError(
+            f"saw parts of {list(counts)} layers, wanted {len(spec.layers)} in all, one at least"
+        )
+    parts, first = [], 0
+    for count in counts:
+        end = first + count
+        own = replace(spec, layers=spec.layers[first:end])
+        held = replace(weights, layers=weights.layers[first:end])
+        if end < len(spec.layers):
+            bias = None if weights.output_bias is None else weights.output_bias[:UNUSED_HEAD_ROWS]
+            own = replace(own, vocabulary_size=UNUSED_HEAD_ROWS)
+            held = replace(held, output=weights.output.take_rows(0, UNUSED_HEAD_ROWS), output_bias=bias)
+        parts.append((own, held))
+        first = end
+    return parts
+
+
+def entered_stages(spec: DecoderSpec) -> tuple[Stage, ...]:
+    """The stages of a part that begins with hidden states in its exchange buffer."""
+    shards = tuple(_whole_layer(index, layer) for index, layer in enumerate(spec.layers))
+    return (Stage(CPU, (), "hidden_states"), Stage(GPU, shards))
+
+
+def _whole_layer(index: int, layer: LayerSpec) -> Shard:
+    block = next((each.block for each in layer.blocks if each.block.is_divisible), None)
+    if isinstance(block, MoeSpec):
+        return Shard(index, True, experts=tuple(range(block.experts)))
+    return Shard(index, True, range(block.neurons) if isinstance(block, FeedForwardSpec) else range(0))

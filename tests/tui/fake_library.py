@@ -2,9 +2,9 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -45,7 +45,7 @@ class FakePlan:
         FakeItem("layer 0 feed-forward", "cpu", 6 << 20),
         FakeItem("draft model", "cpu", 2 << 20),
     )
-    vram_bytes, ram_bytes = 8 << 20, 16 << 20
+    budgets: Mapping[str, int] = MappingProxyType({"gpu": 8 << 20, "cpu": 16 << 20})
     prediction = FakePrediction()
     relaxations: tuple[str, ...] = ()
 

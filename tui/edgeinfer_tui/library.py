@@ -1,14 +1,14 @@
 """Protocols of the library objects that the terminal uses; the only module that imports the engine."""
 
 import importlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 if TYPE_CHECKING:
     from edgeinfer.chat_templates.tool_calls import ToolCall
     from edgeinfer.embedding import TextVectors
-    from edgeinfer.options.load_options import EngineName
+    from edgeinfer.options.load_options import LocalEngine
     from edgeinfer.ranking import Ranking
     from edgeinfer.results import Generation, Token
 
@@ -94,6 +94,11 @@ class LoadedModel(Protocol):
     ) -> None: ...
 
 
+def is_remote(settings: Mapping[str, Any]) -> bool:
+    """Whether a server has the model; `settings`: the keywords of `edgeinfer.load`."""
+    return settings.get("engine") == "openai"
+
+
 def check_model(name: str | None) -> None:
     """Check that a model exists and its file can be opened; no weights are loaded.
 
@@ -133,7 +138,7 @@ def pull_model(name: str, engine: str, progress: Callable[[int, int | None], Non
     from edgeinfer.registry.registry import default_models_folder
 
     callbacks = TransferCallbacks(progress, progress)
-    settings = Pull(default_models_folder(), callbacks, RetryPolicy(), engine=cast("EngineName", engine))
+    settings = Pull(default_models_folder(), callbacks, RetryPolicy(), engine=cast("LocalEngine", engine))
     return pull(name, settings).name
 
 

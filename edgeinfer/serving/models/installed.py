@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model import Model
-from edgeinfer.options.load_options import parse_bytes
+from edgeinfer.options.load_options import parse_budgets
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model, list_models
@@ -48,7 +48,7 @@ class InstalledModels:
         self._given = {file.name: (name, file) for name in given for file in (find_model(name),)}
         self._options = dict(options)
         for budget in BUDGETS:
-            self._options[budget] = parse_bytes(budget, options.get(budget))
+            self._options[budget] = parse_budgets(budget, options.get(budget))
         self._note = note
         self._files: dict[str, ModelFile] = {}
         self._scanned = -SECONDS_PER_LISTING
@@ -80,7 +80,7 @@ class InstalledModels:
     def load(self, file: ModelFile, loaded: Collection[Model]) -> Model:
         self._note(f"loading {file.name}")
         name = self._given[file.name][0] if file.name in self._given else file.name
-        model = edgeinfer.load(name, **self._budgets(loaded))
+        model: Model = edgeinfer.load(name, **self._budgets(loaded))
         for line in model.warnings:
             self._note(line)
         return model
@@ -91,7 +91,7 @@ class InstalledModels:
         """
         options = dict(self._options)
         for budget, device in BUDGETS.items():
-            if options[budget] is not None:
+            if isinstance(options[budget], int):
                 used = sum(model.plan.bytes_on(device) for model in loaded if model.plan is not None)
                 options[budget] = max(options[budget] - used, 1)
         return options

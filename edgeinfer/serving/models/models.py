@@ -107,9 +107,7 @@ def loaded_card(model: Model, name: str) -> ModelCard:
     plan = model.plan
     if plan is None:
         return card
-    return replace(
-        card, loaded_bytes=plan.nbytes, gpu_bytes=plan.bytes_on("gpu"), cache_bytes=plan.cache_bytes
-    )
+    return replace(card, loaded_bytes=plan.nbytes, gpu_bytes=plan.gpu_bytes, cache_bytes=plan.cache_bytes)
 
 
 def card_with_file(file: ModelFile, card: ModelCard) -> ModelCard:

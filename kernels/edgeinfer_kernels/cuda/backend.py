@@ -20,13 +20,14 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
+from edgeinfer_kernels.cuda.current_device import current, on_device
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader, device_errors
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
     DeviceParts,
@@ -35,7 +36,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     synchronize,
 )
 from edgeinfer_kernels.cuda.lora import device_lora
-from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, NoHost, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
     CountingHost,
@@ -103,12 +104,26 @@ class CudaBackend(Backend[DeviceRows]):
         exchange_buffer: ExchangeBuffer | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
-        self.spec, self._weights, stages = specification, weights, self._options.stages
+        self.spec, self._weights = specification, weights
+        stages = self._options.stages
         cpu = cpu_stages(specification, GPU, stages) if stages else None
         self.device = device
         self.batch = self._options.chunk
         self._cuda = device.type == "cuda"
         self._closed = False
+        with current(device):
+            self._load(context, cpu, tuning, on_loaded, exchange_buffer)
+
+    def _load(
+        self,
+        context: int,
+        cpu: CpuStages | None,
+        tuning: Tuning | None,
+        on_loaded: OnLoaded | None,
+        exchange_buffer: ExchangeBuffer | None,
+    ) -> None:
+        """Allocate everything, and load the weights."""
+        specification, weights, device = self.spec, self._weights, self.device
         capability = compute_capability(device)
         parts = count_parts(specification, weights, context, device, self._options)
         self._arena = Arena(device, sum(part.nbytes for part in parts))
@@ -131,7 +146,7 @@ class CudaBackend(Backend[DeviceRows]):
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
-            takes_lora=not stages,
+            takes_lora=not self._options.stages,
             text_tokens=self._options.chunk,
         ).limited_to(specification)
 
@@ -175,13 +190,14 @@ class CudaBackend(Backend[DeviceRows]):
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         self._check_open()
         self._pending = tuple(ids)
-        self._sampling.discard_ahead()
-        self._logits.forget()
+        with on_device(self.device):
+            self._sampling.discard_ahead()
+            self._logits.forget()
         return self._rows(len(ids))
 
     def forward(self, x: DeviceRows, start: int) -> None:
         """As `Backend.forward`, for the ids passed to `embed`."""
-        with device_errors():
+        with on_device(self.device):
             self._batches.discard_ahead()
             self._read(self._pending, x, start)
 
@@ -199,7 +215,7 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.forward_batch`, for the ids passed to `embed`. Tokens of one sequence, other than a
         chunk of its prompt, are processed one after the other.
         """
-        with device_errors():
+        with on_device(self.device):
             if is_chunk(positions):
                 self._batches.discard_ahead()
                 self._read_chunk(x, int(positions.positions[0]), positions.pages[:1])
@@ -229,30 +245,30 @@ class CudaBackend(Backend[DeviceRows]):
         following: BatchPositions | None = None,
     ) -> list[int]:
         """As `Backend.sample_batch`; of a batch that took several steps the host samples."""
-        with device_errors():
+        with on_device(self.device):
             return self._batches.sample(requests, recent, following)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
-        with device_errors():
+        with on_device(self.device):
             self._caches.copy(source, target, count)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        with device_errors():
+        with on_device(self.device):
             self._discard_ahead()
             self._caches.copy_pages(sources, targets)
 
     def read_pages(self, pages: Sequence[int]) -> StateArrays:
-        with device_errors():
+        with on_device(self.device):
             return self._caches.read_pages(pages)
 
     def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        with device_errors():
+        with on_device(self.device):
             self._discard_ahead()
             self._caches.write_pages(pages, arrays)
 
     def forward_texts(self, x: DeviceRows, lengths: Sequence[int]) -> None:
         """As `Backend.forward_texts`, for the ids passed to `embed`."""
-        with device_errors():
+        with on_device(self.device):
             self._send(self._pending)
             self._parts.prefill.read_texts(lengths)
             synchronize(self.device)
@@ -266,7 +282,7 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.set_lora`; steps are captured again when they are run."""
         if self._options.stages:
             raise LoraError("a model that is split between GPU and CPU takes no adapters")
-        with device_errors():
+        with on_device(self.device):
             self._discard_ahead()
             adapters = device_lora(self._parts.model, lora, self.device)
             synchronize(self.device)
@@ -284,7 +300,14 @@ class CudaBackend(Backend[DeviceRows]):
         assert self._prompt_exchange is not None, "only a split model has a host"
         self._prompt_exchange.host = self.steps.host = self._server = host
         self.steps.meets_in_graph = self._cuda and meets_in_graph
-        return self._parts.sent.connect(host) if self._parts.sent else 0
+        with on_device(self.device):
+            return self._parts.sent.connect(host) if self._parts.sent else 0
+
+    def begin_at_exchange_buffer(self) -> None:
+        """Steps begin with the hidden states that another GPU has put into the exchange buffer."""
+        assert self._prompt_exchange is not None, "only a part with stages has an exchange buffer"
+        self._prompt_exchange.host = self.steps.host = NoHost()
+        self.steps.meets_in_graph = self._cuda
 
     def observe(self, on_hidden: OnHidden) -> None:
         """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""
@@ -304,7 +327,8 @@ class CudaBackend(Backend[DeviceRows]):
                 theirs = part_of_block(whole, on_cpu[layer]).block
                 requests = self._server.requests[layer]
                 layers.append(ExpertCacheLayer.of(here, theirs, requests, self._server))
-        self.steps.expert_cache = ExpertCache(layers, policy, self.device)
+        with on_device(self.device):
+            self.steps.expert_cache = ExpertCache(layers, policy, self.device)
         return self.steps.expert_cache.ended
 
     @property
@@ -321,7 +345,7 @@ class CudaBackend(Backend[DeviceRows]):
         through all layers; in the `pages` (1, pages) of their sequence, if given.
         """
         rows = self._rows(len(ids))
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             self._logits.forget()
             if pages is not None:
@@ -343,7 +367,7 @@ class CudaBackend(Backend[DeviceRows]):
         before: Callable[[Sequence[int], BatchPositions], None],
     ) -> DeviceRows:
         """As `forward_batch`, of a split model; `before` each step the host embeds its tokens."""
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             self._logits.forget()
             self._batches.before = before
@@ -354,7 +378,7 @@ class CudaBackend(Backend[DeviceRows]):
         self, token_id: int, start: int, request: Sequence[float] | None, recent: Sequence[int]
     ) -> int:
         """`sample_next` for a split model: the token's embedding is in the exchange buffer."""
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             return self._sampling.sample_entered(token_id, start, request, recent)
 
@@ -381,7 +405,7 @@ class CudaBackend(Backend[DeviceRows]):
         If the device has run ahead, a call with the sampled id at start + 1 continues the running step. The
         logits of such steps stay on the device.
         """
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             self._batches.discard_ahead()
             return self._sampling.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
@@ -400,13 +424,23 @@ class CudaBackend(Backend[DeviceRows]):
         return params.request(recent, uniform)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        with device_errors():
+        with on_device(self.device):
             return self._logits.of(x)
 
-    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+    def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
+        """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""
+        with on_device(self.device):
+            rows = self._hidden(x)
+            target[: len(rows), : rows.shape[1]].copy_(rows, non_blocking=True)
+            synchronize(self.device)
+
+    def _hidden(self, x: DeviceRows) -> torch.Tensor:
         held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
-        with device_errors():
-            rows = held[x.first : x.first + x.count, : self.spec.hidden_size].cpu().numpy()
+        return held[x.first : x.first + x.count, : self.spec.hidden_size]
+
+    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
+        with on_device(self.device):
+            rows = self._hidden(x).cpu().numpy()
         return final_norm(self.spec, self._weights, rows).astype(np.float32)
 
     @property
@@ -415,34 +449,39 @@ class CudaBackend(Backend[DeviceRows]):
 
     def snapshot(self, end: int) -> StateArrays:
         """Copies of the keys and values of the first `end` positions, layer by layer."""
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             return self._caches.copies(end)
 
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             self._caches.put(arrays, end)
             synchronize(self.device)
 
     def checkpoint(self) -> None:
         if self._caches.slots is not None:
-            self._caches.slots.checkpoint()
+            with on_device(self.device):
+                self._caches.slots.checkpoint()
 
     def rewind(self, length: int) -> int:
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
         if self._caches.slots is None:
             return length
-        self._discard_ahead()
-        return self._caches.slots.rewind(length)
+        with on_device(self.device):
+            self._discard_ahead()
+            return self._caches.slots.rewind(length)
 
     def reach(self, length: int) -> int:
-        return length if self._caches.slots is None else self._caches.slots.reach(length)
+        if self._caches.slots is None:
+            return length
+        with on_device(self.device):
+            return self._caches.slots.reach(length)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`; a step that was started ahead is discarded too."""
         check_evicted(positions, end)
-        with device_errors():
+        with on_device(self.device):
             self._check_open()
             self._discard_ahead()
             self._caches.evict(positions, end)
@@ -461,7 +500,7 @@ class CudaBackend(Backend[DeviceRows]):
             if self._options.stages:
                 return
             try:
-                with device_errors():
+                with on_device(self.device):
                     tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
             except RejectedCandidateError:  # Not even the default tile configs can be timed here: keep them.
                 return
@@ -482,7 +521,7 @@ class CudaBackend(Backend[DeviceRows]):
         Raises:
             KernelsUnavailableError: Triton has no compiler here.
         """
-        with device_errors():
+        with on_device(self.device):
             if self.spec.is_encoder:
                 self.forward_texts(self.embed([0]), [1])
             else:
@@ -491,6 +530,10 @@ class CudaBackend(Backend[DeviceRows]):
     def close(self) -> None:
         """Free the device memory."""
         self._closed = True
+        with current(self.device):
+            self._free()
+
+    def _free(self) -> None:
         steps = self.__dict__.get("steps")
         if steps is not None and steps.expert_cache is not None:
             steps.expert_cache.close()

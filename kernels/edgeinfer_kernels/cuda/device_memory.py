@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.sizes.cuda_matrices import ALIGNMENT
@@ -130,19 +128,3 @@ class Uploader:
 
 class KernelsUnavailableError(RuntimeError):
     """Triton cannot compile here; the message names what is missing."""
-
-
-@contextmanager
-def device_errors() -> Iterator[None]:
-    """Convert failures of the device and of the compiler to readable errors."""
-    try:
-        yield
-    except (BackendError, DeviceMemoryError, ValueError):
-        raise
-    except RuntimeError as error:
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        if "C compiler" in str(error):
-            raise KernelsUnavailableError(
-                "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
-            ) from error
-        raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error

@@ -34,25 +34,26 @@ def release_pinned() -> None:
 
 
 class MemoryMark:
-    """Measures the memory that the current device allocates from this point on.
+    """Measures the memory that a device allocates from this point on.
 
     Create it after libraries are loaded, which happens once per process; their memory is not counted.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self._free, _ = torch.cuda.mem_get_info()
-        self._reserved = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats(device)
+        self._device = device
+        self._free, _ = torch.cuda.mem_get_info(device)
+        self._reserved = torch.cuda.memory_reserved(device)
 
     def held(self) -> int:
         """Bytes that are allocated now."""
         torch.cuda.empty_cache()
-        free, _ = torch.cuda.mem_get_info()
+        free, _ = torch.cuda.mem_get_info(self._device)
         return int(self._free - free)
 
     def at_most(self) -> int:
         """Peak bytes: torch reports its peak, and other allocations are counted as still held."""
-        free, _ = torch.cuda.mem_get_info()
-        others = self._free - free - (torch.cuda.memory_reserved() - self._reserved)
-        return int(max(others, 0) + torch.cuda.max_memory_reserved() - self._reserved)
+        free, _ = torch.cuda.mem_get_info(self._device)
+        others = self._free - free - (torch.cuda.memory_reserved(self._device) - self._reserved)
+        return int(max(others, 0) + torch.cuda.max_memory_reserved(self._device) - self._reserved)

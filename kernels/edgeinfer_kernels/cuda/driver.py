@@ -3,6 +3,7 @@
 import ctypes
 import ctypes.util
 from dataclasses import dataclass
+from typing import Any
 
 from edgeinfer_kernels.cuda.hip_driver import amd_gpus
 
@@ -13,18 +14,29 @@ AMD_CAPABILITY = 75
 programmatic dependent launch.
 """
 _NAME_BYTES = 128
+_UUID_BYTES = 16
+_ACCESS, _ATOMICS = 2, 3
+"""CUdevice_P2PAttribute numbers."""
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute numbers of the compute capability."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU: index, name, compute capability (such as 90; AMD_CAPABILITY for AMD's) and memory in bytes."""
+    """A GPU: index, name, compute capability (such as 90; AMD_CAPABILITY for AMD's) and memory in bytes.
+    `uuid`: 32 hexadecimal digits, which stay the same if another card is added; "" if the driver has none.
+    """
 
     index: int
     name: str
     capability: int
     total_bytes: int
+    uuid: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name of its stored measurements."""
+        return f"gpu {self.uuid or self.index} "
 
 
 def list_gpus() -> list[Gpu]:
@@ -36,6 +48,42 @@ def list_gpus() -> list[Gpu]:
     if library.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return []
     return [gpu for index in range(count.value) if (gpu := _describe(library, index))]
+
+
+@dataclass(frozen=True)
+class PeerLink:
+    """Between the GPUs of two indices. `has_access`: one reads the other's memory, without main memory in
+    between; `has_atomics`: also with atomic operations, which NVLink has and PCIe hasn't.
+    """
+
+    first: int
+    second: int
+    has_access: bool
+    has_atomics: bool
+
+
+def list_links(gpus: int) -> list[PeerLink]:
+    """The links of each pair of this many GPUs, without a context."""
+    library = _library()
+    return [] if library is None or library.cuInit(0) != 0 else links_of(library, gpus)
+
+
+def links_of(library: Any, gpus: int) -> list[PeerLink]:
+    """As `list_links`, of an initialized library."""
+    pairs = ((first, second) for first in range(gpus) for second in range(first + 1, gpus))
+    return [
+        PeerLink(*pair, _peer_value(library, _ACCESS, *pair), _peer_value(library, _ATOMICS, *pair))
+        for pair in pairs
+    ]
+
+
+def _peer_value(library: Any, attribute: int, first: int, second: int) -> bool:
+    """A CUdevice_P2PAttribute of two GPUs, in both directions."""
+    value, values = ctypes.c_int(), []
+    for pair in ((first, second), (second, first)):
+        failed = library.cuDeviceGetP2PAttribute(ctypes.pointer(value), attribute, *pair)
+        values.append(failed == 0 and value.value > 0)
+    return all(values)
 
 
 def driver_version() -> int:
@@ -70,4 +118,7 @@ def _describe(library: ctypes.CDLL, index: int) -> Gpu | None:
     if failed:
         return None
     text = name.value.decode(errors="replace")
-    return Gpu(index, text, 10 * major.value + minor.value, total.value)
+    uuid = (ctypes.c_ubyte * _UUID_BYTES)()
+    has_uuid = library.cuDeviceGetUuid(ctypes.byref(uuid), device) == 0
+    capability = 10 * major.value + minor.value
+    return Gpu(index, text, capability, total.value, bytes(uuid).hex() if has_uuid else "")

@@ -1,7 +1,7 @@
 """Machine descriptions as text, for planning on other machines: "rtx 4060 laptop: 8GiB, 256GB/s, pcie
 12GB/s".
 
-    description = [card] [":"] term {"," term}      a known card alone is enough
+    description = [NUMBER "x"] [card] [":"] term {"," term}      a known card alone is enough
     term        = SIZE [vram]                       GPU memory
                 | RATE [vram]                       GPU bandwidth, as specified
                 | pcie RATE | pcie GENERATION [x LANES]
@@ -11,7 +11,8 @@
 
 SIZE is a number with GiB or MiB (GB and MB mean the same here, as memory is sold). RATE is a number with
 GB/s, GiB/s or TB/s, in bytes; Gb/s is refused. "ram" may precede or follow its value. Case and order don't
-matter otherwise. "cpu" instead of a card means no GPU.
+matter otherwise. "cpu" instead of a card means no GPU. With "2x" there are two cards of the kind; terms of a
+GPU describe each.
 """
 
 import difflib
@@ -31,6 +32,7 @@ from edgeinfer_offload.machine.graphics_cards import (
 )
 from edgeinfer_offload.machine.hardware import Graphics, Machine, Processor
 
+MAX_GPUS = 16
 RAM_BYTES = 16 << 30
 RAM_BYTES_PER_SECOND = 60e9
 THREADS = 8
@@ -102,6 +104,8 @@ def describe_machine(text: str) -> Machine:
             a GPU term without a GPU, or an empty description.
     """
     line = " ".join(text.split())
+    if (several := re.match(r"(\d{1,2}) ?x +", line, re.ASCII | re.IGNORECASE)) is not None:
+        return _several(describe_machine(line[several.end() :]), int(several[1]), line)
     name, colon, remainder = line.partition(":")
     if not colon:
         first, _, others = line.partition(",")
@@ -127,6 +131,14 @@ def describe_machine(text: str) -> Machine:
     if name.lower() == "cpu" or (not name and described.vram is None and described.vram_rate is None):
         return machine
     return _with_graphics(machine, name, described)
+
+
+def _several(machine: Machine, count: int, line: str) -> Machine:
+    """The machine with `count` of its GPU. Raises `DescriptionError`: it has none, or no such number."""
+    if not machine.gpus or not 1 <= count <= MAX_GPUS:
+        raise DescriptionError(f"{line!r}: wanted 1 to {MAX_GPUS} cards, as '2x rtx 3090'")
+    gpus = (replace(machine.gpus[0], index=index) for index in range(count))
+    return replace(machine, gpus=tuple(gpus))
 
 
 def _with_size(name: str) -> tuple[str, str]:

@@ -22,7 +22,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_SECONDS, SYNC_SECONDS
 from edgeinfer_offload.machine.graphics_cards import find_card
-from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Processor
+from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Origin, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import measured_bandwidth, reading_bytes, stored_figures
 
@@ -180,7 +180,7 @@ GPU_FIGURES = (
 def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) -> Machine:
     """The machine with a GPU and its speeds: measured before, else from its name, else none."""
     known = stored_figures(cache_folder).known()
-    prefix = f"gpu {gpu.index} "
+    prefix = gpu.key
     if all(prefix + name in known for name in GPU_FIGURES):
         own = {name.removeprefix(prefix): value for name, value in known.items() if name.startswith(prefix)}
         return _measured_gpu(machine, gpu, free_bytes, own)
@@ -193,6 +193,15 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
         card.graphics(), index=gpu.index, total_bytes=gpu.total_bytes, free_bytes=free_bytes, context_bytes=0
     )
     return replace(machine.with_gpu(graphics), origin="described")
+
+
+def with_gpus(machine: Machine, free_bytes: Mapping[Gpu, int], cache_folder: Path) -> Machine:
+    """The machine with several GPUs, in their order, each with the speeds that `with_gpu` finds for it."""
+    found = [with_gpu(machine, gpu, free, cache_folder) for gpu, free in free_bytes.items()]
+    origins = [one.origin for one in found]
+    order: tuple[Origin, ...] = ("unmeasured", "described", "measured")
+    origin = next(each for each in order if each in origins)
+    return replace(machine, gpus=tuple(one.gpus[0] for one in found), origin=origin)
 
 
 def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:
@@ -222,12 +231,12 @@ def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str,
 
 def meets_in_graph(gpu: Gpu, cache_folder: Path) -> bool:
     """Whether GPU and CPU can synchronize within a graph; assumed true until measured."""
-    return stored_figures(cache_folder).known().get(f"gpu {gpu.index} meets_in_graph", 1.0) > 0
+    return stored_figures(cache_folder).known().get(f"{gpu.key}meets_in_graph", 1.0) > 0
 
 
 def measure_gpu(gpu: Gpu, cache_folder: Path, formats: Iterable[str]) -> None:
     """Measure what is missing for a GPU, its link, and its kernels for these formats; imports torch."""
-    figures, prefix = stored_figures(cache_folder), f"gpu {gpu.index} "
+    figures, prefix = stored_figures(cache_folder), gpu.key
     known = figures.known()
     missing = [name for name in formats if name in TILES and f"{prefix}{_UNPACKED}{name}" not in known]
     if not missing and all(prefix + name in known for name in GPU_FIGURES):

@@ -28,6 +28,8 @@ class LayerPlacement:
     rest: DeviceName = "cpu"
     expert_cache: bool = False
     is_joined: bool = False
+    granules_gpu: DeviceName = "gpu"
+    """The GPU of the neurons or experts that are on one."""
 
     @property
     def granules(self) -> int:
@@ -50,7 +52,7 @@ class LayerPlacement:
         devices = {
             self.attention,
             self.kv_cache,
-            *(["gpu"] if own else []),
+            *([self.granules_gpu] if own else []),
             *([self.rest] if own < self.granules else []),
         }
         return self.attention if len(devices) == 1 else None

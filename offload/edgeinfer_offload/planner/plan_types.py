@@ -176,8 +176,8 @@ class PlannedItem:
 
     def _roofline(self, machine: Machine) -> Roofline:
         """The device with the rate at which it reads this item."""
-        on_gpu = self.bound.startswith("GPU") and machine.graphics
-        device = machine.graphics if on_gpu and machine.graphics else machine.processor
+        on_gpu = self.bound.startswith("GPU") and machine.gpus
+        device = machine.gpus[Device.of(self.device).index] if on_gpu else machine.processor
         return Roofline(device.operations_per_second, 1000 * self.read_bytes / self.reading_ms)
 
 
@@ -263,9 +263,19 @@ class PlanData:
         return self.budgets["cpu"]
 
     @property
+    def gpu_names(self) -> list[str]:
+        """The GPUs, in the order of the layers."""
+        return [name for name in self.budgets if name.startswith("gpu")]
+
+    @property
+    def gpu_bytes(self) -> int:
+        """Bytes on all GPUs."""
+        return self.bytes_on(*self.gpu_names)
+
+    @property
     def own_gpu_bytes(self) -> int:
         """GPU bytes, excluding those that all models of the process share."""
-        return self.bytes_on("gpu") - sum(item.bytes for item in self.items if item.item in SHARED_ITEMS)
+        return self.gpu_bytes - sum(item.bytes for item in self.items if item.item in SHARED_ITEMS)
 
     def bytes_on(self, *devices: str) -> int:
         """Bytes on these devices."""
@@ -273,8 +283,8 @@ class PlanData:
 
     @property
     def nbytes(self) -> int:
-        """Bytes in main memory and on the GPU, excluding disk offload."""
-        return self.bytes_on("cpu", "gpu")
+        """Bytes in main memory and on GPUs, excluding disk offload."""
+        return self.bytes_on("cpu", *self.gpu_names)
 
     @property
     def file_bytes(self) -> int:
@@ -317,12 +327,13 @@ class PlanData:
         """Where the model runs; "disk": main memory is so small that each token reads from the disk."""
         if self.rereads_file:
             return "disk"
-        return "split" if self.device is None else "gpu" if self.device == "gpu" else "cpu"
+        kinds = {device.kind for device in self.devices}
+        return "split" if len(kinds) > 1 else "gpu" if kinds == {"gpu"} else "cpu"
 
     @property
     def gpu_layers(self) -> int:
-        """Number of layers that are wholly on the GPU."""
-        return sum(layer.whole_on == "gpu" for layer in self.layers)
+        """Number of layers that are wholly on a GPU."""
+        return sum((layer.whole_on or "").startswith("gpu") for layer in self.layers)
 
     @property
     def gpu_weight_share(self) -> float:
@@ -334,10 +345,10 @@ class PlanData:
             layer = None if item.layer is None else self.layers[item.layer]
             is_cached = layer is not None and layer.expert_cache and item.weights_read < item.bytes
             once = 1.0
-            if layer is not None and is_cached and item.device != "gpu":
+            if layer is not None and is_cached and item.device not in self.gpu_names:
                 once -= len(layer.gpu_experts) / layer.experts
             total += once * item.bytes
-            on_gpu += item.bytes if item.device == "gpu" else 0
+            on_gpu += item.bytes if item.device in self.gpu_names else 0
         return on_gpu / total if total else 0.0
 
     @property

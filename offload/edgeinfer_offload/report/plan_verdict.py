@@ -44,14 +44,15 @@ def _placement(plan: PlanData) -> str:
     if plan.placement == "split":
         return f"Fits, split. {plan.gpu_weight_share:.0%} of the weights on the GPU{mapped}"
     if plan.placement == "gpu":
-        return f"Fits. {on_gpu} of {layers} layers on the GPU"
+        where = "the GPU" if len(plan.devices) == 1 else f"{len(plan.devices)} GPUs"
+        return f"Fits. {on_gpu} of {layers} layers on {where}"
     return f"Fits. {layers} of {layers} layers on the CPU{mapped}"
 
 
 def memory_of(plan: PlanData) -> tuple[int, int]:
-    """Bytes on the device that limits the plan, and those that may be used there."""
-    device = "gpu" if plan.bytes_on("gpu") else "cpu"
-    return plan.bytes_on(device), plan.budgets[device]
+    """Bytes on the devices that limit the plan, the CPU or all GPUs, and those that may be used there."""
+    devices = plan.gpu_names if plan.gpu_bytes else ["cpu"]
+    return plan.bytes_on(*devices), sum(plan.budgets[device] for device in devices)
 
 
 def size_of(part: int, whole: int) -> str:

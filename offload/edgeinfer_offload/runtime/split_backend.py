@@ -6,7 +6,7 @@ direction, through an exchange buffer.
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,6 +131,10 @@ class SplitBackend(Backend[SplitStates]):
 
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))
+
+    def copy_hidden(self, x: SplitStates, target: Any) -> None:
+        """As `CudaBackend.copy_hidden`."""
+        self.gpu_shard.copy_hidden(_final(x), target)
 
     def final_norm(self, x: SplitStates) -> Activations:
         return self.gpu_shard.final_norm(_final(x))

@@ -13,6 +13,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.serving.app import ServerOptions, serving_app
 from edgeinfer.serving.batch.batch_run import BatchCounts, run_batch
 from edgeinfer.serving.batch.lines import read_lines
+from edgeinfer.serving.batch.local_requests import LocalRequests
 from edgeinfer.serving.batch.output_file import BatchOutput
 from tests.edgeinfer.serving.http_client import CHAT, HELLO, fake
 
@@ -36,7 +37,7 @@ async def run(
 ) -> BatchCounts:
     app = serving_app(fake("The fox."), ServerOptions(max_waiting=4))
     with BatchOutput(target) as output:
-        return await run_batch(app, read_lines(source), output, parallel, progress)
+        return await run_batch(LocalRequests(app), read_lines(source), output, parallel, progress)
 
 
 def rows(path: Path) -> dict[str, Any]:

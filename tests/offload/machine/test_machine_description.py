@@ -147,3 +147,17 @@ def test_every_card_is_found_by_its_driver_name_and_plausible() -> None:
         assert 3 <= card.tflop_s <= 2500
     assert find_card("rtx 4070ti super") == find_card("RTX 4070 Ti SUPER")
     assert find_card("radeon 7900") is None
+
+
+def test_several_cards_of_a_kind_are_several_gpus() -> None:
+    one, two = describe_machine("rtx 3090, 64GiB ram"), describe_machine("2x rtx 3090, 64GiB ram")
+    assert [gpu.index for gpu in two.gpus] == [0, 1]
+    assert two.gpus[0] == one.gpus[0]
+    assert two.processor == one.processor
+    assert len(describe_machine("3 x my card: 8GiB, 256GB/s").gpus) == 3
+
+
+@pytest.mark.parametrize("text", ["0x rtx 3090", "17x rtx 3090", "2x cpu"])
+def test_a_number_of_cards_is_checked(text: str) -> None:
+    with pytest.raises(DescriptionError, match="wanted 1 to 16 cards, as '2x rtx 3090'"):
+        describe_machine(text)

@@ -1,6 +1,7 @@
 """Help, settings, models, past chats, memory: the screens over the chat."""
 
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 from textual.widgets import Input, OptionList, TextArea
@@ -23,7 +24,7 @@ class LargePlan(FakePlan):
         FakeItem("CUDA context", "gpu", 1 << 30),
         FakeItem("layer 1 feed-forward", "cpu", 3 << 30),
     )
-    vram_bytes, ram_bytes = 8 << 30, 32 << 30
+    budgets = MappingProxyType({"gpu": 8 << 30, "cpu": 32 << 30})
 
 
 async def test_help_lists_every_command_with_its_key(opened: Opened) -> None:

@@ -201,4 +201,5 @@ def test_the_status_line_drops_what_does_not_fit() -> None:
     assert status_text(60, 512, 1024, None, tail) == "[####....] 512/1024 tokens · Esc stops"
     assert status_text(30, 512, 1024, None, tail) == "512/1024 tokens · Esc stops"
     assert status_text(20, 512, 1024, None, tail) == "512/1024 tokens"
-    assert status_text(60, None, 0, None) == "no model yet"
+    assert status_text(60, None, None, None) == "no model yet"
+    assert status_text(60, 512, 0, None) == "512 tokens"

@@ -107,7 +107,7 @@ def test_where_a_model_runs_is_where_its_layers_are(gpu: int, cpu: int, shown: s
         )
 
     assert where_it_runs(Plan()) == shown
-    assert where_it_runs(None) == "llama.cpp decides"
+    assert where_it_runs(None) == "another engine decides"
 
 
 @pytest.mark.parametrize(("size", "width"), [((80, 24), 77), ((120, 40), 83), ((200, 60), 100)])

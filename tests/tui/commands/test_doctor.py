@@ -11,6 +11,7 @@ from edgeinfer.engine import warming
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelCache, object_file
 from edgeinfer_kernels.cpu.compiler.kernel_units import every_unit
+from edgeinfer_kernels.cuda import driver
 from edgeinfer_tui.output.doctor_report import gather, print_report
 from edgeinfer_tui.system import machine_probes
 from tests.tui.conftest import CommandLine
@@ -48,6 +49,7 @@ def test_doctor_reports_this_machine(edgeinfer: CommandLine, monkeypatch: pytest
         "threads",
         "bandwidth",
         "graphics",
+        "links",
         "versions",
         "caches",
     ]
@@ -101,3 +103,32 @@ def test_warming_needs_no_model_but_a_model_needs_warming(edgeinfer: CommandLine
     missing = edgeinfer("doctor", "--warm", "--model", "nobody")
     assert missing.code == 1
     assert "nobody" in missing.err
+
+
+def test_the_links_of_several_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus = [driver.Gpu(index, "RTX 3090", 86, 24 << 30) for index in range(3)]
+    links = [
+        driver.PeerLink(0, 1, True, True),
+        driver.PeerLink(0, 2, True, False),
+        driver.PeerLink(1, 2, False, False),
+    ]
+    monkeypatch.setattr(driver, "list_gpus", lambda: gpus)
+    monkeypatch.setattr(driver, "list_links", lambda count: links)
+    report = machine_probes.probes(None)["links"]()
+    assert report["gpu 0 and 1"] == "peer access, NVLink"
+    assert report["gpu 0 and 2"] == "peer access, PCIe"
+    assert report["gpu 1 and 2"] == "no peer access"
+    assert "nccl" in report
+    assert "main memory" in report["used"]
+
+
+def test_a_link_has_what_both_directions_have() -> None:
+    class Library:
+        def cuDeviceGetP2PAttribute(self, value: Any, attribute: int, first: int, second: int) -> int:  # noqa: N802
+            value.contents.value = int(attribute == 2 and (first, second) != (2, 1))
+            return 0
+
+    links = driver.links_of(Library(), 3)
+    assert [(link.first, link.second) for link in links] == [(0, 1), (0, 2), (1, 2)]
+    assert [link.has_access for link in links] == [True, True, False]
+    assert not any(link.has_atomics for link in links)

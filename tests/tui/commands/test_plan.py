@@ -11,7 +11,6 @@ from edgeinfer.planning import model_plan
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine import measure
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
-from edgeinfer_offload.machine.this_machine import with_gpu
 from edgeinfer_offload.report.plan_text import PlanLine
 from tests.edgeinfer.model_config.test_file_sizes import write_moe
 from tests.model_zoo import ZOO
@@ -173,7 +172,7 @@ def test_a_draft_of_another_vocabulary_is_omitted_as_in_loading(
 def test_a_machine_without_a_gpu_is_reported_with_verbose(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(model_plan, "usable_gpu", lambda index: None)
+    monkeypatch.setattr(model_plan, "usable_gpus", lambda device: ())
     outcome = edgeinfer("plan", "tiny", "--threads", "2")
     assert (outcome.code, outcome.err) == (0, "")
     outcome = edgeinfer("plan", "tiny", "--threads", "2", "--verbose")
@@ -199,10 +198,9 @@ def test_the_gpu_of_this_machine_is_measured_and_planned_for(
     pytest.importorskip("triton")
     gpu = Gpu(0, "NVIDIA GeForce RTX 4060", 89, 8 << 30)
     measured = []
-    monkeypatch.setattr(model_plan, "usable_gpu", lambda wished: gpu)
+    monkeypatch.setattr(model_plan, "usable_gpus", lambda wished: (gpu,))
     monkeypatch.setattr(model_plan, "measure_gpu", lambda gpu, cache, formats: measured.append(formats))
     monkeypatch.setattr("edgeinfer_kernels.cuda.device_parts.free_bytes", lambda index: 7 << 30)
-    monkeypatch.setattr(model_plan, "with_gpu", with_gpu)
     message = json.loads(edgeinfer("plan", "tiny", "--threads", "2", "--json").out)
     assert measured == [["Q4_K", "Q6_K"]]
     assert message["machine"]["gpus"][0]["free_bytes"] == 7 << 30
@@ -272,3 +270,27 @@ def test_a_curve_of_several_machines_is_refused(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", "rtx 4090", "--device", "rtx 3090", "--curve")
     assert (outcome.code, outcome.out) == (2, "")
     assert outcome.err.startswith("edgeinfer: --curve is for one machine; drop it, or all but one --device")
+
+
+def test_several_cards_hold_a_model_together(edgeinfer: CommandLine) -> None:
+    shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096")
+    outcome = edgeinfer(*shape, "--device", "2x rtx 4060 laptop", "--verbose")
+    assert outcome.code == 0
+    assert outcome.out.startswith("Fits. 32 of 32 layers on 2 GPUs")
+    assert "gpu1: " in outcome.out
+    assert "no GPU alone holds the model; a token takes the sum of their times" in outcome.out
+    fields = json.loads(edgeinfer(*shape, "--device", "2x rtx 4060 laptop", "--json").out)
+    assert {item["device"] for item in fields["items"]} >= {"gpu", "gpu1", "link"}
+    assert edgeinfer(*shape, "--device", "2x rtx 3090").out.startswith("Fits. 32 of 32 layers on the GPU")
+
+
+def test_budgets_of_several_described_cards_are_theirs(edgeinfer: CommandLine) -> None:
+    shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096", "--json")
+    fields = json.loads(edgeinfer(*shape, "--device", "2x rtx 3090", "--vram", "8GiB,4GiB").out)
+    assert fields["bytes"]["gpu"] > fields["bytes"]["gpu1"] > 0
+    outcome = edgeinfer(*shape, "--device", "2x rtx 3090", "--vram", "2GiB,2GiB")
+    fields = json.loads(outcome.out)
+    assert fields["verdict"]["placement"] == "split"
+    assert min(fields["bytes"][device] for device in ("gpu", "gpu1", "cpu")) > 1 << 30
+    outcome = edgeinfer(*shape, "--device", "2x rtx 3090", "--kv", "f32")
+    assert outcome.err.startswith("edgeinfer: planned for one GPU: ")

@@ -22,6 +22,7 @@ from edgeinfer_tui.app.tools.chat_tools import MAX_ROUNDS, ChatTools, has_too_ma
 from edgeinfer_tui.app.welcome import Welcome
 from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_name
 from edgeinfer_tui.failures import one_line
+from edgeinfer_tui.library import is_remote
 from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
 from edgeinfer_tui.output.status_line import dropped_messages_line, full_line
 from edgeinfer_tui.text_files import text_of
@@ -104,7 +105,7 @@ class ChatController:
         """Switch the screen to another chat; a response in progress is stopped and saved."""
         await self.stop_and_wait()
         if self.store is not None:
-            self.store.record(session, lambda: stored_model_name(self.model_name), stored)
+            self.store.record(session, lambda: self._stored_name(self.model_name), stored)
         self.session, self.latest, self.editing = session, None, None
         await self.screen.transcript.show(session.tree, session.line)
         self.screen.refresh_lines()
@@ -137,7 +138,7 @@ class ChatController:
         if model is None:  # the program is exiting
             return
         self.warnings, self._first_warnings = (*self._first_warnings, *map(with_flags, model.warnings)), ()
-        plan, size = await self.on_thread(lambda: (model.plan, library.model_size(self.model_name)))
+        plan, size = await self.on_thread(lambda: (model.plan, self._size()))
         lines = tuple(map(with_flags, (*model.warnings, *model.details)))
         self.screen.query_one(MemoryPanel).show(plan, lines)
         self.screen.query_one(Welcome).show(model.name, size, model.context, plan)
@@ -148,10 +149,10 @@ class ChatController:
         self._waiting = None
         recorder = self.session.recorder
         if before is not None and recorder is not None:
-            await self.on_thread(lambda: recorder.set_model(stored_model_name(name)))
+            await self.on_thread(lambda: recorder.set_model(self._stored_name(name)))
 
     async def _load(self, name: str | None) -> None:
-        self.screen.query_one(Welcome).show(name or "the built-in model", 0, 0, None)
+        self.screen.query_one(Welcome).show(name or "the built-in model", 0, None, None)
         future = asyncio.wrap_future(self.thread.do(lambda: self.thread.load(name, self._options.loading)))
         while not (await asyncio.wait({future}, timeout=PAINT_SECONDS))[0]:
             self.screen.refresh_lines()
@@ -169,6 +170,20 @@ class ChatController:
             model.name,
             self.thread.opens_reasoning,
         )
+
+    @property
+    def _is_remote(self) -> bool:
+        """Whether a server has the model."""
+        return is_remote(self._options.loading)
+
+    def _size(self) -> int:
+        """Bytes of the model's files; 0: unknown."""
+        return 0 if self._is_remote else library.model_size(self.model_name)
+
+    def _stored_name(self, name: str | None) -> str:
+        """The model's name for the store; a server's has no file."""
+        model = self.thread.model
+        return model.name if self._is_remote and model is not None else stored_model_name(name)
 
     async def send(self, text: str) -> bool:
         """Send a message, or the edited version of one; returns False if it can't be sent now."""

@@ -371,7 +371,7 @@ class ChatScreen(Screen[None]):
         if isinstance(self.focused, MessageView | KeyedList):
             bar.show_keys(self.focused.hints())
         else:
-            bar.show(latest, 0 if model is None else model.context, self.hints())
+            bar.show(latest, None if model is None else model.context, self.hints())
 
     def hints(self) -> list[str]:
         """Commands available now, for the status line."""

@@ -8,12 +8,13 @@ from textual.content import Content
 from textual.widgets import Static
 
 from edgeinfer_tui.output.columns import shown_bytes
-from edgeinfer_tui.output.status_line import context_used
+from edgeinfer_tui.output.status_line import context_used, of_context
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
 DEVICES = {"gpu": "GPU", "cpu": "CPU", "disk": "disk"}
+"""Names of devices; those of further GPUs have a number."""
 COLOURS = {
     "weights": "$text-primary",
     "KV cache": "$text-warning",
@@ -43,12 +44,14 @@ class DeviceShare:
 def device_shares(plan: Any) -> list[DeviceShare]:
     """The devices that a plan uses. `plan`: a `MemoryPlan`."""
     shares = []
-    for device, name in DEVICES.items():
+    gpus = sorted({item.device for item in plan.items if item.device.startswith("gpu")})
+    names = {gpu: gpu.replace("gpu", "GPU ", 1).rstrip() for gpu in gpus} | DEVICES
+    for device, name in names.items():
         kinds = dict.fromkeys(COLOURS, 0)
         for item in plan.items:
             if item.device == device:
                 kinds[_kind(item.item)] += item.bytes
-        room = {"gpu": plan.vram_bytes, "cpu": plan.ram_bytes}.get(device, 0)
+        room = plan.budgets.get(device, 0)
         if any(kinds.values()):
             shares.append(DeviceShare(name, {kind: size for kind, size in kinds.items() if size}, room))
     return shares
@@ -65,14 +68,15 @@ def _kind(item: str) -> str:
 def where_it_runs(plan: Any) -> str:
     """The devices that compute the layers. `plan`: a `MemoryPlan`; None: another engine places them."""
     if plan is None:
-        return "llama.cpp decides"
+        return "another engine decides"
     sizes = dict.fromkeys(DEVICES, 0)
     for item in plan.items:
         if item.item.startswith(("layer ", "head")) and _kind(item.item) == "weights":
-            sizes[item.device] += item.bytes
-    gpu, total = sizes["gpu"], sum(sizes.values())
+            sizes[item.device] = sizes.get(item.device, 0) + item.bytes
+    gpus = [nbytes for device, nbytes in sizes.items() if device.startswith("gpu") and nbytes]
+    gpu, total = sum(gpus), sum(sizes.values())
     if gpu in (0, total):
-        return "GPU" if gpu else "CPU"
+        return "CPU" if not gpu else "GPU" if len(gpus) == 1 else f"{len(gpus)} GPUs, one after another"
     share = min(99, max(1, round(100 * gpu / total)))
     return f"GPU and CPU, split: {share} % of the weights on the GPU"
 
@@ -140,11 +144,17 @@ BAR = 8
 
 
 def status_text(
-    width: int, used: int | None, context: int, completion: "Generation | None", tail: Sequence[str] = ()
+    width: int,
+    used: int | None,
+    context: int | None,
+    completion: "Generation | None",
+    tail: Sequence[str] = (),
 ) -> str:
-    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit."""
+    """Status fields in order of priority, as many as fit `width` columns; `tail`: hints shown if they fit.
+    `context` None: no model is loaded; 0: it is unknown.
+    """
     count = "-" if used is None else str(used)
-    parts = [f"{count}/{context} tokens"] if context else ["no model yet"]
+    parts = ["no model yet" if context is None else f"{count}{of_context(context)} tokens"]
     if completion is not None:
         rate = completion.speed.decode_tokens_per_second
         if rate > 0:
@@ -182,11 +192,20 @@ class StatusBar(Static):
 
     def __init__(self) -> None:
         super().__init__(id="status", markup=False)
-        self._state: tuple[int | None, int, Generation | None, Sequence[str]] = (None, 0, None, ())
+        self._state: tuple[int | None, int | None, Generation | None, Sequence[str]] = (
+            None,
+            None,
+            None,
+            (),
+        )
         self._keys: Sequence[str] = ()
 
     def show(
-        self, completion: "Generation | None", context: int, tail: Sequence[str] = (), used: int | None = None
+        self,
+        completion: "Generation | None",
+        context: int | None,
+        tail: Sequence[str] = (),
+        used: int | None = None,
     ) -> None:
         """`used`: tokens in the context; None: taken from `completion`."""
         taken = used if completion is None else context_used(completion)

@@ -114,7 +114,7 @@ class ModelThread:
 
         Raises: as `edgeinfer.load`; then no model is loaded, or the previous one if the name was not found.
         """
-        if self.model is not None:
+        if self.model is not None and not library.is_remote(settings):
             library.check_model(name)
         self.close()
         reading = Progress("loading the model", shown_bytes)

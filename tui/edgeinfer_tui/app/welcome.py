@@ -66,12 +66,14 @@ class Welcome(VerticalScroll, can_focus=False):
         yield self.prompts
         yield Static(key_lines())
 
-    def show(self, name: str, size: int, context: int, plan: Any) -> None:
-        """Describe the model: `size` in bytes, 0 if unknown; `context` 0: it is being loaded."""
+    def show(self, name: str, size: int, context: int | None, plan: Any) -> None:
+        """Describe the model: `size` in bytes, 0 if unknown; `context` None: it is being loaded; 0: it is
+        unknown.
+        """
         facts = {"Model": one_line(name, 56)}
         if size:
             facts["Size on disk"] = shown_bytes(size)
-        facts["Runs on"] = where_it_runs(plan) if context else "(loading ...)"
+        facts["Runs on"] = "(loading ...)" if context is None else where_it_runs(plan)
         if context:
             facts["Context"] = f"{context:,} tokens"
         lines = [_line(what, value) for what, value in facts.items()]

@@ -1,6 +1,7 @@
 """`edgeinfer batch`: the requests of a file in OpenAI's batch format, completed into another file."""
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,6 +9,7 @@ from typer import Argument, BadParameter, Exit, Option
 
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import say
+from edgeinfer_tui.library import is_remote
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.options.parsed_options import parsed_options
@@ -16,12 +18,14 @@ from edgeinfer_tui.output.labelled_progress import LabelledProgress
 from edgeinfer_tui.system.installed_packages import check_server_packages
 
 if TYPE_CHECKING:
-    from edgeinfer.serving.batch.batch_run import BatchCounts
+    from edgeinfer.serving.batch.batch_run import BatchTarget
     from edgeinfer.serving.batch.lines import BatchLine
-    from edgeinfer.serving.batch.output_file import BatchOutput
-    from edgeinfer.serving.models.pool import ModelPool
 
 LABEL = "requests"
+RETRY_SECONDS = 1.0
+"""Wait before a request to another server is tried again; it doubles each time."""
+MAX_NODES = 64
+"""Nodes of a cluster that get requests at once."""
 IN_PROGRESS = 32
 """Requests that are started: as many as the model answers together, others wait for them."""
 
@@ -43,6 +47,14 @@ def batch(
             autocompletion=arguments.models_here,
         ),
     ] = None,
+    ray: Annotated[
+        str | None,
+        Option(
+            "--ray",
+            metavar="ADDRESS",
+            help="Run on all nodes of a Ray cluster: HOST:PORT of its head, or auto on one of its nodes.",
+        ),
+    ] = None,
     **given: Any,
 ) -> None:
     """Complete a file of requests in OpenAI's batch format.
@@ -55,25 +67,30 @@ def batch(
     [bold]Example[/]
 
       edgeinfer batch requests.jsonl responses.jsonl --model qwen3-8b
+
+      edgeinfer batch requests.jsonl responses.jsonl --model qwen3-8b --ray 10.0.0.1:6379
     """
     options = parsed_options(filled(given), "batch")
     check_server_packages("batch")
+    from edgeinfer.serving.batch.batch_run import run_batch
     from edgeinfer.serving.batch.lines import read_lines
     from edgeinfer.serving.batch.output_file import BatchOutput
-    from edgeinfer.serving.models.installed import InstalledModels
-    from edgeinfer.serving.models.pool import ModelPool
 
     if output_file.exists() and output_file.samefile(input_file):
         raise BadParameter(f"{output_file}: is the input; name another file for the output")
     lines = read_lines(input_file)
-    loading = {"parallel": 0, **options.loading}
-    installed = InstalledModels([model] if model else [], loading, say)
-    pool = ModelPool(installed, keep_alive=-1, default=installed.given[0] if model else "")
+    if ray is not None and is_remote(options.loading):
+        raise BadParameter("--ray and --engine openai both say where the requests go; drop one of them")
+    if ray is not None:
+        target, together = _cluster(ray, model, options.loading)
+    else:
+        target = (_remote if is_remote(options.loading) else _local)(model, options.loading, lines)
+        together = IN_PROGRESS
     interrupts.raise_exception()
     with BatchOutput(output_file) as output, LabelledProgress(time_left=True) as progress:
         resumed = len(output.done)
         try:
-            counts = asyncio.run(_run(pool, lines, output, progress))
+            counts = asyncio.run(run_batch(target, lines, output, together, progress.step(LABEL)))
         except KeyboardInterrupt:
             progress.erase()
             say(f"stopped: {len(output.done)} of {len(lines)} lines are done; the same command continues")
@@ -82,15 +99,35 @@ def batch(
     say(f"{counts.completed} lines completed, {counts.failed} with an error{before}")
 
 
-async def _run(
-    pool: "ModelPool",
-    lines: "list[BatchLine]",
-    output: "BatchOutput",
-    progress: LabelledProgress,
-) -> "BatchCounts":
-    """Run the batch on the server's application, without a network."""
+def _local(model: str | None, loading: Mapping[str, Any], lines: "Sequence[BatchLine]") -> "BatchTarget":
+    """The server's application over the models of this machine, without a network."""
     from edgeinfer.serving.app import ServerOptions, serving_app
-    from edgeinfer.serving.batch.batch_run import run_batch
+    from edgeinfer.serving.batch.local_requests import LocalRequests
+    from edgeinfer.serving.models.installed import InstalledModels
+    from edgeinfer.serving.models.pool import ModelPool
 
-    app = serving_app(pool, ServerOptions(max_waiting=IN_PROGRESS))
-    return await run_batch(app, lines, output, IN_PROGRESS, progress.step(LABEL))
+    installed = InstalledModels([model] if model else [], {"parallel": 0, **loading}, say)
+    pool = ModelPool(installed, keep_alive=-1, default=installed.given[0] if model else "")
+    return LocalRequests(serving_app(pool, ServerOptions(max_waiting=IN_PROGRESS)))
+
+
+def _cluster(address: str, model: str | None, loading: Mapping[str, Any]) -> "tuple[BatchTarget, int]":
+    """All nodes of a Ray cluster, and the number of requests in progress."""
+    from edgeinfer.cluster.node_engine import portable_model
+    from edgeinfer.cluster.node_requests import NodeRequests
+    from edgeinfer.cluster.ray_nodes import engine_cluster
+
+    cluster = engine_cluster(address, portable_model(model), loading, IN_PROGRESS)
+    return NodeRequests(cluster, IN_PROGRESS, say), MAX_NODES * IN_PROGRESS
+
+
+def _remote(model: str | None, loading: Mapping[str, Any], lines: "Sequence[BatchLine]") -> "BatchTarget":
+    """The server of `--engine openai`; lines without a model get the given or the only one."""
+    from edgeinfer.endpoint.remote_model import open_endpoint
+    from edgeinfer.options import LoadOptions
+    from edgeinfer.serving.batch.remote_requests import RemoteRequests
+
+    opened = open_endpoint(model, LoadOptions.from_keywords(loading), any(not line.model for line in lines))
+    for note in opened.warnings:
+        say(note)
+    return RemoteRequests(opened.endpoint, opened.name or None, IN_PROGRESS, RETRY_SECONDS)

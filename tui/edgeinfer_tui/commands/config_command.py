@@ -10,6 +10,8 @@ from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import one_line, print_columns, print_pairs
 
+HIDDEN = "(hidden)"
+
 
 @command("config")
 def config(
@@ -32,6 +34,7 @@ def config(
     from edgeinfer_tui.options.settings import (
         config_file,
         configured_tool_servers,
+        is_secret,
         setting_names,
         unknown_variables,
         valid_settings,
@@ -45,6 +48,8 @@ def config(
     rows = []
     for name in setting_names():
         value = known[name].value if name in known else usual.get(name)
+        if name in known and is_secret(name):
+            value = HIDDEN
         rows.append((name, value, known[name].origin if name in known else "default"))
     if not wrong:
         rows += [

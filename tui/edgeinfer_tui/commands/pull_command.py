@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edgeinfer.options.load_options import EngineName
+from edgeinfer.options.load_options import EngineName, LocalEngine
 from edgeinfer_tui import interrupts
 from edgeinfer_tui.failures import say
 from edgeinfer_tui.interrupts import INTERRUPTED
@@ -48,10 +48,12 @@ def pull(
 
       edgeinfer pull hf:bartowski/gemma-2-2b-it-GGUF/gemma-2-2b-it-Q4_K_M.gguf
     """
+    if engine == "openai":
+        raise typer.BadParameter("--engine openai: its server has the models; drop it to download one")
     print(pull_model(model, engine or "edgeinfer").path)
 
 
-def pull_model(name: str, engine: EngineName = "edgeinfer") -> "PulledModel":
+def pull_model(name: str, engine: LocalEngine = "edgeinfer") -> "PulledModel":
     """Download a model for an engine, with progress on stderr.
 
     Raises:

@@ -70,7 +70,8 @@ def run(
       edgeinfer run tiny --batch --output json < prompts.txt > answers.jsonl
     """
     options = parsed_options(filled({"model": model, "prompt": prompt, **given}), "run")
-    if model is not None and options.resume and options.prompt is None and not _is_local(model):
+    is_known = model is not None and not library.is_remote(options.loading) and _is_local(model)
+    if model is not None and options.resume and options.prompt is None and not is_known:
         # A continued chat has its model, so a single argument is the prompt.
         options, model = replace(options, model=None, prompt=model), None
     _run(options, named=model is not None)
@@ -110,7 +111,7 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
                 say(warning)
         if options.verbose:
             _describe(loaded, options, time.perf_counter() - start)
-        session = None if store is None else _session(store, options)
+        session = None if store is None else _session(store, options, loaded)
         interrupts.raise_exception()
         if options.batch:
             _complete_batch(loaded, options)
@@ -127,7 +128,7 @@ def _complete_with(options: ParsedOptions, store: "SessionStore | None", text: s
             print(loaded.plan.explain(), file=sys.stderr)
 
 
-def _session(store: "SessionStore", options: ParsedOptions) -> "ChatSession":
+def _session(store: "SessionStore", options: ParsedOptions, loaded: LoadedModel) -> "ChatSession":
     """The session of the chat that the command line selects, which is recorded."""
     from edgeinfer_tui.chat_session import ChatSession, stored_model_name
 
@@ -135,7 +136,9 @@ def _session(store: "SessionStore", options: ParsedOptions) -> "ChatSession":
     if options.system is not None:
         session.system = options.system
     store.open()
-    store.record(session, lambda: stored_model_name(options.model), store.stored)
+    is_remote = library.is_remote(options.loading)
+    name = loaded.name if is_remote else stored_model_name(options.model)
+    store.record(session, lambda: name, store.stored)
     return session
 
 
@@ -215,8 +218,10 @@ def _load(options: ParsedOptions) -> LoadedModel:
 def check_model(options: ParsedOptions) -> None:
     """Refuse a missing model before slow imports.
 
-    A single argument may be a prompt instead of a model's name.
+    A single argument may be a prompt instead of a model's name. The models of a server aren't checked.
     """
+    if library.is_remote(options.loading):
+        return
     from edgeinfer.errors import NotPulledError, UnknownModelError
     from edgeinfer.registry.registry import find_model
 
@@ -254,7 +259,8 @@ def _answer(
     if options.counts:
         _several(loaded, options, text)
         return None
-    used_joules = _joules_from_now(loaded.gpu) if options.speed else lambda: None
+    has_meter = options.speed and not library.is_remote(options.loading)
+    used_joules = _joules_from_now(loaded.gpu) if has_meter else lambda: None
     progress = ProgressLine("reading the prompt", sys.stderr)
     settings = {**options.generation, "progress": progress.update}
     stream: Stream
@@ -363,11 +369,9 @@ def _describe(loaded: LoadedModel, options: ParsedOptions, seconds: float) -> No
     """Print the --verbose lines before the completion."""
     say(f"{loaded.name} loaded in {shown_time(seconds, exact=True)}, context {loaded.context} tokens")
     given: dict[str, Any] = {**options.loading, **options.generation}
-    if given:
-        say(
-            "given: "
-            + ", ".join(f"{name} {value!r}" for name, value in given.items() if name != "chat_template")
-        )
+    shown = [f"{name} {value!r}" for name, value in given.items() if name not in ("chat_template", "key")]
+    if shown:
+        say("given: " + ", ".join(shown))
     for detail in loaded.details:
         say(detail)
 

@@ -90,6 +90,25 @@ HasTools = Annotated[
         rich_help_panel=SERVER,
     ),
 ]
+Ray = Annotated[
+    str | None,
+    Option(
+        "--ray",
+        metavar="ADDRESS",
+        help="Deploy replicas of MODEL on a Ray cluster: HOST:PORT of its head, or auto on one of its nodes.",
+        rich_help_panel=SERVER,
+    ),
+]
+Replicas = Annotated[
+    int | None,
+    Option(
+        "--replicas",
+        min=1,
+        help="With --ray: the number of replicas. [dim](one for each node)[/]",
+        show_default=False,
+        rich_help_panel=SERVER,
+    ),
+]
 Queue = Annotated[int, Option("--queue", min=0, help="Requests that may wait.", rich_help_panel=SERVER)]
 
 
@@ -104,6 +123,8 @@ def serve(
     request_log: RequestLog = True,
     page: ShowsPage = True,
     mcp: HasTools = False,
+    ray: Ray = None,
+    replicas: Replicas = None,
     **given: Any,
 ) -> None:
     """Serve models over HTTP with the APIs of OpenAI, Anthropic and Ollama, and a chat for browsers.
@@ -125,7 +146,14 @@ def serve(
     one = models[0] if models and len(models) == 1 else None
     options = parsed_options(filled({"model": one, **given}), "serve")
     options = replace(options, loading={"parallel": 0, **options.loading})
+    if library.is_remote(options.loading):
+        raise BadParameter("--engine openai: its server answers programs itself; give another --engine")
     check_server_packages("serve", "uvicorn")
+    if ray is not None or replicas is not None:
+        from edgeinfer_tui.commands.ray_server import serve_on_cluster
+
+        serve_on_cluster(ray, models or [], options, (host, port), ServerLimits(key, queue), replicas)
+        return
     from edgeinfer_tui.system.listening import listening  # imports socket
 
     if mcp and not page:

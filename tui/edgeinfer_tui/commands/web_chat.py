@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import BadParameter
 
+from edgeinfer_tui import library
 from edgeinfer_tui.commands import serve_command
 from edgeinfer_tui.commands.run_command import check_model
 from edgeinfer_tui.failures import say
@@ -35,6 +36,8 @@ def chat_in_browser(options: ParsedOptions, named: bool) -> None:
 
     if options.private:
         raise BadParameter("--private saves no chat, but the page saves all; drop --private or --web")
+    if library.is_remote(options.loading):
+        raise BadParameter("--web has the models of this machine; drop it, or --engine openai")
     check_server_packages("chat --web", "uvicorn")
     settings = _settings(options.generation)
     store = open_store(options, prompted=False)

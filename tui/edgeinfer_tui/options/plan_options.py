@@ -13,9 +13,9 @@ Device = Annotated[
     list[str] | None,
     Option(
         "--device",
-        help="auto, cpu, cuda or cuda:N; or another machine: "
-        '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "my card: 8GiB, 256GB/s, pcie 12GB/s". Several described '
-        "machines: one row each. [dim](auto)[/]",
+        help="auto, cpu, cuda, cuda:N or cuda:0,cuda:1; or another machine: "
+        '"rtx 4060 laptop, 64GB/s ram, 32GiB ram", "2x rtx 3090", "my card: 8GiB, 256GB/s, pcie 12GB/s". '
+        "Several described machines: one row each. [dim](auto)[/]",
         rich_help_panel=MODEL,
         show_default=False,
     ),

@@ -144,6 +144,11 @@ def persistent_options() -> Mapping[str, CommandOption]:
     return {name: one for name, one in options.items() if one.info.persistent and one.value_type is not Path}
 
 
+def is_secret(name: str) -> bool:
+    """Whether the value of a setting is never printed."""
+    return name in persistent_options() and persistent_options()[name].info.is_secret
+
+
 def setting_names() -> list[str]:
     """The names of all settings."""
     return [MODEL, *persistent_options()]

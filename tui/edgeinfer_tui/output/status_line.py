@@ -51,7 +51,7 @@ def status_line(completion: "Generation", context: int, joules: float | None = N
         parts.append(f"drafts gained {round(100 * (speed.speculation_gain - 1)):+d}%")
     if joules is not None and speed.generated_tokens:
         parts.append(f"{joules / speed.generated_tokens:.3g} J per token")
-    parts.append(f"context {context_used(completion)}/{context}")
+    parts.append(f"context {context_used(completion)}{of_context(context)}")
     if completion.evicted_tokens:
         parts.append(
             f"shifted {_times(completion.context_shifts)}, {completion.evicted_tokens} tokens evicted"
@@ -59,6 +59,11 @@ def status_line(completion: "Generation", context: int, joules: float | None = N
     if completion.finish_reason in ENDINGS:
         parts.append(ENDINGS[completion.finish_reason])
     return " · ".join(parts)
+
+
+def of_context(context: int) -> str:
+    """The context after a number of tokens; "" for 0: it is unknown."""
+    return f"/{context}" if context else ""
 
 
 def context_used(completion: "Generation") -> int:
@@ -82,7 +87,7 @@ def full_line(completion: "Generation", context: int) -> str | None:
     """Message for a completion that ended because the context is full, else None."""
     if completion.finish_reason != "context":
         return None
-    return f"the context of {context} tokens is full: the completion ends here"
+    return f"the context{_sized(context)} is full: the completion ends here"
 
 
 def dropped_messages_line(completion: "Generation", context: int) -> str | None:
@@ -91,7 +96,11 @@ def dropped_messages_line(completion: "Generation", context: int) -> str | None:
     if count == 0:
         return None
     messages = "oldest message was" if count == 1 else f"{count} oldest messages were"
-    return f"the conversation exceeded the context of {context} tokens: the {messages} dropped"
+    return f"the conversation exceeded the context{_sized(context)}: the {messages} dropped"
+
+
+def _sized(context: int) -> str:
+    return f" of {context} tokens" if context else ""
 
 
 def _shift_line(completion: "Generation", context: int) -> str | None:

@@ -2,12 +2,15 @@
 
 import ipaddress
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from edgeinfer.errors import SettingError
+
+
+AnyAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, bool]:
@@ -17,6 +20,20 @@ def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, boo
         SettingError: the address can't be resolved or listened on.
         typer.BadParameter: other machines can reach it, and no key is set.
     """
+    (family, _, _, _, address), addresses = resolved_address(host, port, key)
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise _failure(host, port, error) from error
+    return bound, addresses[0].is_unspecified
+
+
+def resolved_address(host: str, port: int, key: str | None) -> tuple[Any, list[AnyAddress]]:
+    """What the host's name stands for, the first as `getaddrinfo` has it. Raises: as `listening`."""
     if key is not None and not (key.strip() and key.isascii() and key.isprintable()):
         raise typer.BadParameter("--key: wanted printable ASCII characters, at least one")
     try:
@@ -28,16 +45,7 @@ def listening(host: str, port: int, key: str | None) -> tuple[socket.socket, boo
         raise typer.BadParameter(
             f"--host {host} is reachable from the whole network; give a --key, or --host 127.0.0.1"
         )
-    (family, _, _, _, address), *_ = resolved
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen()
-    except OSError as error:
-        bound.close()
-        raise _failure(host, port, error) from error
-    return bound, addresses[0].is_unspecified
+    return resolved[0], addresses
 
 
 def _is_loopback(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:

@@ -26,6 +26,7 @@ def probes(threads: int | None) -> Probes:
         "threads": _threads,
         "bandwidth": lambda: bandwidth(threads or usable_cores()),
         "graphics": _graphics,
+        "links": _links,
         "versions": _versions,
         "caches": _caches,
     }
@@ -100,6 +101,30 @@ def _nvidia_gpus() -> dict[str, Any]:
     return {f"gpu {index}": line.strip() for index, line in enumerate(result.stdout.splitlines())} or {
         "gpus": None
     }
+
+
+def _links() -> dict[str, Any]:
+    """What connects the GPUs, and what a model over several uses of it."""
+    driver = cast(Any, importlib.import_module("edgeinfer_kernels.cuda.driver"))
+    count = len(driver.list_gpus())
+    if count < 2:
+        return {"gpu_pairs": None}
+    pairs = {f"gpu {one.first} and {one.second}": _link(one) for one in driver.list_links(count)}
+    return {**pairs, "nccl": nccl_version(), "used": "main memory: hidden states pass it, NCCL isn't used"}
+
+
+def _link(link: Any) -> str:
+    if not link.has_access:
+        return "no peer access"
+    return "peer access, NVLink" if link.has_atomics else "peer access, PCIe"
+
+
+def nccl_version() -> str | None:
+    """The version of NCCL that torch brings; None: there is none."""
+    from importlib.metadata import distributions
+
+    found = (each for each in distributions() if (each.name or "").startswith("nvidia-nccl"))
+    return next((f"{each.name} {each.version}" for each in found), None)
 
 
 def _versions() -> dict[str, Any]:

@@ -10,13 +10,13 @@ from edgeinfer_tui.failures import report
 from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.completion_output import print_completion
 from edgeinfer_tui.output.progress_line import ProgressLine
-from edgeinfer_tui.output.status_line import context_lines, status_line
+from edgeinfer_tui.output.status_line import context_lines, of_context, status_line
 from edgeinfer_tui.terminal_chat.line_input import FENCE, LineInput
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
-GREETING = "{name}, context {context} tokens. /help lists the commands, Ctrl-D leaves."
+GREETING = "{name}{context}. /help lists the commands, Ctrl-D leaves."
 COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
 STOPPED = "(stopped; the text so far is kept)"
 HELP = {
@@ -60,7 +60,8 @@ class LineChat:
     def run(self) -> None:
         """Read messages and respond until Ctrl-D or /exit."""
         _note(self._lines.load_history())
-        _note(GREETING.format(name=self._model.name, context=self._model.context))
+        context = f", context {self._model.context} tokens" if self._model.context else ""
+        _note(GREETING.format(name=self._model.name, context=context))
         going = True
         while going:
             try:
@@ -167,7 +168,7 @@ class LineChat:
         messages = sum(one.role == "user" for one in self._session.line)
         _note(
             f"{messages} {'message' if messages == 1 else 'messages'} from you, "
-            f"context {self._chat.context_used}/{self._model.context} tokens"
+            f"context {self._chat.context_used}{of_context(self._model.context)} tokens"
         )
         return True
 

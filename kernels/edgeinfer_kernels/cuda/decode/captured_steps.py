@@ -9,6 +9,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import sample
 from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
@@ -225,7 +226,7 @@ class CapturedSteps:
         self._launch(tokens, mode, layout)
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(self._device, graph):
             self._launch(tokens, mode, layout)
         space.state.copy_(state)
         space.x.copy_(x)

@@ -28,6 +28,16 @@ class Host(Protocol):
         ...
 
 
+class NoHost:
+    """The host of a part that begins with hidden states from another GPU, and has no CPU stages."""
+
+    def serve(self, tokens: int, start: int) -> None:
+        """The first stage is done: its hidden states are in the exchange buffer."""
+
+    def run_stage(self, stage: int, tokens: int, start: int) -> None:
+        """As `serve`."""
+
+
 class DecodeExchange:
     """Launches the exchange kernels of a decode step at the CPU stages.
 

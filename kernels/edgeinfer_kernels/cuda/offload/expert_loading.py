@@ -20,6 +20,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.fields import FIELDS, ROWS_PER_GROUP, SIX_BIT_BYTES
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
+from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
@@ -127,7 +128,7 @@ class Packer:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool):
+            with capturing(device, graph, pool):
                 self._pack()
             self._graph = graph
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.device_memory import COPY_THREADS, Arena
 from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES
 
+PORTABLE = 1
+"""CUDA's flag of pinned memory for all devices: cudaHostRegisterPortable."""
+
 
 class WeightStreamer:
     """Device memory for STREAMED_PIECES pieces of `piece_bytes` from the arena; call `connect` with the host
@@ -51,7 +54,7 @@ class WeightStreamer:
         """Pin memory in place, until `close`; return how many bytes could not be pinned."""
         refused = 0
         for memory in memories if self._pieces[0].device.type == "cuda" else ():
-            if pin_in_place(memory):
+            if pin_in_place(memory, self._pieces[0].device):
                 self._pinned[memory.data_ptr()] = memory
             else:
                 refused += memory.numel()
@@ -131,13 +134,13 @@ class WeightStreamer:
         self._ring.clear()
 
 
-def pin_in_place(memory: Tensor) -> bool:
-    """Pin memory in place; False: the system refused."""
-    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+def pin_in_place(memory: Tensor, device: torch.device) -> bool:
+    """Pin memory in place, for all devices; False: the system refused. `device`: one that will read it."""
+    status = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), PORTABLE)
     if int(status) == 0:
         return True
     with suppress(RuntimeError):  # Otherwise the error would be raised by the next launch.
-        torch.ones(1, device="cuda")
+        torch.ones(1, device=device)
     return False
 
 

@@ -7,6 +7,7 @@ import time
 import torch
 
 from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, SENT
+from edgeinfer_kernels.cuda.current_device import capturing, current
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -63,6 +64,11 @@ def stage_seconds(device: torch.device) -> float | None:
     """Seconds of a stage without work on the host, for sending and receiving hidden states; None: device and
     host do not see each other's writes until a graph has ended.
     """
+    with current(device):
+        return _stage_seconds(device)
+
+
+def _stage_seconds(device: torch.device) -> float | None:
     exchange = Exchange(device)
     try:
         exchange.exchange_buffer.open()
@@ -72,7 +78,7 @@ def stage_seconds(device: torch.device) -> float | None:
             return (time.perf_counter() - begin) / STAGES
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(device, graph):
             exchange.launch()
         rounds = [_round(exchange, graph, device) for _ in range(ROUNDS)]
         del graph

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cuda.current_device import capturing, current
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
@@ -85,7 +86,8 @@ def gpu_speed(
         return _gpu_speed(device, read_bytes, copy_bytes, matrix)
     free, _ = torch.cuda.mem_get_info(device)
     try:
-        return _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
+        with current(device):
+            return _gpu_speed(device, min(read_bytes, free // 4), min(copy_bytes, free // 4), matrix)
     except torch.OutOfMemoryError as error:
         raise DeviceMemoryError(f"the GPU has too little memory to be measured: {error}") from error
     finally:
@@ -118,7 +120,7 @@ def _pins_in_place(device: torch.device) -> bool:
     memory = torch.zeros(PINNED_BYTES, dtype=torch.uint8)
     if device.type != "cuda":
         return True
-    pinned = pin_in_place(memory)
+    pinned = pin_in_place(memory, device)
     if pinned:
         unpin(memory)
     return pinned
@@ -215,6 +217,11 @@ class Head(NamedTuple):
 
 def timed_head(device: torch.device, format_name: str, rows: int) -> Head:
     """Measure a head of `rows` rows."""
+    with current(device):
+        return _timed_head(device, format_name, rows)
+
+
+def _timed_head(device: torch.device, format_name: str, rows: int) -> Head:
     specification, weights = one_layer(format_name, rows)
     counting = Arena()
     Workspace(DeviceModel(specification, weights, counting, 16), counting)
@@ -244,7 +251,8 @@ def _unpacking(device: torch.device, format_name: str, nbytes: int) -> float:
     groups = max(nbytes // group_bytes, 1)
     raw = torch.zeros(groups * group_bytes, dtype=torch.uint8, device=device)
     out = torch.empty((groups * ROWS_PER_GROUP, MATRIX), dtype=torch.float16, device=device)
-    return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
+    with current(device):
+        return len(raw) / _best_seconds(device, lambda: unpack(raw, format_name, MATRIX, out))
 
 
 def _head_seconds(device: torch.device, step: DecodeStep) -> float:
@@ -254,7 +262,7 @@ def _head_seconds(device: torch.device, step: DecodeStep) -> float:
     step.head_of(1)
     torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with capturing(device, graph):
         for _ in range(REPEATS):
             step.head_of(1)
     return _best_seconds(device, graph.replay) / REPEATS

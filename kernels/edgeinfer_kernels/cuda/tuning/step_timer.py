@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from triton.errors import TritonError
 
+from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT
@@ -59,7 +60,7 @@ class StepTimer:
         if launches.spills > self._max_spills.setdefault(tokens, launches.spills):
             raise RejectedCandidateError(f"{launches.spills} words a thread are spilled")
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(space.state.device, graph):
             step.launch(tokens)
         graph.replay()
         durations = []

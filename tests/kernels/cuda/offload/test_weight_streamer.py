@@ -18,7 +18,7 @@ def streamer(
     request: pytest.FixtureRequest, device: str, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[WeightStreamer]:
     if request.param == "refused":
-        monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory: False)
+        monkeypatch.setattr(weight_streamer, "pin_in_place", lambda memory, device: False)
     counting = Arena()
     WeightStreamer(counting, PIECE)
     result = WeightStreamer(Arena(torch.device(device), counting.used), PIECE)
@@ -51,7 +51,9 @@ def test_spans_arrive_in_order_and_stay_until_released(streamer: WeightStreamer)
 @pytest.mark.skipif(not HAS_GPU, reason="there is nothing to be pinned for")
 def test_a_failed_pinning_is_reported(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here, register = [memory(), memory()], weight_streamer.pin_in_place
-    monkeypatch.setattr(weight_streamer, "pin_in_place", lambda each: each is here[1] and register(each))
+    monkeypatch.setattr(
+        weight_streamer, "pin_in_place", lambda each, on: each is here[1] and register(each, on)
+    )
     streamer = WeightStreamer(Arena(torch.device(device), 4 * PIECE), PIECE)
     assert streamer.connect(here) == COUNT
     streamer.begin()

@@ -39,8 +39,9 @@ class ChatTools:
     def schemas(self, chat_format: Any) -> list[Any]:
         """The tools for a model; none if its chat template has none."""
         from edgeinfer.chat_templates.chat_format import ChatFormat
+        from edgeinfer.endpoint.remote_model import RemoteChatFormat
 
-        if self._servers is None or not isinstance(chat_format, ChatFormat):
+        if self._servers is None or not isinstance(chat_format, ChatFormat | RemoteChatFormat):
             return []
         return self._servers.schemas if "tools" in chat_format.variables() else []
 

@@ -1,0 +1,1 @@
+"""Several machines of a Ray cluster: batches, and replicas of a server."""

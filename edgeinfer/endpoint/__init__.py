@@ -1,0 +1,1 @@
+"""Models of other servers, through OpenAI's API: the engine `openai`."""

@@ -1,0 +1,55 @@
+"""The current device of a thread: the one place that decides where kernels run and memory is allocated.
+
+CUDA's current device belongs to a thread, and begins as device 0. Triton launches kernels there, torch
+captures graphs, makes streams and pins memory there. So all work of a device runs within `current` or
+`on_device`.
+"""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from typing import Any
+
+import torch
+
+from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
+
+
+def current(device: torch.device) -> AbstractContextManager[Any]:
+    """In this context, `device` is the current one of this thread. Only CUDA has such a state."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+@contextmanager
+def on_device(device: torch.device) -> Iterator[None]:
+    """As `current`; failures of the device and of the compiler become readable errors."""
+    try:
+        with current(device):
+            yield
+    except (BackendError, DeviceMemoryError, KernelsUnavailableError, ValueError):
+        raise
+    except RuntimeError as error:
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        if "C compiler" in str(error):
+            raise KernelsUnavailableError(
+                "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
+            ) from error
+        raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
+
+
+def capturing(
+    device: torch.device, graph: torch.cuda.CUDAGraph, pool: Any = None
+) -> AbstractContextManager[Any]:
+    """Capture what is launched in this context, on the capture stream of the device.
+
+    torch's default stream for captures is of the device that was current at the first capture of the process.
+    """
+    context: AbstractContextManager[Any] = torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device))
+    return context
+
+
+@cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One stream for each device, so that captures share memory."""
+    return torch.cuda.Stream(device)
