@@ -131,11 +131,12 @@ def open_draft(
 
 
 def _automatic(target: DraftTarget) -> tuple[OpenDraft | None, tuple[str, ...]]:
-    """As `open_draft` with "auto"."""
+    """As `open_draft` with "auto": the head of the file, the draft model, or a separate head."""
     warnings = list[str]()
-    if target.config is not None and target.config.draft_heads:
+    if target.draft_path is None or (target.config is not None and target.config.draft_heads):
         try:
-            return target.head(required=False), ()
+            if head := target.head(required=False):
+                return head, ()
         except SettingError as error:
             warnings.append(Detail(f"the draft head isn't used: {error}"))
     if target.draft_path is None:

@@ -12,6 +12,8 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer.errors import SettingError, UnsupportedModelError
+from edgeinfer.loading.draft_file import DraftTarget, open_draft
+from edgeinfer.model_config.weights import read_config
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
@@ -19,6 +21,7 @@ from edgeinfer.speculation.draft_head import DraftHead
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
+from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.random_models import RandomModel
@@ -251,6 +254,22 @@ def test_a_head_of_another_model_is_refused_in_one_line(zoo_file: ZooFile) -> No
     with pytest.raises(SettingError, match=r"draft head: architecture arcee, wanted llama") as caught:
         edgeinfer.load(zoo_file("llama"), draft=TINY_HEAD, **CPU)
     assert "\n" not in str(caught.value)
+
+
+def test_auto_uses_a_separate_head_only_if_there_is_no_draft_model() -> None:
+    model = find_model("tiny")
+    with GGUFFile.open(model.path) as file:
+        target = DraftTarget.of(model, file, read_config(file))
+        for each, name in (
+            (target, model.draft_path),
+            (replace(target, draft_path=None), model.head_path),
+            (replace(target, draft_path=None, head_path=None), None),
+        ):
+            draft, warnings = open_draft("auto", each)
+            assert warnings == ()
+            assert (draft and draft.name) == (name and name.stem)
+            if draft is not None:
+                draft.close()
 
 
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
