@@ -270,18 +270,18 @@ def test_memory_mapped_weights_give_the_same_completion_and_are_in_the_plan(zoo_
 
 def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(zoo_file: ZooFile) -> None:
     path, settings = zoo_file("llama"), {"threads": 1, "context": 32, "device": "cpu"}
-    with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, **settings) as model:  # type: ignore[call-overload]
         whole = model.plan
         expected = model.generate("the rain", max_tokens=10, temperature=0.0).ids
         logits = model.logits([5, 9, 30])
-    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[call-overload]
         mapped = model.plan
     assert whole is not None
     assert mapped is not None
     cached = sum(item.bytes for item in whole.items if item.item.endswith("keys and values"))
     limit, result = whole.nbytes - cached, set()  # with more memory a shorter context would fit
     for ram in range(mapped.nbytes, limit, (limit - mapped.nbytes) // 4):
-        with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[arg-type]
+        with edgeinfer.load(path, ram=ram, **settings) as model:  # type: ignore[call-overload]
             assert model.plan is not None
             assert model.plan.bytes_on("cpu") <= ram
             assert model.plan.repacking is not None
@@ -291,17 +291,17 @@ def test_weights_over_the_budget_are_memory_mapped_and_give_the_same_completion(
             assert np.array_equal(model.logits([5, 9, 30]), logits)
     assert len(result) > 2  # more of them are mapped with less memory
     with pytest.raises(OutOfMemoryError):
-        edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[arg-type]
+        edgeinfer.load(path, ram=mapped.nbytes // 2, **settings)  # type: ignore[call-overload]
 
 
 def test_experts_and_the_head_can_be_memory_mapped(zoo_file: ZooFile) -> None:
     path, settings = zoo_file("mixtral"), {"threads": 1, "context": 32, "device": "cpu"}
-    with edgeinfer.load(path, **settings) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, **settings) as model:  # type: ignore[call-overload]
         expected = model.logits([5, 9, 30])
-    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, **settings, repack=False) as model:  # type: ignore[call-overload]
         assert model.plan is not None
         minimum = model.plan.nbytes
-    with edgeinfer.load(path, ram=minimum + (64 << 10), **settings) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, ram=minimum + (64 << 10), **settings) as model:  # type: ignore[call-overload]
         assert model.plan is not None
         assert {layer.rest for layer in model.plan.layers} == {"disk"}
         assert np.array_equal(model.logits([5, 9, 30]), expected)

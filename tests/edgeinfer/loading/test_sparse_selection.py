@@ -108,7 +108,7 @@ def test_invalid_sparse_options_are_refused(path: Path, tmp_path: Path) -> None:
     with pytest.raises(
         SettingError, match="sparse: saw 'yes', wanted one of 'auto', 'exact', 'predicted', 'off'"
     ):
-        edgeinfer.load(path, sparse="yes")  # type: ignore[arg-type]
+        edgeinfer.load(path, sparse="yes")  # type: ignore[call-overload]
     llama = ZOO["llama"].write(tmp_path / "llama.gguf")
     line = "no layer of llama can be: its activation is silu, which is never exactly zero"
     with pytest.raises(SettingError, match=line):

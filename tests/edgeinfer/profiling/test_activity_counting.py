@@ -27,7 +27,7 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def read(path: Path, prompts: int, **options: bool) -> None:
-    with edgeinfer.load(path, device="cpu", draft=None, context=64, **options) as model:  # type: ignore[arg-type]
+    with edgeinfer.load(path, device="cpu", draft=None, context=64, **options) as model:  # type: ignore[call-overload]
         for _ in range(prompts):
             model.engine.rewind(0)
             model.engine.append(PROMPT)

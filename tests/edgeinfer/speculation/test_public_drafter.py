@@ -73,4 +73,4 @@ def test_an_invalid_draft_is_an_error(drafter: Oracle, message: str) -> None:
 
 def test_an_object_without_propose_is_refused() -> None:
     with pytest.raises(SettingError, match="a Drafter, or None"):
-        edgeinfer.load("tiny", draft=7)  # type: ignore[arg-type]
+        edgeinfer.load("tiny", draft=7)  # type: ignore[call-overload]
