@@ -43,9 +43,7 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     """
     device, vram = source.options.device, source.options.vram
     if isinstance(vram, tuple) and len(vram) != len(device_names(device)):
-        raise SettingError(
-            f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)"
-        )
+        raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
     sparse = select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
