@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from edgeinfer.errors import OutOfMemoryError
+from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.options.load_options import device_names
@@ -39,8 +39,12 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     Raises:
         GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
+        SettingError: several memory budgets without the names of the GPUs.
     """
-    device, sparse = source.options.device, select_sparse_layers(source)
+    device, vram = source.options.device, source.options.vram
+    if isinstance(vram, tuple) and len(vram) != len(device_names(device)):
+        raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
+    sparse = select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
         if len(device_names(device)) > 1:

@@ -213,7 +213,7 @@ def test_a_failure_in_a_subprocess_leaves_no_traceback(home: Path) -> None:
     ("arguments", "reported"),
     [
         (("tony", "Hi"), "tony: no such model; did you mean tiny?"),
-        (("tiny", "Hi", "--device", "tpu"), "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda' or 'cuda:N'"),
+        (("tiny", "Hi", "--device", "tpu"), "device: saw 'tpu', wanted 'auto', 'cpu', 'cuda', 'cuda:N' or"),
         (("tiny", "Hi", "--draft", "tony"), "tony: no such model; did you mean tiny?"),
         (("tiny", "Hi", "--ram", "1MiB"), "tiny: the model needs "),
         (

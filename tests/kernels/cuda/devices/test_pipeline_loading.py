@@ -132,6 +132,7 @@ def test_what_cannot_run_there_is_refused(path: Path, options: dict[str, object]
         ({"device": "cuda:0,cuda:0"}, "device: saw 'cuda:0,cuda:0', wanted"),
         ({"device": BOTH, "vram": "1GiB,2GiB,3GiB"}, "vram: saw 3 sizes for device 'cuda:0,cuda:1'"),
         ({"device": "cuda:0", "vram": "1GiB,2GiB"}, "vram: saw 2 sizes for device 'cuda:0'"),
+        ({"vram": "1GiB,2GiB"}, "vram: saw 2 sizes for device 'auto'; name the GPUs too"),
         ({"device": BOTH, "vram": "1GiB,x"}, "vram: saw 'x', wanted bytes or a size"),
         ({"device": BOTH, "vram": [None, 1]}, 'vram: saw .*, wanted a size for each GPU, as "8GiB,4GiB"'),
     ],
