@@ -41,24 +41,18 @@ ENDPOINT_OPTIONS = (
 """Options for a model on a server."""
 
 
-def cache_type(name: str, kind: Any) -> Any:
-    """The cache type of a setting, checked; None stays None.
+class CacheTypes:
+    """The types of a KV cache."""
 
-    Raises:
-        SettingError: another name.
-    """
-    try:
-        if isinstance(kind, str):
-            element_types(kind)
-            return kind
-    except ValueError:
-        pass
-    if kind is None:
-        return None
-    raise SettingError(
-        f"{name}: saw {shown(kind)}, wanted one of {', '.join(map(repr, ELEMENT_TYPES))}, or two of them for "
-        "keys and values, as 'q8_0/q4_0'"
-    )
+    def holds(self, value: object) -> bool:
+        try:
+            return isinstance(value, str) and len(element_types(value)) == 2
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        names = ", ".join(map(repr, ELEMENT_TYPES))
+        return f"one of {names}, or two of them for keys and values, as 'q8_0/q4_0'"
 
 
 def is_device(name: str) -> bool:
@@ -248,7 +242,7 @@ class LoadOptions:
     kv: CacheType = _option(
         "f16", "Data type of the KV cache (KV quantization): f32, f16, fp8, q8_0 or q4_0, or two of them for "
         "keys and values, as q8_0/q4_0. fp8 and q8_0 take half the bytes of f16, q4_0 a quarter.",
-        convert=cache_type, metavar="TYPE[/TYPE]", commands="run chat serve batch plan eval bench",
+        allowed=CacheTypes(), metavar="TYPE[/TYPE]", commands="run chat serve batch plan eval bench",
     )  # fmt: skip
     parallel: int = _option(
         1, "Requests that are answered together, on the CPU: the KV cache holds the whole context of each. "

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from types import UnionType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from edgeinfer.errors import SettingError, shown
 
@@ -21,6 +21,14 @@ MAX_WHOLE = 2**63 - 1
 
 Progress = Callable[[int, int], None]
 """Called with what is done and the total."""
+
+
+class Allowed(Protocol):
+    """The allowed values of an option; as text, what is wanted."""
+
+    def holds(self, value: object) -> bool:
+        """Whether a value is allowed."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class OptionInfo:
     """What the interfaces need of an option besides its name, type and default."""
 
     help: str
-    allowed: Range | None = None
+    allowed: Allowed | None = None
     convert: Callable[[str, Any], Any] | None = None
     """(name, value of the caller) -> value of the field; raises `SettingError`."""
     flags: tuple[str, ...] = ()
@@ -139,7 +147,7 @@ def check_options(options: Any) -> None:
             raise SettingError(f"{name}: saw {shown(value)}, wanted {expected}{or_none}")
 
 
-def _expected(hint: Any, allowed: Range | None, value: object) -> str | None:
+def _expected(hint: Any, allowed: Allowed | None, value: object) -> str | None:
     """What an option expects; None: the value is valid."""
     if allowed is not None:
         return None if allowed.holds(value) else str(allowed)

@@ -38,7 +38,7 @@ from tests.edgeinfer.make_logit_goldens import (
 from tests.model_zoo import ZOO
 from tests.random_latents import legacy_layers
 from tests.random_models import VOCABULARY, RandomModel
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 Logits = npt.NDArray[np.floating]
 FILES = [(name, variant) for name in ZOO for variant in ("plain", "quantized")]

@@ -32,7 +32,10 @@ def divergences(source: Path, *paths: Path) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3moe", "gemma3n", "deepseek2", "command-r"])
+@pytest.mark.parametrize(
+    "name",
+    [*("llama", "qwen3moe", "deepseek2", "command-r"), pytest.param("gemma3n", marks=pytest.mark.slow)],
+)
 def test_the_divergence_falls_at_equal_bytes(zoo_file: ZooFile, tmp_path: Path, name: str) -> None:
     source, nearest, ours = zoo_file(name), tmp_path / "nearest.gguf", tmp_path / "ours.gguf"
     edgeinfer.quantize(source, nearest, "Q4_0")

@@ -12,6 +12,7 @@ from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import GaussianFeedForwardSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from tests.edgeinfer.conftest import ZooFile
 from tests.model_zoo import ZOO
 from tests.random_gemma import gemma3n_layers
@@ -34,17 +35,21 @@ def test_chunks_rewinds_and_drafts_give_the_logits_of_single_tokens(zoo_file: Zo
         assert model.generate(IDS, max_tokens=12, temperature=0.0).ids == plain
 
 
-@pytest.mark.parametrize(("missing", "device"), [(0, "gpu"), (1, "cpu")])
-def test_a_plan_is_for_a_gpu_that_holds_all_or_for_the_cpu(
-    zoo_file: ZooFile, missing: int, device: str
-) -> None:
+def test_a_plan_is_for_a_gpu_that_holds_all_or_for_the_cpu(zoo_file: ZooFile) -> None:
     path = zoo_file("gemma3n")
     whole = plan_model(path, device="h200", draft=None).plan
-    planned = plan_model(path, device="h200", draft=None, vram=whole.bytes_on("gpu") - missing)
-    items = {item.item: item.device for item in planned.plan.items}
-    assert {place for item, place in items.items() if item.startswith("layer")} == {device}
-    assert items["per-layer embeddings"] == "disk"
-    assert planned.warnings == ()
+    table = next(item.bytes for item in whole.items if item.item == PER_LAYER)
+
+    def devices(missing: int) -> tuple[set[str], str]:
+        """Of the layers, and of the per-layer embeddings."""
+        planned = plan_model(path, device="h200", draft=None, vram=whole.bytes_on("gpu") - missing)
+        assert planned.warnings == ()
+        items = {item.item: item.device for item in planned.plan.items}
+        return {place for item, place in items.items() if item.startswith("layer")}, items[PER_LAYER]
+
+    assert devices(0) == ({"gpu"}, "gpu")
+    assert devices(1) == devices(table) == ({"gpu"}, "disk")
+    assert devices(table + 1) == ({"cpu"}, "disk")
 
 
 def test_files_without_keys_have_the_published_sizes() -> None:

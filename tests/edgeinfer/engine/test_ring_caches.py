@@ -29,7 +29,7 @@ from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.cpu.test_cpu_backend import Build, caches_of, cpu, exact, relative
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 CONTEXT, WINDOW, BATCH = 1300, 6, 32
 SLACK = 42

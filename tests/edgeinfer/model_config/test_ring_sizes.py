@@ -19,7 +19,7 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import GIB, MIB, cpu_only, feed_forward, server
 from tests.random_models import VOCABULARY, RandomModel
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 PAGE = Path(__file__).parents[3] / "docs" / "internals" / "ring-caches.md"
 WINDOW = "attention.sliding_window"

@@ -93,7 +93,13 @@ def test_sequences_with_a_shared_prefix_equal_single_sequences_bit_for_bit(
 
 @pytest.mark.default_cases
 @pytest.mark.parametrize("isa", ["reference", *ISAS])
-@pytest.mark.parametrize("model", ["llama", "olmo2-windows", "gemma3n", "deepseek2", "bloom", "gpt2"])
+@pytest.mark.parametrize(
+    "model",
+    [
+        *("llama", "olmo2-windows", "deepseek2", "bloom", "gpt2"),
+        pytest.param("gemma3n", marks=pytest.mark.slow),
+    ],
+)
 def test_sequences_with_a_shared_prefix_equal_the_reference(tmp_path: Path, isa: str, model: str) -> None:
     path, prompt = ZOO[model].write(tmp_path / "model.gguf"), 37
     engine = engine_for(path, build_for(isa, 2), context=CONTEXT)

@@ -18,7 +18,7 @@ from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_cpu_backend import Build, caches_of, cpu, exact
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 CONTEXT, RING = 520, 112
 """The ring is as long as a chunk of 64 and a window of 40 need, at least."""

@@ -223,6 +223,7 @@ def test_later_forwards_do_not_change_returned_logits(device: str, tmp_path: Pat
         np.testing.assert_array_equal(logits_kept, copies)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED])
 def test_a_table_of_per_layer_embeddings_on_the_device_changes_no_result(
     device: str, tmp_path: Path, formats: tuple[str, ...]
@@ -243,8 +244,8 @@ def test_a_table_of_per_layer_embeddings_on_the_device_changes_no_result(
     ("name", "layers", "options"),
     [
         ("starcoder2", (0,), {}),
-        ("gemma4-per-layer", tuple(range(6)), {}),
-        ("gemma4-per-layer", tuple(range(6)), {"per_layer_here": True}),
+        pytest.param("gemma4-per-layer", tuple(range(6)), {}, marks=pytest.mark.slow),
+        ("gemma4-per-layer", (0, 1, 2), {"per_layer_here": True}),
     ],
 )
 def test_samples_queued_ahead_equal_those_of_single_steps(
@@ -271,6 +272,7 @@ def test_samples_queued_ahead_equal_those_of_single_steps(
         assert expected.max() - expected[chosen] < FLOATS_AGREE * np.linalg.norm(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("chunk", [5, 16])
 def test_a_token_attends_to_its_chunk(

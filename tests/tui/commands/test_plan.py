@@ -76,7 +76,8 @@ def test_a_model_that_is_not_here_is_planned_by_its_shape(
     assert outcome.out.startswith("Fits. 36 of 36 layers on the GPU, 6.2 of 8 GiB, about ")
     shape = edgeinfer("plan", "--shape", "qwen3-8b", "--device", LAPTOP)
     assert (shape.out, shape.err) == (outcome.out, "")
-    larger = json.loads(edgeinfer("plan", "--shape", "qwen3-8b", "--type", "q8_0", "--json").out)
+    options = ("--type", "q8_0", "--device", LAPTOP, "--json")
+    larger = json.loads(edgeinfer("plan", "--shape", "qwen3-8b", *options).out)
     assert larger["model"] == "qwen3-8b:Q8_0"
 
 

@@ -263,6 +263,7 @@ def test_an_interrupt_while_loading_is_quiet(edgeinfer: CommandLine, monkeypatch
             2,
             "--logit-bias: saw '5:1', wanted ID=BIAS with a token id",
         ),
+        (["run", "tiny", "Hi", "--kv", "q9"], 2, "--kv: saw 'q9', wanted one of"),
         (["nope"], 2, "No such command 'nope'"),
     ],
 )

@@ -13,9 +13,17 @@ from typing import Annotated, Any, Literal
 import typer
 from typer import BadParameter
 
+from edgeinfer.errors import shown
 from edgeinfer.options import LoadOptions, RunOptions, SamplingParams
 from edgeinfer.options.load_options import MODEL, PROMPT
-from edgeinfer.options.option_field import OptionInfo, default_of, options_of, types_of, without_none
+from edgeinfer.options.option_field import (
+    OptionInfo,
+    Range,
+    default_of,
+    options_of,
+    types_of,
+    without_none,
+)
 from edgeinfer.options.sampling_params import GENERATION, SAMPLERS
 from edgeinfer_tui.failures import reporting
 from edgeinfer_tui.options.option_list import option_list
@@ -99,10 +107,12 @@ class CommandOption:
         text = self.info.help.replace("[", "\\[")
         return f"{text} [dim]({self.shown_default})[/]" if self.shown_default else text
 
-    def check_minimum(self, value: Any) -> None:
-        """Raise `BadParameter` for an integer below its minimum."""
+    def check_value(self, value: Any) -> None:
+        """Raise `BadParameter` for an integer below its minimum, and for a text that isn't allowed."""
         allowed = self.info.allowed
-        if allowed is None or not allowed.whole or not isinstance(value, int):
+        if isinstance(value, str) and allowed is not None and not allowed.holds(value):
+            raise BadParameter(f"{self.flags[0]}: saw {shown(value)}, wanted {allowed}")
+        if not isinstance(allowed, Range) or not allowed.whole or not isinstance(value, int):
             return
         if value < allowed.low and (value != NOT_SET or self.name not in ("max_tokens", "seed")):
             expected = f"a whole number of at least {allowed.low:g}"
@@ -145,7 +155,7 @@ def command(name: str, help: str | None = None) -> Callable[[Command], Command]:
             given.pop(HELP_ALL, None)
             for name, value in given.items():
                 if name in shared:
-                    shared[name].check_minimum(value)
+                    shared[name].check_value(value)
             plain = {name: plain_value(value) for name, value in given.items()}
             reported(*positional, **plain)
 

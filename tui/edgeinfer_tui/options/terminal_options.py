@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from edgeinfer.options.load_options import MODEL, PROMPT, cache_type
+from edgeinfer.options.load_options import MODEL, PROMPT, CacheTypes
 from edgeinfer.options.option_field import option, whole
 from edgeinfer_kernels.caches.cache_types import CacheType
 
@@ -59,7 +59,7 @@ class TerminalOptions:
     )  # fmt: skip
     base_kv: CacheType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
-        convert=cache_type, metavar="TYPE[/TYPE]",
+        allowed=CacheTypes(), metavar="TYPE[/TYPE]",
         panel=MODEL, commands="eval",
     )  # fmt: skip
     output: Literal["text", "json"] = option(

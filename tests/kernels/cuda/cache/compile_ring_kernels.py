@@ -25,7 +25,7 @@ from edgeinfer_kernels.cuda.tuning.targets import Launch, compile_launch, record
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from harness.empty_decoders import empty_decoder
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 POSITIONS, TOKENS, WINDOW = 4096, 64, 512
 CASES: tuple[tuple[int, CacheType], ...] = ((64, "q8_0"), (128, "f16"), (128, "q4_0"))

@@ -51,6 +51,7 @@ def test_rewound_positions_are_processed_again(device: str, tmp_path: Path, kind
         backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_long_prompt_after_a_rewind_equals_the_reference(device: str, tmp_path: Path, kind: str) -> None:

@@ -14,7 +14,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, Logits, opened, read
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
-from tests.ring_layers import with_rings
+from tests.zoo.ring_layers import with_rings
 
 RING = 32
 """A window of 6 and chunks of 16 need 21 positions."""
@@ -36,6 +36,7 @@ def ring_and_whole(name: str, folder: Path) -> Iterator[tuple[Decoder, Decoder]]
         yield ring, whole
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["q8_0", "f16", "q4_0"])
 @pytest.mark.parametrize("name", MODELS)

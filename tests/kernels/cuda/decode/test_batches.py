@@ -78,7 +78,7 @@ def expected_rows(decoder: Decoder, texts: Sequence[Sequence[int]], kind: CacheT
     return rows
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 @pytest.mark.parametrize("model", MODELS)
 def test_each_token_of_a_batch_attends_to_its_sequence(tmp_path: Path, model: str, kind: CacheType) -> None:
@@ -102,6 +102,7 @@ def test_each_token_of_a_batch_attends_to_its_sequence(tmp_path: Path, model: st
         backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_a_batch_may_have_several_tokens_of_a_sequence(tmp_path: Path, kind: CacheType) -> None:
@@ -140,6 +141,7 @@ def test_copied_pages_hold_the_same_positions(tmp_path: Path, kind: CacheType) -
         backend.close()
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
 def test_pages_that_were_read_to_main_memory_are_written_back(tmp_path: Path, kind: CacheType) -> None:
@@ -169,6 +171,7 @@ def test_padding_of_a_batch_writes_to_no_page(tmp_path: Path) -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_tokens_of_a_batch_are_sampled_as_by_the_host(tmp_path: Path) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
         vocabulary, backend = decoder.specification.vocabulary_size, decoder.backend(DEVICE)
@@ -192,6 +195,7 @@ def test_tokens_of_a_batch_are_sampled_as_by_the_host(tmp_path: Path) -> None:
         backend.close()
 
 
+@pytest.mark.slow
 def test_a_step_that_was_started_ahead_gives_the_same_tokens(tmp_path: Path) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
         vocabulary, pages = decoder.specification.vocabulary_size, np.array([[1], [2], [3]])
@@ -227,6 +231,7 @@ def test_a_step_that_was_started_ahead_gives_the_same_tokens(tmp_path: Path) -> 
             assert [run(ahead=True)[1], run(ahead=True, changed_at=2)[1]] == [6, 7]
 
 
+@pytest.mark.slow
 def test_requests_on_a_gpu_share_its_cache(tmp_path: Path) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
 

@@ -46,7 +46,7 @@ def predictors(decoder: Decoder) -> SparseLayers:
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("predicted", [False, True])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 def test_steps_and_streamed_prompts_equal_the_unsplit_logits(
     device: str, tmp_path: Path, name: str, predicted: bool, kind: str
 ) -> None:
@@ -90,6 +90,7 @@ def here_hidden(decoder: Decoder, kernels: Kernels, ids: list[int]) -> dict[int,
     return seen
 
 
+@pytest.mark.slow
 def test_each_part_of_a_token_can_be_timed_alone(device: str, tmp_path: Path) -> None:
     with opened(replace(MODELS["arcee"], formats=("Q8_0",)), tmp_path) as decoder:
         splits = [LayerSplit(True, neurons=512), CPU_ONLY, device_layer(decoder, 2)]

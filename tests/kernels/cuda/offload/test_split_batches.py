@@ -52,7 +52,7 @@ def read_prompts(backend: SplitBackend, texts: Sequence[Sequence[int]]) -> None:
             start += count
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("stream", [None, 6], ids=["on the CPU", "streamed"])
 @pytest.mark.parametrize(("name", "split_rule"), CASES)
 def test_tokens_of_a_split_batch_attend_to_their_sequences(
