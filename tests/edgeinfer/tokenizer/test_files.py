@@ -11,7 +11,8 @@ from edgeinfer.engine.protocols import TextTokenizer
 from edgeinfer.tokenizer import Tokenizer, TokenType
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 
-BUILT_IN = sorted((Path(edgeinfer.__file__).parent / "builtin").glob("*.gguf"))
+BUILT_IN = sorted((Path(edgeinfer.__file__).parent / "builtin").glob("edgeinfer-tiny-[!h]*.gguf"))
+"""The models with a vocabulary: a draft head has that of its model."""
 TEXT = "Once upon a time, Lily — über 你好 👩\u200d👧!\n\n  She said: 'I'll go.'"
 
 

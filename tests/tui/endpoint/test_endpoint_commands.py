@@ -42,7 +42,7 @@ def _no_input(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def pipe_in(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text.encode()), encoding="utf-8"))
-    monkeypatch.setattr(prompt_source, "is_ready", lambda raw: True)
+    monkeypatch.setattr(prompt_source, "has_input_within", lambda raw, seconds: True)
 
 
 def test_run_prints_the_text_of_the_server(edgeinfer: CommandLine, url: str) -> None:
