@@ -3,10 +3,8 @@
 import errno
 import io
 import os
-import pty
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,11 @@ from edgeinfer_tui.output.transfer_progress import TransferProgress
 from edgeinfer_tui.output.word_wrap import WordWrap
 from tests.tui.fake_library import FakeStream
 from tests.tui.terminal import ROOT, Terminal, environment
+
+if sys.platform != "win32":
+    import pty
+    import termios
+
 
 ATTACK = "a\x1b[2J\x1b]0;title\x07\x9b31mb\x7f\rc"
 HARMLESS_ATTACK = "a�[2J�]0;title��31mb��c"
@@ -183,6 +186,8 @@ def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None
 @contextmanager
 def narrow_terminal(columns: int) -> Iterator[TextIO]:
     """A stream on a pseudo-terminal of this many columns; `written` afterwards."""
+    if sys.platform == "win32":
+        pytest.skip("needs a pseudo-terminal")
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
     with os.fdopen(slave, "w", closefd=True) as stream:
