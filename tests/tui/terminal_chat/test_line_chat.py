@@ -1,5 +1,6 @@
 """The line chat: messages, commands, and reports."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -52,6 +53,7 @@ def run_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunChat:
     return begin
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_messages_get_responses_until_ctrl_d(run_chat: RunChat) -> None:
     session = run_chat("Hi", "", "And you?")
     assert session.model.prompts == ["chat[None] Hi", "chat[None] And you?"]
@@ -117,6 +119,7 @@ def test_edit_changes_the_last_message(run_chat: RunChat) -> None:
     assert output == ["One", "Three"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_edit_without_text_opens_the_message_for_editing(run_chat: RunChat) -> None:
     session = run_chat("One", "/edit", "One and a half")
     assert [message["content"] for message in session.chat.messages if message["role"] == "user"] == [
@@ -166,6 +169,7 @@ def test_a_failed_response_is_one_line_and_the_chat_continues(run_chat: RunChat)
     assert session.model.prompts == ["chat[None] Hi"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_an_input_history_that_cannot_be_saved_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
