@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from edgeinfer_tui.chat_session import ChatSession
+from edgeinfer_tui.system.terminal_calls import END_OF_INPUT_KEY
 from edgeinfer_tui.terminal_chat.line_chat import LineChat
 from edgeinfer_tui.terminal_chat.line_input import LineInput
 from tests.tui.fake_library import ANSWER, FakeModel
@@ -148,7 +149,7 @@ def test_ctrl_c_stops_and_keeps_the_response(run_chat: RunChat) -> None:
 
 def test_ctrl_c_at_the_prompt_explains_how_to_quit(run_chat: RunChat) -> None:
     session = run_chat(KeyboardInterrupt, "Hi")
-    assert "(Ctrl-D or /exit leaves)\n" in session.err
+    assert f"({END_OF_INPUT_KEY} or /exit leaves)\n" in session.err
     assert session.model.prompts == ["chat[None] Hi"]
 
 
