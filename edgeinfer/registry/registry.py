@@ -15,6 +15,8 @@ from edgeinfer.user_folders import user_folder
 
 __all__ = ["ModelFile", "default_models_folder", "find_draft", "find_model", "list_models", "read_registry"]
 
+SEPARATORS = tuple(filter(None, (os.sep, os.altsep)))
+"""Of paths: Windows has two."""
 BUILTIN_NAME = "tiny"
 MAX_LISTED = 8
 
@@ -254,7 +256,7 @@ def _unknown(
         return UnknownModelError(
             f"{short}: wanted a model that is here; fetch this one with: edgeinfer pull {short}"
         )
-    is_path = path.suffix == ".gguf" or len(path.parts) > 1 or os.sep in requested
+    is_path = path.suffix == ".gguf" or len(path.parts) > 1 or any(mark in requested for mark in SEPARATORS)
     if is_path and os.path.isdir(path.parent):
         others = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
         near = nearest(path.name.removesuffix(".gguf"), sorted(others))

@@ -2,14 +2,19 @@
 
 import contextlib
 import os
-import pty
 import select
 import subprocess
 import sys
-import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+import pytest
+
+if sys.platform != "win32":
+    import pty
+    import termios
+
 
 COMMAND = (sys.executable, "-m", "tests.tui.fake_library")
 """The program with a fake model."""
@@ -33,6 +38,8 @@ class Terminal:
         command: Sequence[str] = COMMAND,
         variables: Mapping[str, str] | None = None,
     ) -> None:
+        if sys.platform == "win32":
+            pytest.skip("needs a pseudo-terminal")
         self.master, slave = pty.openpty()
         self.before = termios.tcgetattr(slave)
         self.slave = slave

@@ -8,7 +8,6 @@ import random
 import re
 import subprocess
 import sys
-import termios
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,10 @@ from tests.tui.commands.test_run import pipe_in
 from tests.tui.conftest import CommandLine
 from tests.tui.fake_library import FakeModel
 from tests.tui.terminal import ROOT, Terminal, environment
+
+if sys.platform != "win32":
+    import termios
+
 
 pytestmark = pytest.mark.slow
 

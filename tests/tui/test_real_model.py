@@ -5,7 +5,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
@@ -20,6 +19,8 @@ from tests.tui.conftest import CommandLine
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+import termios
 
 from tests.tui.terminal import ROOT, TIMEOUT_SECONDS, Terminal, environment
 

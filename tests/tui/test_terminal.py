@@ -5,12 +5,15 @@ import os
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import pytest
 
 from tests.tui.terminal import COMMAND, ROOT, TIMEOUT_SECONDS, Terminal, environment
+
+if sys.platform != "win32":
+    import termios
+
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 

@@ -1,5 +1,6 @@
 """Template variables reach a model's prompt from `load`, `stream`, `chat` and models.toml."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def test_models_toml_sets_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     own.parent.mkdir()
     file = "edgeinfer-tiny-30m-Q4_K_M.gguf"
     (tmp_path / "edgeinfer" / "models").mkdir()
-    (tmp_path / "edgeinfer" / "models" / file).symlink_to(find_model("tiny").path)
+    shutil.copyfile(find_model("tiny").path, tmp_path / "edgeinfer" / "models" / file)
     own.write_text(f'[calm]\nfile = "{file}"\nthinking = "off"\ntemplate_args = {{mood = "?"}}\n')
     with edgeinfer.load("calm", chat_template=TEMPLATE, draft=None) as model:
         assert prompt_of(model) == "hi calm?"

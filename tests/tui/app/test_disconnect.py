@@ -2,8 +2,15 @@
 
 import io
 import os
-import pty
+import sys
 from typing import IO, TextIO, cast
+
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+import pty
 
 from edgeinfer_tui.app.disconnect_safe_driver import TerminalFile
 

@@ -4,7 +4,6 @@ import os
 import re
 import signal
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from edgeinfer.history.store import ChatStore
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)
+
+import termios
 
 from tests.tui.terminal import Terminal
 

@@ -3,10 +3,8 @@
 import errno
 import io
 import os
-import pty
 import subprocess
 import sys
-import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +21,11 @@ from edgeinfer_tui.output.transfer_progress import TransferProgress
 from edgeinfer_tui.output.word_wrap import WordWrap
 from tests.tui.fake_library import FakeStream
 from tests.tui.terminal import ROOT, Terminal, environment
+
+if sys.platform != "win32":
+    import pty
+    import termios
+
 
 ATTACK = "a\x1b[2J\x1b]0;title\x07\x9b31mb\x7f\rc"
 HARMLESS_ATTACK = "a�[2J�]0;title��31mb��c"
@@ -111,6 +114,7 @@ def test_help_has_colors_on_a_terminal(home: Path, opened: list[Terminal]) -> No
     assert "�" not in terminal.seen
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="file names have no control characters there")
 def test_a_file_name_cannot_control_the_terminal(home: Path, opened: list[Terminal]) -> None:
     name = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m.gguf"
     (home / name).write_bytes(b"no model")
@@ -139,6 +143,7 @@ def closed(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str]
     return done.returncode, done.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("redirection", "code", "message"),
@@ -156,6 +161,7 @@ def test_closed_and_full_streams(tmp_path: Path, redirection: str, code: int, me
     assert closed(tmp_path, redirection, "config", "--path") == (code, message)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_errors_with_closed_streams_keep_their_exit_code(tmp_path: Path) -> None:
     assert closed(tmp_path, "2>&-", "show", "no-such-model") == (1, "")
     assert closed(tmp_path, ">&- 2>&-", "show", "--no-such-option") == (2, "")
@@ -183,6 +189,8 @@ def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None
 @contextmanager
 def narrow_terminal(columns: int) -> Iterator[TextIO]:
     """A stream on a pseudo-terminal of this many columns; `written` afterwards."""
+    if sys.platform == "win32":
+        pytest.skip("needs a pseudo-terminal")
     master, slave = pty.openpty()
     termios.tcsetwinsize(slave, (24, columns))
     with os.fdopen(slave, "w", closefd=True) as stream:

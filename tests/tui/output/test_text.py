@@ -1,6 +1,7 @@
 """Formatting of text: sizes, columns, progress, status."""
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
@@ -122,6 +123,7 @@ def test_times(seconds: float, short: str, exact: str) -> None:
     assert shown_time(seconds, exact=True) == exact
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="its texts are those of POSIX")
 def test_an_os_error_names_its_file() -> None:
     with pytest.raises(OSError, match="No such file") as caught:
         Path("/no/such/file").read_bytes()

@@ -1,11 +1,13 @@
 """The line chat: messages, commands, and reports."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from edgeinfer_tui.chat_session import ChatSession
+from edgeinfer_tui.system.terminal_calls import END_OF_INPUT_KEY
 from edgeinfer_tui.terminal_chat.line_chat import LineChat
 from edgeinfer_tui.terminal_chat.line_input import LineInput
 from tests.tui.fake_library import ANSWER, FakeModel
@@ -52,6 +54,7 @@ def run_chat(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> RunChat:
     return begin
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_messages_get_responses_until_ctrl_d(run_chat: RunChat) -> None:
     session = run_chat("Hi", "", "And you?")
     assert session.model.prompts == ["chat[None] Hi", "chat[None] And you?"]
@@ -117,6 +120,7 @@ def test_edit_changes_the_last_message(run_chat: RunChat) -> None:
     assert output == ["One", "Three"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_edit_without_text_opens_the_message_for_editing(run_chat: RunChat) -> None:
     session = run_chat("One", "/edit", "One and a half")
     assert [message["content"] for message in session.chat.messages if message["role"] == "user"] == [
@@ -145,7 +149,7 @@ def test_ctrl_c_stops_and_keeps_the_response(run_chat: RunChat) -> None:
 
 def test_ctrl_c_at_the_prompt_explains_how_to_quit(run_chat: RunChat) -> None:
     session = run_chat(KeyboardInterrupt, "Hi")
-    assert "(Ctrl-D or /exit leaves)\n" in session.err
+    assert f"({END_OF_INPUT_KEY} or /exit leaves)\n" in session.err
     assert session.model.prompts == ["chat[None] Hi"]
 
 
@@ -166,6 +170,7 @@ def test_a_failed_response_is_one_line_and_the_chat_continues(run_chat: RunChat)
     assert session.model.prompts == ["chat[None] Hi"]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no readline there")
 def test_an_input_history_that_cannot_be_saved_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -75,6 +75,10 @@ def allow_escape_sequences() -> None:
             kernel32.SetConsoleMode(handle, mode.value | ENABLE_VIRTUAL_TERMINAL_PROCESSING)
 
 
+END_OF_INPUT_KEY = "Ctrl-Z and Enter" if sys.platform == "win32" else "Ctrl-D"
+"""What ends the input of a terminal."""
+
+
 def is_posix_terminal() -> bool:
     """Whether terminals are those of POSIX, which may be lost while the program runs."""
     return sys.platform != "win32"

@@ -11,12 +11,13 @@ from edgeinfer_tui.library import LoadedModel, Stream
 from edgeinfer_tui.output.completion_output import print_completion
 from edgeinfer_tui.output.progress_line import ProgressLine
 from edgeinfer_tui.output.status_line import context_lines, of_context, status_line
+from edgeinfer_tui.system.terminal_calls import END_OF_INPUT_KEY
 from edgeinfer_tui.terminal_chat.line_input import FENCE, LineInput
 
 if TYPE_CHECKING:
     from edgeinfer.results import Generation
 
-GREETING = "{name}{context}. /help lists the commands, Ctrl-D leaves."
+GREETING = "{name}{context}. /help lists the commands, {key} leaves."
 COMMANDS = ("/help", "/system", "/regen", "/edit", "/clear", "/stats", "/exit")
 STOPPED = "(stopped; the text so far is kept)"
 HELP = {
@@ -26,7 +27,7 @@ HELP = {
     "/edit [TEXT]": "edit the last message",
     "/clear": "clear the conversation",
     "/stats": "speed of the last response, context used",
-    "/exit, /bye": "leave (or Ctrl-D)",
+    "/exit, /bye": f"leave (or {END_OF_INPUT_KEY})",
     f"{FENCE} ... {FENCE}": "a message of several lines; a \\ at the end of a line carries on too",
     "Tab": "complete a command",
     "Ctrl-U": "clear the line",
@@ -61,7 +62,7 @@ class LineChat:
         """Read messages and respond until Ctrl-D or /exit."""
         _note(self._lines.load_history())
         context = f", context {self._model.context} tokens" if self._model.context else ""
-        _note(GREETING.format(name=self._model.name, context=context))
+        _note(GREETING.format(key=END_OF_INPUT_KEY, name=self._model.name, context=context))
         going = True
         while going:
             try:
@@ -71,7 +72,7 @@ class LineChat:
                 break
             except KeyboardInterrupt:
                 print()
-                _note("(Ctrl-D or /exit leaves)")
+                _note(f"({END_OF_INPUT_KEY} or /exit leaves)")
                 continue
             going = self._take(message)
         _note(self._lines.save_history())
