@@ -58,6 +58,7 @@ def whole_bytes(path: Path) -> int:
 
 
 @pytest.mark.usefixtures("two_gpus")
+@pytest.mark.slow
 def test_two_budgets_that_hold_a_model_only_together_run_it(path: Path) -> None:
     half = int(0.75 * whole_bytes(path))
     with (
