@@ -26,7 +26,7 @@ from harness.empty_decoders import empty_decoder
 from tests.kernels.cuda.compile_latent_kernels import DEEPSEEK, FLOATS, GRID, WORDS, tensor
 
 POSITIONS, TOKENS, HEAD_DIM = 4096, 64, 128
-KINDS: tuple[CacheType, ...] = ("f16", "q8_0", "q4_0")
+KINDS: tuple[CacheType, ...] = ("f16", "fp8", "q8_0", "q4_0", "q8_0/q4_0")
 NAMES = {"rope_append_kernel", "flash_attention_kernel", "decode_attention_kernel"}
 
 
