@@ -91,6 +91,7 @@ class BoundedServer(uvicorn.Server):
                 app,
                 http=BoundedConnection,
                 ws="none",
+                loop="asyncio",  # uvloop handles exhausted file descriptors otherwise
                 log_level="error",
                 use_colors=False,  # on a terminal, control characters in a log are replaced as data
                 backlog=BACKLOG,

@@ -37,7 +37,7 @@ def launch_prompt(kind: str, capability: int) -> None:
 
 def main() -> None:
     capability = int(sys.argv[1])
-    for kind in ("NVFP4", "Q2_0", "TQ1_0", "IQ2_XS", "IQ3_S"):
+    for kind in ("NVFP4", "Q2_0", "TQ1_0", "IQ2_XS"):
         with recorded_launches() as launches:
             for tokens in (1, 8):
                 launch_step(kind, 0, tokens, capability)

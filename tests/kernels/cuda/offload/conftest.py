@@ -11,6 +11,7 @@ import edgeinfer
 from edgeinfer.loading import engine_loading
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner import placement_problem, plan_items
 from tests.model_zoo import ZOO
@@ -46,7 +47,8 @@ def model_file(folder: Path) -> Path:
 
 
 def gpu_bytes(path: Path) -> int:
-    """The bytes of the whole model on the described GPU."""
+    """The bytes that the whole model needs on the described GPU."""
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert model.plan is not None
-        return model.plan.bytes_on("gpu")
+        tables = (each.bytes for each in model.plan.items if (each.item, each.device) == (PER_LAYER, "gpu"))
+        return model.plan.bytes_on("gpu") - sum(tables)
