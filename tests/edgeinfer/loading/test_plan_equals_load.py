@@ -53,7 +53,7 @@ def test_a_plan_equals_the_loaded_placement(ram: str, draft: Any) -> None:
 
 @pytest.mark.slow
 def test_a_plan_equals_the_loaded_placement_for_all_options_and_budgets() -> None:
-    budgets = [None, "1", "8MiB", "16MiB", "20MiB", "24MiB", "28MiB", "32MiB", "40MiB", "1GiB"]
+    budgets = [None, "1", "16MiB", "20MiB", "24MiB", "32MiB", "40MiB"]
     drafts = ["auto", None, "lookup", "self", "mtp", DRAFT]
     different = []
     for ram, context, draft, kv, repack in product(
