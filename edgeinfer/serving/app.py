@@ -265,17 +265,18 @@ class _Server:
     async def _whole(self, responses: ResponseFormat, record: RequestRecord) -> Response:
         """All completions in one object; they are generated together."""
         keys = _keys(responses)
-        started = await self._start(responses, *keys[0])  # report its errors before waiting in the queue
+        streams = [await self._start(responses, *key) for key in keys]  # errors come before the queue
 
-        async def completed(index: int, key: tuple[Any, dict[str, Any]]) -> Generation:
-            stream = started if index == 0 else await self._start(responses, *key)
+        async def completed(
+            key: tuple[Any, dict[str, Any]], stream: AsyncTokenStream | StoredStream
+        ) -> Generation:
             async with aclosing(stream):
                 async for _ in stream:
                     pass
             return self._ended(responses, key, stream.result, record)
 
         async with self._queue.slot(responses.model):
-            completions = await _all(completed(index, key) for index, key in enumerate(keys))
+            completions = await _all(map(completed, keys, streams))
         return JSONResponse(responses.whole(completions))
 
     async def _streamed(

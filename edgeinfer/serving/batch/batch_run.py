@@ -19,7 +19,7 @@ class BatchTarget(AbstractAsyncContextManager[Any], Protocol):
     """What completes the requests: the server's application here, another server, or a cluster."""
 
     async def post(self, line: BatchLine) -> tuple[int, bytes]:
-        """The status and the body of the response. Raises `EdgeInferError`: the batch can't go on."""
+        """The status and the body of the response. Raises `EdgeInferError`: the batch can't continue."""
         ...
 
 

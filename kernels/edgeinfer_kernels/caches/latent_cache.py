@@ -1,18 +1,15 @@
 """The cache of latent attention in main memory, in the layout of the kernels, and its size in bytes."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.caches.cache_formats import (
-    from_fp8,
     hadamard_rows,
     packed_in_groups,
-    to_fp8,
     unpacked_groups,
-    widened,
 )
 from edgeinfer_kernels.caches.cache_types import CacheType, ElementType, element_types
 from edgeinfer_kernels.caches.layer_cache import (
@@ -20,6 +17,7 @@ from edgeinfer_kernels.caches.layer_cache import (
     LANES,
     LayerCache,
     by_position,
+    floats_of,
     padded,
     pooled_arrays,
     rounded_rows,
@@ -117,27 +115,26 @@ class LatentCache:
     def write_part(self, start: int, part: Rows, first: int) -> None:
         """Write the elements from `first` on, the beginning of a part of a row, at positions start…"""
         position = np.arange(start, start + len(part))
-        given: npt.NDArray[np.generic] = to_fp8(part) if self.row_type == "fp8" else part
-        if self.scales is not None:
-            codes, scales = rounded_rows(part, self.row_type)
+        given, scales = rounded_rows(part, self.row_type)
+        if self.scales is not None and scales is not None:
             groups = slice(first // SCALED, first // SCALED + scales.shape[-1])
             self.scales[0, position // LANES, groups, position % LANES] = scales
-            given = packed_in_groups(codes) if self.has_hadamard_rows else codes
+        if self.has_hadamard_rows:
+            given = packed_in_groups(given)
         begin = first // 2 if self.has_hadamard_rows else first
         self.rows[0, position, begin : begin + given.shape[-1]] = given
 
     def read(self, start: int, end: int) -> Rows:
         """Rows (end - start, cached_dim) of positions start…end."""
-        rows, width = self.rows[0, start:end], self.cached_dim
-        if self.scales is None:
-            floats = from_fp8(rows) if self.row_type == "fp8" else rows
-            return floats[:, :width]  # type: ignore[return-value]
-        tiles = self.scales[:, start // LANES : -(-end // LANES)]
-        scales = by_position(tiles)[0, start % LANES : start % LANES + end - start]
+        rows: npt.NDArray[Any] = self.rows[0, start:end]
         if self.has_hadamard_rows:
-            codes = unpacked_groups(rows.astype(np.uint8), padded(width))
-            return self.hadamard(widened(codes, scales)[:, :width])
-        return widened(rows.astype(np.int8), scales)[:, :width]
+            rows = unpacked_groups(rows, padded(self.cached_dim))
+        scales = None
+        if self.scales is not None:
+            tiles = self.scales[:, start // LANES : -(-end // LANES)]
+            scales = by_position(tiles)[0, start % LANES : start % LANES + end - start]
+        floats = floats_of(rows, scales, self.row_type)[:, : self.cached_dim]
+        return self.hadamard(floats) if self.has_hadamard_rows else floats
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         """All arrays of the cache."""

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.caches.cache_formats import (
-    Codes,
     Rows,
     Scales,
     from_fp8,
@@ -166,9 +165,22 @@ def scales_for(heads: int, positions: int, width: int, kind: ElementType) -> npt
     return np.zeros((heads, positions // LANES, groups, LANES), np.float16) if groups else None
 
 
-def rounded_rows(rows: Rows, kind: ElementType) -> tuple[Codes, Scales]:
-    """Codes and scales of rows (..., width) of a type with scales; q4_0: in the Hadamard basis."""
-    return rounded_to_nibbles(hadamard_rows(rows)) if kind == "q4_0" else rounded_to_bytes(rows)
+def rounded_rows(rows: Rows, kind: ElementType) -> tuple[npt.NDArray[Any], Scales | None]:
+    """Rows (..., width) as elements of a type, and their scales; None: it has none. Codes of q4_0 are in the
+    Hadamard basis and not packed.
+    """
+    if kind == "q4_0":
+        return rounded_to_nibbles(hadamard_rows(rows))
+    if kind == "q8_0":
+        return rounded_to_bytes(rows)
+    return to_fp8(rows) if kind == "fp8" else rows, None
+
+
+def floats_of(elements: npt.NDArray[Any], scales: Scales | None, kind: ElementType) -> Rows:
+    """Elements of a type, unpacked, as floats; of q4_0 in the Hadamard basis."""
+    if scales is not None:
+        return widened(elements.astype(np.int8), scales)
+    return from_fp8(elements) if kind == "fp8" else elements
 
 
 def by_position(tiles: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -254,25 +266,23 @@ class LayerCache:
         """Write keys and values (tokens, kv_heads, head_dim) at positions start…"""
         self.write_keys(start, keys)
         position = np.arange(start, start + len(values))
-        given: npt.NDArray[np.generic] = to_fp8(values) if self.value_type == "fp8" else values
-        if self.value_scales is not None:
-            codes, scales = rounded_rows(values, self.value_type)
+        given, scales = rounded_rows(values, self.value_type)
+        if self.value_scales is not None and scales is not None:
             self.value_scales[:, position // LANES, : scales.shape[-1], position % LANES] = scales
-            given = packed_in_groups(codes) if self.value_type == "q4_0" else codes
+        if self.value_type == "q4_0":
+            given = packed_in_groups(given)
         self.values[:, position, : given.shape[-1]] = given.swapaxes(0, 1)
 
     def write_keys(self, start: int, keys: npt.NDArray[np.floating]) -> None:
         """Write keys (tokens, kv_heads, head_dim) at positions start…"""
         position = np.arange(start, start + len(keys))
         tile, lane = position // LANES, position % LANES
-        given: npt.NDArray[np.generic] = to_fp8(keys) if self.key_type == "fp8" else keys
-        if self.key_scales is not None:
-            codes, scales = rounded_rows(keys, self.key_type)
+        given, scales = rounded_rows(keys, self.key_type)
+        if self.key_scales is not None and scales is not None:
             self.key_scales[:, tile, : scales.shape[-1], lane] = scales
-            given = codes
-            if self.key_type == "q4_0":
-                missing = padded(codes.shape[-1]) - codes.shape[-1]
-                given = packed_in_pairs(np.pad(codes, ((0, 0), (0, 0), (0, missing))))
+        if self.key_type == "q4_0":
+            missing = padded(given.shape[-1]) - given.shape[-1]
+            given = packed_in_pairs(np.pad(given, ((0, 0), (0, 0), (0, missing))))
         self.keys[:, tile, : given.shape[-1], lane] = given
 
     def read(
@@ -281,27 +291,24 @@ class LayerCache:
         """Keys (kv_heads, end, head_dim) and values (kv_heads, end, value_dim) of the first `end` positions;
         value_dim None: head_dim.
         """
-        keys, values, count = self.read_keys(0, end, head_dim), self.values[:, :end], value_dim or head_dim
-        if self.value_scales is None:
-            floats = from_fp8(values) if self.value_type == "fp8" else values
-            return keys, floats[:, :, :count]  # type: ignore[return-value]
-        scales = by_position(self.value_scales)[:, :end]
+        rows: npt.NDArray[Any] = self.values[:, :end]
         if self.value_type == "q4_0":
-            codes = unpacked_groups(values.astype(np.uint8), padded(head_dim))
-            return keys, hadamard_rows(widened(codes, scales)[:, :, :count])
-        return keys, widened(values.astype(np.int8), scales)[:, :, :count]
+            rows = unpacked_groups(rows, padded(head_dim))
+        scales = None if self.value_scales is None else by_position(self.value_scales)[:, :end]
+        values = floats_of(rows, scales, self.value_type)[:, :, : value_dim or head_dim]
+        keys = self.read_keys(0, end, head_dim)
+        return keys, hadamard_rows(values) if self.value_type == "q4_0" else values
 
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
         """Keys (kv_heads, end - start, head_dim) of positions start…end."""
         tiles = slice(start // LANES, -(-end // LANES))
         within = slice(start % LANES, start % LANES + end - start)
         rows = by_position(self.keys[:, tiles])[:, within]
-        if self.key_scales is None:
-            return (from_fp8(rows) if self.key_type == "fp8" else rows)[:, :, :head_dim]
-        scales = by_position(self.key_scales[:, tiles])[:, within]
         if self.key_type == "q4_0":
-            return hadamard_rows(widened(unpacked_pairs(rows.astype(np.uint8)), scales)[:, :, :head_dim])
-        return widened(rows.astype(np.int8), scales)[:, :, :head_dim]
+            rows = unpacked_pairs(rows)
+        scales = None if self.key_scales is None else by_position(self.key_scales[:, tiles])[:, within]
+        keys = floats_of(rows, scales, self.key_type)[:, :, :head_dim]
+        return hadamard_rows(keys) if self.key_type == "q4_0" else keys
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         """All arrays of the cache."""

@@ -61,7 +61,7 @@ class HostRows:
         """The first `start` rows of elements or unpacked codes of one head as floats, (start, width)."""
         rows = rows[:start]
         if kind == "fp8":
-            rows = rows.contiguous().view(torch.float8_e4m3fn).float()
+            rows = from_fp8(rows)
         if scales is not None:
             rows = rows * self._spread(scales[head], start, rows.shape[1])[:start]
         rows = rows[:, :width]
@@ -164,6 +164,11 @@ class HostCaches(HostRows):
         for target, each in ((host.key_scales, scales), (host.value_scales, value_scales)):
             if target is not None and each is not None:
                 self._store(target, first, tiles_of(each), start)
+
+
+def from_fp8(rows: Tensor) -> Tensor:
+    """`cache_formats.from_fp8` on the device."""
+    return rows.contiguous().view(torch.float8_e4m3fn).float()
 
 
 def type_of(array: Array) -> torch.dtype:

@@ -11,6 +11,7 @@ from edgeinfer_kernels.caches.latent_cache import LatentCache
 from edgeinfer_kernels.caches.layer_cache import LANES, padded
 from edgeinfer_kernels.cuda.cache.host_caches import (
     HostRows,
+    from_fp8,
     hadamard_rows,
     packed_groups,
     rounded_rows,
@@ -49,7 +50,7 @@ class HostLatents(HostRows):
         if start:
             rows = self._sent(host.rows[0], start, 1)
             if host.row_type == "fp8":
-                rows = rows.contiguous().view(torch.float8_e4m3fn).float()
+                rows = from_fp8(rows)
             if host.scales is not None:
                 rows = unpacked_groups(rows) if host.has_hadamard_rows else rows
                 rows = rows * self._spread(host.scales[0], start, rows.shape[1])[:start]

@@ -50,10 +50,6 @@ class PerLayerEmbeddings:
         assert reads_raw_rows(table.format), f"no kernel for rows in {table.format}"
         return cls(table, arena.take((table.rows, table.nbytes // table.rows), torch.uint8))
 
-    @property
-    def device_bytes(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes
-
     def fill(self, uploader: Uploader) -> None:
         """Upload the table, if it has memory on the device."""
         if self.table is not None and self.rows is not None:

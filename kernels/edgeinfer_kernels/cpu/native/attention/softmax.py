@@ -191,18 +191,9 @@ def make_gather(kinds):
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
                 score_four(
-                    key_kind,
-                    q,
-                    keys,
-                    key_scales,
-                    spare,
-                    keys_ahead,
-                    head_dim,
-                    padded,
-                    scale,
-                    soft_cap,
+                    key_kind, q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap,
                     scores,
-                )
+                )  # fmt: skip
                 for head in range(4):
                     add_alibi(block, group * kv_head + g + head, tile - own, scores + head * SCORES_BYTES)
                     weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
@@ -213,18 +204,9 @@ def make_gather(kinds):
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
                 score_one(
-                    key_kind,
-                    q,
-                    keys,
-                    key_scales,
-                    spare,
-                    keys_ahead,
-                    head_dim,
-                    padded,
-                    scale,
-                    soft_cap,
+                    key_kind, q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap,
                     scores,
-                )
+                )  # fmt: skip
                 add_alibi(block, group * kv_head + g, tile - own, scores)
                 weigh_scores(state, scores, first, last)
                 add_one(
