@@ -29,7 +29,7 @@ class DraftInputArgs(Structure):
     """The input of a draft head. states: the hidden states of the tokens of a step at `start`. Later steps
     have one token each, whose state is `own`: the row that the head has normed.
 
-    pair: the two normed halves of a token's row, `half` bytes apart.
+    pair: a row of a token: the normed embedding, and `state_offset` bytes later the normed hidden state.
     """
 
     states: Int
@@ -39,7 +39,7 @@ class DraftInputArgs(Structure):
     enorm: Norm
     hnorm: Norm
     pair: Input
-    half: Int
+    state_offset: Int
     eh_proj: Matrix
     projected: Int
     projected_stride: Int

@@ -28,7 +28,7 @@ def build(
         enorm=builder.norm(norm, width, w.enorm),
         hnorm=builder.norm(norm, width, w.hnorm),
         pair=builder.input(PAIR, 2 * width, [w.eh_proj]),
-        half=4 * width,
+        state_offset=4 * width,
         eh_proj=builder.matrix(w.eh_proj),
         projected=projected,
         projected_stride=projected_stride,

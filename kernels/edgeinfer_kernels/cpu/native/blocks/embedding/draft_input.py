@@ -29,7 +29,7 @@ def write_pairs(pool, counter, thread, block, step_args):
         if is_own:
             state = block.own
         normalize(block.enorm, x, row)
-        normalize(block.hnorm, state, row + block.half)
+        normalize(block.hnorm, state, row + block.state_offset)
         write_activations(row, pair, token, tokens, 0, pair.columns)
         token = next_token(pool, counter, tokens, token)
 
