@@ -5,12 +5,14 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.shapes.shape import Shape
-from edgeinfer_quant_formats import TensorInfo, block_format
+from edgeinfer_quant_formats import FORMATS, TensorInfo, block_format
 from edgeinfer_quant_formats.gguf.described_file import DescribedFile
 from edgeinfer_quant_formats.quantizer.mix_rules import SourceModel
-from edgeinfer_quant_formats.quantizer.mixes import find_mix
+from edgeinfer_quant_formats.quantizer.mixes import ALIASES, MIXES, Mix, find_mix
 from edgeinfer_quant_formats.quantizer.type_selection import TypeOptions, select_types
 
+UNLISTED = 1024
+"""llama.cpp's file type of a file whose type is guessed from its tensors."""
 SIGMOID = 2
 """llama.cpp's number of this gating function of experts."""
 
@@ -38,9 +40,10 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     """Name -> format of every matrix, as the quantizer selects them.
 
     For a shape without experts, a mix for MoE models uses its base format for all matrices except the head.
+    A format that the quantizer doesn't write is treated as a mix without rules of its own.
     Raises `FormatError` for an unknown mix.
     """
-    mix, float32, eight_bits = find_mix(kind), block_format("F32"), block_format("Q8_0")
+    mix, float32, eight_bits = _mix(kind), block_format("F32"), block_format("Q8_0")
     source_model = SourceModel(
         shape.architecture,
         shape.layers + shape.draft_head,
@@ -56,6 +59,15 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
         name: selection.format.name
         for name, selection in select_types(tensors, source_model, mix, options).items()
     }
+
+
+def _mix(kind: str) -> Mix:
+    """The mix of that name, or one that has only the format of that name."""
+    name = kind.upper()
+    spec = FORMATS.get(name)
+    if spec is None or not spec.is_quantized or name in MIXES or name in ALIASES:
+        return find_mix(kind)
+    return Mix(name, UNLISTED, name, 8 * spec.block_bytes / spec.block_elements)
 
 
 def shape_metadata(shape: Shape) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normalized
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 
@@ -138,24 +138,28 @@ def receive_kernel(
     WIDTH: tl.constexpr = NORM.width
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    await_number(answered, stage.to(tl.int64), lost, host_lost)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
+    if NORM.has_post_norm:
+        post_norm_loaded = load_norm(post_norm, inside, column, False)
+    if NORM.has_norm:
+        norm_loaded = load_norm(norm, inside, column, NORM.has_bias)
+    wait_for_producers(DEPENDENT)
+    await_number(answered, stage.to(tl.int64), lost, host_lost)
     value = tl.load(rows + token * STRIDE + column, mask=inside, other=0.0)
     pointers = x + token * WIDTH + column
     if NORM.has_post_norm:
         if NORM.adds:
             value += tl.load(y + token * y_stride + column, mask=inside, other=0.0)
-        value = scale * normalized(value, post_norm, inside, column, NORM, False)
+        value = scale * normalized(value, post_norm_loaded, inside, NORM, False)
         value += tl.load(pointers, mask=inside, other=0.0)
         tl.debug_barrier()  # As in `residual_kernel`.
     elif NORM.adds:
         value += scale * tl.load(y + token * y_stride + column, mask=inside, other=0.0)
     tl.store(pointers, value, mask=inside)
     if NORM.has_norm:
-        value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
+        value = normalized(value, norm_loaded, inside, NORM, NORM.has_bias)
     target = out + token * (OUT.planes * BLOCKS)
     quantize(value, target, group, group < 2 * BLOCKS, OUT)

@@ -9,16 +9,31 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 
 
 @triton.jit
-def normalized(value, norm, inside, column, NORM: tl.constexpr, BIAS: tl.constexpr):
-    """The norm of a whole row: (groups, 16) float32, rms or layer, times weight, plus bias."""
+def load_norm(norm, inside, column, BIAS: tl.constexpr):
+    """The weight of a norm for whole rows, its bias if BIAS, and ε. They don't depend on other kernels: load
+    them before the wait for producers.
+    """
+    weight = tl.load(norm.weight + column, mask=inside, other=0.0)
+    bias = weight
+    if BIAS:
+        bias = tl.load(norm.bias + column, mask=inside, other=0.0)
+    return weight, bias, norm.epsilon
+
+
+@triton.jit
+def normalized(value, loaded, inside, NORM: tl.constexpr, BIAS: tl.constexpr):
+    """The norm of a whole row: (groups, 16) float32, rms or layer, times weight, plus bias; `loaded` is the
+    result of `load_norm`.
+    """
     WIDTH: tl.constexpr = NORM.width
+    weight, bias, epsilon = loaded
     if NORM.is_layer_norm:
         mean = tl.sum(tl.sum(value, axis=1), axis=0) / WIDTH
         value = tl.where(inside, value - mean, 0.0)
     square = tl.sum(tl.sum(value * value, axis=1), axis=0) / WIDTH
-    value = value * tl.rsqrt(square + norm.epsilon) * tl.load(norm.weight + column, mask=inside, other=0.0)
+    value = value * tl.rsqrt(square + epsilon) * weight
     if BIAS:
-        value += tl.load(norm.bias + column, mask=inside, other=0.0)
+        value += bias
     return value
 
 
@@ -37,14 +52,18 @@ def add_norm_kernel(
     WIDTH: tl.constexpr = NORM.width
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
+    if NORM.has_post_norm:
+        post_norm_loaded = load_norm(post_norm, inside, column, False)
+    if NORM.has_norm:
+        norm_loaded = load_norm(norm, inside, column, NORM.has_bias)
+    wait_for_producers(DEPENDENT)
     value = tl.load(y + token * stride + column, mask=inside, other=0.0)
     if NORM.has_post_norm:
-        value = normalized(value, post_norm, inside, column, NORM, False)
+        value = normalized(value, post_norm_loaded, inside, NORM, False)
     pointers = x + token * WIDTH + column
     if NORM.adds:
         value = tl.load(pointers, mask=inside, other=0.0) + scale * value
@@ -54,7 +73,7 @@ def add_norm_kernel(
         tl.debug_barrier()  # As in `residual_kernel`.
         tl.store(pointers, value, mask=inside)
     if NORM.has_norm:
-        value = normalized(value, norm, inside, column, NORM, NORM.has_bias)
+        value = normalized(value, norm_loaded, inside, NORM, NORM.has_bias)
     target = out + token * (OUT.planes * BLOCKS)
     quantize(value, target, group, group < 2 * BLOCKS, OUT)
 
@@ -73,11 +92,12 @@ def activation_norm_kernel(
     """
     BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
     token = tl.program_id(0)
     group = tl.arange(0, NORM.groups)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < NORM.width
+    loaded = load_norm(norm, inside, column, False)
+    wait_for_producers(DEPENDENT)
     up = rows + token * stride + column
     value = tl.load(up, mask=inside, other=0.0) * up_scale
     if HAS_BIAS:
@@ -89,7 +109,7 @@ def activation_norm_kernel(
         value = activate_gated(gate, value, ACTIVATION)
     else:
         value = activate(value, ACTIVATION)
-    value = normalized(value, norm, inside, column, NORM, False)
+    value = normalized(value, loaded, inside, NORM, False)
     target = out + token * (OUT.planes * BLOCKS)
     quantize(value, target, group, group < 2 * BLOCKS, OUT)
 
