@@ -40,7 +40,7 @@ def matrix_formats(shape: Shape, kind: str) -> dict[str, str]:
     """Name -> format of every matrix, as the quantizer selects them.
 
     For a shape without experts, a mix for MoE models uses its base format for all matrices except the head.
-    A format that the quantizer doesn't write is treated as a mix without rules of its own.
+    A format that the quantizer doesn't write is treated as a mix without further rules.
     Raises `FormatError` for an unknown mix.
     """
     mix, float32, eight_bits = _mix(kind), block_format("F32"), block_format("Q8_0")
