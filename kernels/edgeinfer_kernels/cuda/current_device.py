@@ -14,11 +14,21 @@ import torch
 
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
+from edgeinfer_kernels.cuda.driver import create_context
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
     """In this context, `device` is the current one of this thread. Only CUDA has such a state."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    if device.type != "cuda":
+        return nullcontext()
+    _create_context(device.index)
+    context: AbstractContextManager[Any] = torch.cuda.device(device)
+    return context
+
+
+@cache
+def _create_context(index: int) -> None:
+    create_context(index)
 
 
 @contextmanager

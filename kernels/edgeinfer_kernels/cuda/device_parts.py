@@ -7,6 +7,7 @@ import torch
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.compile_target import HAS_HIP
+from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -134,7 +135,8 @@ def synchronize(device: torch.device) -> None:
 
 def free_bytes(index: int) -> int:
     """Free bytes of the GPU. Creates a CUDA context if this process has none."""
-    free, _ = torch.cuda.mem_get_info(index)
+    with current(cuda_device(index)):
+        free, _ = torch.cuda.mem_get_info(index)
     return int(free)
 
 

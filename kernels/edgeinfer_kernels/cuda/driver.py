@@ -1,4 +1,6 @@
-"""Queries NVIDIA's driver, or AMD's runtime, for the GPUs, without torch, a context or device memory."""
+"""Queries NVIDIA's driver, or AMD's runtime, for the GPUs, without torch, a context or device memory; and
+creates a context that takes less of it.
+"""
 
 import ctypes
 import ctypes.util
@@ -19,6 +21,12 @@ _ACCESS, _ATOMICS = 2, 3
 """CUdevice_P2PAttribute numbers."""
 _MAJOR, _MINOR = 75, 76
 """CUdevice_attribute numbers of the compute capability."""
+_STACK_LIMIT = 0
+"""CU_LIMIT_STACK_SIZE."""
+STACK_BYTES = 128
+"""Of a thread, at first: a context has memory for the stacks of all threads that the GPU can run. The driver
+raises the limit when a kernel needs more.
+"""
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,30 @@ def _peer_value(library: Any, attribute: int, first: int, second: int) -> bool:
         failed = library.cuDeviceGetP2PAttribute(ctypes.pointer(value), attribute, *pair)
         values.append(failed == 0 and value.value > 0)
     return all(values)
+
+
+def create_context(index: int) -> None:
+    """Create the GPU's primary context with small stacks, unless the process has one; torch uses it.
+
+    On an H100 it takes 230 MiB less than one with the driver's default of 1 KiB for each thread.
+    """
+    library = _library()
+    if library is not None and library.cuInit(0) == 0:
+        create_context_of(library, index)
+
+
+def create_context_of(library: Any, index: int) -> None:
+    """As `create_context`, of an initialized library; leaves the context as it is if a call fails."""
+    device, flags, is_active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    context = ctypes.c_void_p()
+    failed = library.cuDeviceGet(ctypes.byref(device), index) or library.cuDevicePrimaryCtxGetState(
+        device, ctypes.byref(flags), ctypes.pointer(is_active)
+    )
+    if failed or is_active.value or library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device):
+        return
+    if library.cuCtxPushCurrent_v2(context) == 0:
+        library.cuCtxSetLimit(_STACK_LIMIT, ctypes.c_size_t(STACK_BYTES))
+        library.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 
 def driver_version() -> int:

@@ -69,7 +69,7 @@ UNPACKING_PASSES = 16
 """Reads of GPU memory in the time that a streamed byte takes to become float16; assumed if not measured."""
 
 # Memory.
-LIBRARY_BYTES = 344 << 20
+LIBRARY_BYTES = 192 << 20
 """GPU bytes of torch's libraries and compiled kernels, before that of packing; planner.md."""
 
 # Preferences between plans of about equal speed.

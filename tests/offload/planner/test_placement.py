@@ -248,7 +248,7 @@ def test_no_expert_cache_without_main_memory_or_gain() -> None:
     fixed = plan_memory(moe_model(), laptop(), PlanOptions(4096, vram=4 * GIB))
     short = plan_memory(moe_model(), laptop(), replace(options, ram=fixed.bytes_on("cpu") + GIB // 8))
     assert not any(layer.expert_cache for layer in short.layers)
-    assert short.prediction == fixed.prediction
+    assert short.prediction.seconds == pytest.approx(fixed.prediction.seconds, rel=1e-9)
     assert short.relaxations == (NO_EXPERT_CACHE,)
     slow = with_link(laptop(), sync_seconds=1e-3)
     plan = plan_memory(moe_model(), slow, options)

@@ -36,12 +36,12 @@ def from_disk() -> MemoryPlan:
         (
             planned(dense_model(), 8),
             "gpu",
-            "Fits. 32 of 32 layers on the GPU, 6.3 of 8 GiB, about 44 tokens/s",
+            "Fits. 32 of 32 layers on the GPU, 6.2 of 8 GiB, about 44 tokens/s",
         ),
         (
             planned(dense_model(), 4),
             "split",
-            "Fits, split. 58% of the weights on the GPU, 4.0 of 4 GiB, about 18 tokens/s",
+            "Fits, split. 61% of the weights on the GPU, 4.0 of 4 GiB, about 19 tokens/s",
         ),
         (
             plan_memory(dense_model(), cpu_only(), PLAN_OPTIONS),
@@ -144,7 +144,7 @@ def test_machines_are_compared_in_their_order() -> None:
         "": planned(moe_model(), 2),
     }
     rows = [" ".join(line.split()) for line in comparison_text(plans).splitlines()]
-    assert rows[1].startswith("large on the GPU 6.3 of 8 GiB 43.5 ")
+    assert rows[1].startswith("large on the GPU 6.2 of 8 GiB 43.5 ")
     assert rows[2] == "small no - - -"
     assert rows[3].startswith("split 2.0 of 2 GiB ")
     assert rows[5] == "small: the model needs more"

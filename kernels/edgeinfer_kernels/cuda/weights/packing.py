@@ -13,6 +13,8 @@ from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, Code, PlaneShape
 from edgeinfer_quant_formats.formats import FORMATS, CodeBits, FormatSpec, SubScales
 
 _LOW = 0xFFFF
+MAX_WEIGHTS, MAX_GRID_WEIGHTS = 16 << 20, 1 << 20
+"""Weights that are unpacked at once: temporary tensors take up to 6 bytes for each, with a grid 70."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class _Unpacked:
     words: Tensor | None = None
     scales: Tensor | None = None
     super_scales: Tensor | None = None
+
+
+def _rows_at_once(spec: FormatSpec, columns: int) -> int:
+    """An even number of rows with at most MAX_WEIGHTS, with a grid MAX_GRID_WEIGHTS; at least two."""
+    return max((MAX_GRID_WEIGHTS if spec.grid else MAX_WEIGHTS) // columns // 2, 1) * 2
 
 
 def _f16_bits(raw: Tensor) -> Tensor:
@@ -221,6 +228,13 @@ class DeviceMatrix:
         if shapes.tile.scale == Scale.E4M3:
             self.set_factors(first_row, rows, 1.0 if factors is None else factors)
         raw = torch.nn.functional.pad(raw, (0, 0, 0, rows % 2))
+        at_once = _rows_at_once(FORMATS[self.format], shapes.columns)
+        for start in range(0, len(raw), at_once):
+            self._fill_piece(first_row + start, raw[start : start + at_once])
+
+    def _fill_piece(self, first_row: int, raw: Tensor) -> None:
+        """As `fill`, of an even number of rows that are unpacked at once."""
+        shapes = self.shapes
         unpacked = _unpack(FORMATS[self.format], raw)
         end, code = first_row + len(raw), Code(shapes.tile.code)
         words = unpacked.words

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
+from edgeinfer_kernels.cuda.weights import packing
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES, PlaneShapes, UnsupportedOnDeviceError
 from edgeinfer_quant_formats import block_format, decode
@@ -49,6 +50,19 @@ def test_packing_round_trips_rows_from_the_middle(device: str, name: str) -> Non
     raw = normal_rows(name, 18, columns_for(name))
     actual = dequantized(device_matrix(device, name, raw, columns_for(name)), 7, 5)
     np.testing.assert_allclose(actual, decoded(name, raw[7:12]), rtol=1.1e-3, atol=6e-8)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "IQ2_XXS", "NVFP4"])
+def test_rows_that_are_packed_in_pieces_are_those_packed_at_once(
+    device: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    columns = columns_for(name)
+    raw = normal_rows(name, 19, columns)
+    whole = device_matrix(device, name, raw, columns)
+    for limit in ("MAX_WEIGHTS", "MAX_GRID_WEIGHTS"):
+        monkeypatch.setattr(packing, limit, 7 * columns)
+    pieces = device_matrix(device, name, raw, columns)
+    assert all(torch.equal(*parts) for parts in zip(whole.parts, pieces.parts, strict=True))
 
 
 @pytest.mark.parametrize("name", TILES)
