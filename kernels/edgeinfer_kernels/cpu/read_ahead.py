@@ -35,7 +35,7 @@ class Span(NamedTuple):
 
 
 FindMemory = Callable[[Matrix], Span | None]
-"""Where the weights of a matrix are; None: not in memory of their own."""
+"""Where the weights of a matrix are; None: they stay in the file."""
 
 
 def dense_spans(weights: Any, find: FindMemory) -> list[Span]:

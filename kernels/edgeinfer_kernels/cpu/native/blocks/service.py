@@ -2,7 +2,7 @@
 and signal completion.
 
 All threads of the pool poll the exchange buffer, because sleeping in the OS kernel would cost more than a
-layer. Meanwhile each reads the first weights of its next step into its cache.
+layer. While they wait, they read the first weights of the next step into their caches.
 """
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import meet_all
