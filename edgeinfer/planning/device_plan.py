@@ -241,17 +241,23 @@ def _several_notes(request: PlanRequest) -> tuple[str, ...]:
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
-    options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
+    options = _with_sparse(replace(_options(request), batch=CHUNK, expert_cache=True), sparse)
     options = _split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)
         if request.sparse and not sparse:
-            plan = _sparse_if_faster(request, machine, replace(options, sparse=request.sparse), plan)
+            plan = _sparse_if_faster(request, machine, _with_sparse(options, request.sparse), plan)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
     return DevicePlan(plan, request.context, (*request.warnings, *_notes(request, options)))
+
+
+def _with_sparse(options: PlanOptions, sparse: SparseOptions | None) -> PlanOptions:
+    """The options with sparse layers; there is no expert cache if experts are among them."""
+    cached = options.expert_cache and not (sparse and sparse.has_experts)
+    return replace(options, sparse=sparse, expert_cache=cached)
 
 
 def _sparse_if_faster(

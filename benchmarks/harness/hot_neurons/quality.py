@@ -2,15 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import TrainedPredictor, evaluated
-from edgeinfer.profiling.recording import record
-from edgeinfer_kernels.backend import Activations
+from edgeinfer.profiling.recording import SeenRows, record
 from harness.hot_neurons.planted_files import HOT_SHARE
 
 Logits = npt.NDArray[np.float32]
@@ -82,9 +80,10 @@ def measured_activity(model: Model, ids: Sequence[int], trained: TrainedPredicto
     """
     found: list[tuple[float, float, float, float]] = []
 
-    def seen(layer: int, normed: Activations | None, active: npt.NDArray[Any]) -> None:
-        assert normed is not None
-        quality = evaluated(trained.predictor, np.array(normed), active)
+    def seen(layer: int, rows: SeenRows) -> None:
+        assert rows.normed is not None
+        active = rows.active
+        quality = evaluated(trained.predictor, np.array(rows.normed), active)
         hot = active[:, : round(HOT_SHARE * active.shape[1])].sum() / max(1, active.sum())
         found.append((quality.active, float(hot), quality.recall, quality.named))
 

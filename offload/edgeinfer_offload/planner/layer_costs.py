@@ -233,7 +233,7 @@ def _granules(
     """Neurons on the GPU, CPU cost and GPU cost of a divisible block, by the number of granules there."""
     if block is None:
         return [0], [NOTHING], [NOTHING]
-    return _routed(block, pricing, probs) if block.is_routed else _dense(block, pricing, by_neuron)
+    return _routed(block, pricing, probs, by_neuron) if block.is_routed else _dense(block, pricing, by_neuron)
 
 
 def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
@@ -258,12 +258,17 @@ def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | Non
     return counts[: len(gpu)], cpu, gpu
 
 
-def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
+def _routed(
+    block: DivisibleSizes,
+    pricing: Pricing,
+    probs: tuple[float, ...] | None,
+    by_neuron: SparseLayer | None,
+) -> _Divided:
     """As `_granules`, of a block of which a token reads the granules that a router selects, hottest first.
     `probs`: usage probability of each; None: uniform. The CPU's part has the matrices that are replicated.
     """
     matrices, total = block.granule_matrices(), block.granules
-    one_here = pricing.on_cpu(matrices)
+    one_here = pricing.sparse_on_cpu(by_neuron, matrices[-1]) if by_neuron else pricing.on_cpu(matrices)
     one_there = pricing.on_gpu(matrices, block.granules_device_bytes, FEED_FORWARD_LAUNCHES)
     expert_probs = np.full(total, block.granules_per_token / total) if probs is None else np.sort(probs)[::-1]
     with_experts = pricing.on_cpu(block.replicated()) if block.replicated() else NOTHING

@@ -22,7 +22,6 @@ from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_norm_rows, activation_rows
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.neuron_unpacking import (
-    padded_columns,
     unpack_neuron_columns,
     unpack_neuron_rows,
 )
@@ -166,7 +165,7 @@ class Products:
         """As `_streamed_slices`, of gate or up by neuron."""
         assert self.sender is not None
         rows, row_bytes = matrix.shapes.rows, neuron_row_bytes(matrix.source)
-        columns = padded_columns(matrix.shapes.columns)
+        columns = matrix.shapes.columns
         step = max(min(len(self.scratch) // columns, self.sender.piece_bytes // row_bytes), 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
@@ -174,7 +173,7 @@ class Products:
             weights = self.scratch[: count * columns].view(count, columns)
             unpack_neuron_rows(raw, matrix.format, weights)
             self.sender.done()
-            yield first, weights[:, : matrix.shapes.columns]
+            yield first, weights
 
     def dense(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> tuple[Tensor, Tensor]:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
