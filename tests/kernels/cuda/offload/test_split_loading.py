@@ -203,6 +203,29 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
 
 
+def test_sparse_experts_next_to_a_gpu_have_no_expert_cache(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    model = replace(ZOO["smallthinker"], width=256, expert_length=256, formats=("Q8_0",), layers=2)
+    path = model.write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (600 << 10))
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, sparse=sparse, **loading) as loaded:
+            assert loaded.plan is not None
+            layers = loaded.plan.layers
+            assert any(layer.has_some_experts for layer in layers)
+            assert not (sparse == "exact" and any(layer.expert_cache for layer in layers))
+            fixed = "the experts on the GPU don't change: sparse ones have no expert cache"
+            assert (fixed in loaded.details) == (sparse == "exact")
+            by_neuron = [item for item in loaded.plan.items if item.item.endswith(", by neuron")]
+            assert bool(by_neuron) == (sparse == "exact")
+            logits.append(np.stack([loaded.engine.append([token]) for token in (7, 9)]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.02 * np.linalg.norm(logits[0])
+
+
 def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
