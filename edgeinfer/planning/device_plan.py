@@ -174,7 +174,8 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"
         )
-    whole = replace(_options(request), device="gpu", repack=True)
+    sparse = request.sparse if request.sparse_required else None
+    whole = replace(_options(request), device="gpu", repack=True, sparse=sparse)
     whole = _gpu_options(request, machine, whole)
     try:
         plan = plan_memory(request.sizes, machine, whole)
@@ -182,6 +183,9 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         return _split(request, measured(machine))
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
+    gathering = sum(layer.gathers for layer in plan.layers)
+    if gathering:
+        dense = Detail(f"the GPU reads only the active neurons of {gathering} of {len(plan.layers)} layers")
     warnings = (dense,) if request.sparse_required else ()
     return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
 

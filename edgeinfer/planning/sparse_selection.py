@@ -22,10 +22,12 @@ from edgeinfer_kernels.cpu.sparse import (
     predictor_bytes,
     scattered_bytes,
     sparse_block,
+    sparse_index,
     sparse_unit,
     sparse_workspace_bytes,
     why_dense,
 )
+from edgeinfer_kernels.sizes.gathered_neurons import why_not_gathered
 from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
 from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
@@ -178,8 +180,22 @@ def _selection(
     predictors = {layer: trained.predictor if trained else None for layer, trained in trained_layers.items()}
     shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
     experts = any(experts_of(source.weights, layer) for layer in predictors)
-    options = SparseOptions(sizes, shared, per_thread, experts)
+    options = SparseOptions(sizes, shared, per_thread, experts, _gathered(source, predictors, profile))
     return SparseSelection(predictors, options, _note(source, trained_layers, shares, profile is not None))
+
+
+def _gathered(
+    source: ModelSource, layers: SparseLayers, profile: ActivityProfile | None
+) -> dict[int, SparseLayer]:
+    """The sparse layers of which a GPU may read only the active neurons, with the bytes of exact mode."""
+    found = {}
+    for layer in layers:
+        index = sparse_index(source.specification, layer)
+        assert index is not None
+        spec, weights = source.specification.residual(index).block, source.weights.residual(index).block
+        if isinstance(weights, FeedForwardWeights) and why_not_gathered(spec, weights) is None:
+            found[layer] = _sizes(weights, None, _share(source, profile, layer), _activity(profile, layer))
+    return found
 
 
 def _sizes(

@@ -87,7 +87,7 @@ def _granule_items(
 ) -> list[PlannedItem]:
     """The shards of a divisible block on the GPU and on the CPU."""
     costs, total, items = problem.costs[index], block.granules, []
-    own, by_neuron = costs.granule_neurons[devices.granules], problem.sparse_layers.get(index)
+    own, by_neuron = costs.granule_neurons[devices.granules], problem.sparse.layers.get(index)
     cold = None
     if by_neuron and own < total:
         cold = by_neuron.of_experts(total - own) if block.is_routed else by_neuron.cold(own, total)
@@ -104,6 +104,9 @@ def _granule_items(
         if cold and device_index == CPU:
             name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
             read *= (cold.read + cold.predictor) / (cold.held + cold.predictor)
+        if device_index == GPU and costs.gathers[devices.granules]:
+            hot = problem.sparse.gathered[index].hot(own, total)
+            name, read = f"{name}, active gathered", hot.read / hot.held
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
         work = _granule_work(problem, block, cost, device_index, count, read)
@@ -197,8 +200,15 @@ def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevice
     if block is None or not block.is_routed:
         neurons = 0 if block is None else block.granules
         is_joined = block is not None and block.is_joined
+        gathers = own > 0 and problem.costs[index].gathers[devices.granules]
         return LayerPlacement(
-            attention, cache, hot_neurons=own, neurons=neurons, rest=rest, is_joined=is_joined
+            attention,
+            cache,
+            hot_neurons=own,
+            neurons=neurons,
+            rest=rest,
+            is_joined=is_joined,
+            gathers=gathers,
         )
     routing, numbers = problem.options.routing, range(block.granules)
     hottest = sorted(numbers, key=lambda number: -routing[index][number]) if routing else numbers

@@ -30,6 +30,10 @@ class ColumnOffsets(NamedTuple):
     super_bytes: int
     blocks_per_super: int
 
+    @classmethod
+    def of(cls, layout: ColumnLayout) -> "ColumnOffsets":
+        return cls(*(getattr(layout, name) for name in cls._fields))
+
 
 @triton.jit
 def _f16(at):
@@ -146,15 +150,7 @@ def unpack_neuron_columns(
     """out (neurons, padded outputs) float16 = whole super-blocks of down by neuron, uint8; or `by_expert`,
     (experts · padded outputs, neurons of an expert).
     """
-    offsets = ColumnOffsets(
-        layout.outputs,
-        layout.neuron_bytes,
-        layout.factor_bytes,
-        layout.block_bytes,
-        layout.super_factor_bytes,
-        layout.super_bytes,
-        layout.blocks_per_super,
-    )
+    offsets = ColumnOffsets.of(layout)
     neurons = out.numel() // layout.outputs
     grid = (layout.outputs // OUTPUTS_PER_TILE, neurons // NEURONS_PER_BLOCK)
     unpack_neuron_columns_kernel[grid](
