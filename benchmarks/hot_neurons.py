@@ -6,7 +6,8 @@ python benchmarks/hot_neurons.py --one-layer --shapes relu-7b --threads 1,2
 
 Every case runs our dense split, the sparse ones and llama.cpp's settings in turns. Without a GPU the same
 runs on the CPU alone, without budgets. Cases that `--seconds` leaves no time for are listed as skipped.
-`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options.
+`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options; on a GPU, where
+active neurons are gathered, with `--device cuda`.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.cuda_runs import gpu_name
-from harness.hot_neurons import one_layer
+from harness.hot_neurons import gathered_layer, one_layer
 from harness.hot_neurons.comparison import (
     HEAD,
     LLAMA_HEAD,
@@ -145,7 +146,7 @@ def _print(row: list[str]) -> None:
 def main() -> None:
     """Run the benchmark with the options of the command line."""
     if "--one-layer" in sys.argv:
-        one_layer.main()
+        (gathered_layer if "--device" in sys.argv else one_layer).main()
         return
     given = options()
     if given.smoke:

@@ -31,7 +31,7 @@ from edgeinfer_quant_formats import block_format, encode
 
 PLANTED_RANK = 64
 NOISE = 0.1
-HEAD = 16
+HEAD = 32
 
 Floats = npt.NDArray[np.float32]
 

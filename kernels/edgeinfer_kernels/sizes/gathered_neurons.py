@@ -1,11 +1,6 @@
 """Feed-forwards on a GPU of which a step reads only active neurons: what is supported, and buffer sizes."""
 
-from edgeinfer_kernels.blocks.feed_forward import (
-    NEURON_GROUP,
-    RELU_ACTIVATIONS,
-    FeedForwardSpec,
-    FeedForwardWeights,
-)
+from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.runtime.abi import OUTPUTS_PER_TILE
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import taken
@@ -17,8 +12,8 @@ GATHERED_SEGMENT = 512
 
 
 def why_not_gathered(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
-    """The reason why a feed-forward on a GPU reads all neurons; None: it can read the active ones. Sizes that
-    either layout would pad are refused, so that both take the same bytes.
+    """The reason why a feed-forward on a GPU reads all neurons; None: it can read the active ones. Rows that
+    the layout by neuron would pad are refused, so that it takes no more bytes than planes.
     """
     if spec.activation not in RELU_ACTIVATIONS:
         return f"its activation is {spec.activation}, which is never exactly zero"
@@ -27,11 +22,8 @@ def why_not_gathered(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str 
     down = weights.ffn_down
     if down.format not in GATHERED_FORMATS:
         return f"{down.name} is {down.format}; gathered are {', '.join(GATHERED_FORMATS)}"
-    if down.rows % OUTPUTS_PER_TILE or down.columns % NEURON_GROUP:
-        return (
-            f"{down.name} is {down.rows} x {down.columns}, wanted a multiple of {OUTPUTS_PER_TILE} x "
-            f"{NEURON_GROUP}"
-        )
+    if down.rows % OUTPUTS_PER_TILE:
+        return f"{down.name} has {down.rows} rows, wanted a multiple of {OUTPUTS_PER_TILE}"
     return None
 
 

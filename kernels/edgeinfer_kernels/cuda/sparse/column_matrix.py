@@ -19,7 +19,7 @@ from edgeinfer_kernels.sizes.gathered_neurons import GATHERED_SEGMENT
 class ColumnMatrix(DeviceMatrix):
     """A matrix in the layout of `cpu/layout/neuron_layout.py`; its planes have no memory.
 
-    It takes as many bytes as planes do: `why_not_gathered` refuses sizes that would be padded.
+    It takes at most as many bytes as planes do.
     """
 
     layout: ColumnLayout

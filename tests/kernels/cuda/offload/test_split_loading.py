@@ -16,7 +16,7 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
-from edgeinfer_offload.planner import placement_problem
+from edgeinfer_offload.planner import layer_costs, placement_problem
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
@@ -201,6 +201,26 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
             assert all(item.device == "cpu" and item.weights_read < item.bytes for item in cold)
             logits.append(engine.append([7]))
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
+
+
+def test_a_model_on_a_gpu_gathers_active_neurons_if_that_is_faster(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(ZOO["arcee"], width=128, layers=2, formats=("Q8_0",), feed_forward=1024)
+    path = model.write(tmp_path / "arcee.gguf")
+    small_gpu(1 << 40)
+    logits = []
+    for launches in (4, 0):  # a small model is bound by launches
+        monkeypatch.setattr(layer_costs, "GATHERED_LAUNCHES", launches)
+        with edgeinfer.load(path, context=64, threads=2, device="cuda", sparse="exact") as loaded:
+            engine: Any = loaded.engine
+            assert loaded.plan is not None
+            assert [layer.gathers for layer in loaded.plan.layers] == [launches == 0] * 2
+            assert engine.backend.nbytes <= loaded.plan.bytes_on("gpu")
+            line = "the GPU reads only the active neurons of 2 of 2 layers"
+            assert (line in loaded.details) == (launches == 0)
+            logits.append(np.stack([*loaded.logits(list(range(5, 17))), engine.append([7])]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
 
 
 def test_sparse_experts_next_to_a_gpu_have_no_expert_cache(

@@ -8,19 +8,25 @@ import pytest
 import torch
 
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.sizes import cuda_buffers
 from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes, why_not_gathered
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.cuda.decoders import CONTEXT, Decoder, opened, read, worst
+from tests.kernels.cuda.offload.test_split_backend import TOLERANCE, read_split
+from tests.kernels.cuda.split_decoders import CPU_ONLY, device_layer, split_decoder
 from tests.kernels.cuda.test_cuda_backend import QUANTS_AGREE
+from tests.kernels.split_layers import LayerSplit
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 RELU = {"hidden_activation": "relu"}
 MODELS: dict[str, RandomModel] = {
     "gated": replace(ZOO["llama"], width=128, feed_forward=1024, layers=2, extra=RELU),
-    "squared, without a gate": replace(ZOO["arcee"], width=128, feed_forward=512, layers=2),
+    "squared, without a gate": replace(ZOO["arcee"], width=128, feed_forward=768, layers=2),
     "layer norms and biases": replace(ZOO["nemotron"], width=128, feed_forward=512, layers=2),
     "drelu": replace(
         ZOO["llama"], width=128, feed_forward=512, layers=1, extra={"hidden_activation": "drelu"}
@@ -51,6 +57,21 @@ def test_prompts_and_steps_equal_the_reference(device: str, tmp_path: Path, name
         assert worst(result, decoder.reference_logits(ids)) < QUANTS_AGREE
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+@pytest.mark.default_cases(1)
+def test_the_gpu_part_of_a_split_feed_forward_gathers_too(device: str, tmp_path: Path, kind: str) -> None:
+    with opened(replace(MODELS["gated"], layers=3, formats=(kind,)), tmp_path) as decoder:
+        splits = [CPU_ONLY, LayerSplit(True, neurons=512), device_layer(decoder, 2)]
+        sparse: SparseLayers = dict.fromkeys(range(3))
+        units = kernel_units(decoder.weights, head=False, sparse=sparse)
+        kernels, ids = built_kernels(BEST, [SERVICE, *units]), decoder.ids(14)
+        with split_decoder(
+            decoder, device, splits, kernels, stream_min_tokens=6, sparse=sparse, gathered=(1, 2)
+        ) as backend:
+            result = read_split(backend, ids, (8, 1, 4, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
+
+
 def test_gathered_layers_take_the_bytes_of_planes_and_the_counted_buffers(tmp_path: Path) -> None:
     with opened(replace(MODELS["gated"], formats=("Q4_0",)), tmp_path) as decoder:
         spec, weights = decoder.specification, decoder.weights
@@ -68,7 +89,7 @@ def test_gathered_layers_take_the_bytes_of_planes_and_the_counted_buffers(tmp_pa
 def test_the_reason_is_given_why_neurons_are_not_gathered(tmp_path: Path) -> None:
     cases = {
         "it is F32; gathered are Q4_0": replace(MODELS["gated"], formats=("F32",)),
-        "wanted a multiple of 128 x 512": replace(MODELS["gated"], feed_forward=768, formats=("Q8_0",)),
+        "has 64 rows, wanted a multiple of 128": replace(MODELS["gated"], width=64, formats=("Q8_0",)),
         "its activation is silu": replace(ZOO["llama"], formats=("Q8_0",)),
     }
     for reason, model in cases.items():
