@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWe
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.lora.weights import LoraError, LoraWeights, ModelLora
 from edgeinfer_kernels.sizes import cuda_buffers
 from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes, why_not_gathered
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -55,6 +56,18 @@ def test_prompts_and_steps_equal_the_reference(device: str, tmp_path: Path, name
         backend.close()
         assert np.array_equal(again[0], result[14])
         assert worst(result, decoder.reference_logits(ids)) < QUANTS_AGREE
+
+
+def test_gathered_layers_take_no_adapter(device: str, tmp_path: Path) -> None:
+    with opened(replace(MODELS["drelu"], formats=("Q8_0",)), tmp_path) as decoder:
+        backend = decoder.backend(device, gathered=(0,))
+        up = feed_forwards(decoder)[0][1].ffn_up
+        a, b = (np.ones(shape, np.float32) for shape in ((1, 4, up.columns), (1, up.rows, 4)))
+        one = ModelLora({id(up): LoraWeights(up.name, a, b)})
+        with pytest.raises(LoraError, match="layers that read active neurons only"):
+            backend.set_lora(one)
+        backend.set_lora(ModelLora({}))
+        backend.close()
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
