@@ -1,5 +1,6 @@
 """What a planted model computes: its activity at run time, and how near other ways are to the dense one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,12 +76,17 @@ class MeasuredActivity:
 
 
 def measured_activity(model: Model, ids: Sequence[int], trained: TrainedPredictor) -> MeasuredActivity:
-    """The activity of all layers on these tokens, and the quality of the predictor there. `model`: dense, on
-    the CPU.
+    """The activity of all layers (of experts within those in use) on these tokens, and the quality of the
+    predictor there; NaN: experts have none. `model`: dense, on the CPU.
     """
     found: list[tuple[float, float, float, float]] = []
 
     def seen(layer: int, rows: SeenRows) -> None:
+        if rows.inside is not None:
+            inside = rows.inside[1].reshape(-1, rows.inside[1].shape[2]) != 0
+            hot = inside[:, : round(HOT_SHARE * inside.shape[1])].sum() / max(1, inside.sum())
+            found.append((float(inside.mean()), float(hot), math.nan, math.nan))
+            return
         assert rows.normed is not None
         active = rows.active
         quality = evaluated(trained.predictor, np.array(rows.normed), active)
