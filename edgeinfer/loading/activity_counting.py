@@ -20,7 +20,9 @@ def begin_counting(source: ModelSource, loaded: LoadedEngine) -> ActivityCounts 
     spec = source.specification
     able = [layer for layer in range(len(spec.layers)) if why_dense(spec, source.weights, layer) is None]
     experts = {layer: experts_of(source.weights, layer) for layer in able}
-    if not able:
+    if isinstance(loaded.engine.backend, SplitBackend):  # a GPU reports the rows of dense layers only
+        experts = {layer: count for layer, count in experts.items() if not count}
+    if not experts:
         return None
     counts = ActivityCounts(source.file.path, experts, user_folder("data"))
     for engine in (loaded.engine, *loaded.engine.others):
