@@ -5,9 +5,11 @@ python benchmarks/hot_neurons.py --one-layer --device cuda --shapes relu-7b,relu
 
 import argparse
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -42,7 +44,7 @@ HEAD = (
     *("feed-forward", "active", "tokens", "dense", "gathered", "of dense", "by bytes", "dense GB/s"),
     *("listed", "error"),
 )
-BYTES_OF_WEIGHTS = 400 << 20
+BYTES_OF_WEIGHTS = 200 << 20
 """Layers are added until their weights exceed the caches of a large GPU."""
 REPLAYS, CONTEXT = 20, 64
 COMPILED_FOR = 90
@@ -101,6 +103,13 @@ class Layers:
         step.launches.add_norm(None, None, 0.0, norm, source.activations, tokens)
         for number, block in self._blocks:
             source = feed_forward.decode(step, number, block, source, tokens, 0)
+
+    def scale_biases(self, factor: float) -> None:
+        """Multiply the planted biases, which changes the share of active neurons."""
+        for _, block in self._blocks:
+            weights = block.weights
+            bias = weights.up_bias if weights.gate is None else weights.gate_bias
+            bias.mul_(factor)
 
     def measure(self, rows: npt.NDArray[np.float32], rounds: int) -> Measured:
         """The best of some rounds on these inputs, in a captured graph."""
@@ -167,23 +176,33 @@ def compiled_rows(shape: PlantedShape, kind: str, tokens: tuple[int, ...]) -> li
 
 
 def rows_of(
-    shape: PlantedShape, kind: str, active: float, tokens: tuple[int, ...], rounds: int, device: torch.device
+    shape: PlantedShape,
+    kind: str,
+    shares: Sequence[float],
+    tokens: Sequence[int],
+    rounds: int,
+    device: torch.device,
 ) -> list[list[str]]:
-    """A row for each number of tokens."""
-    spec, weights = planted(shape, kind, active)
+    """A row for each share of active neurons and number of tokens."""
+    planted_share, normal = shares[0], NormalDist()
+    spec, weights = planted(shape, kind, planted_share)
     one, every = dense_layer(weights, 0), tuple(range(len(spec.layers)))
     dense, sparse = (Layers.on(device, spec, weights, gathered) for gathered in ((), every))
     rows, nbytes = [], sum(matrix.nbytes for matrix in one.matrices())
-    for count in tokens:
-        x = planted_inputs(shape, count, 2)
-        before, after = dense.measure(x, rounds), sparse.measure(x, rounds)
-        error = np.linalg.norm(after.x - before.x) / np.linalg.norm(before.x - x)
-        name, ratio = f"{shape.name} {kind}", after.seconds / before.seconds
-        cells = [name, f"{active:.0%}", str(count)]
-        cells += [f"{each.seconds * 1e6:.1f} us" for each in (before, after)]
-        cells += [f"{ratio:.3f}x", f"{byte_share(one, active):.3f}x", f"{nbytes / before.seconds / 1e9:.0f}"]
-        rows.append([*cells, f"{after.listed:.1%}", f"{error:.1e}"])
-        print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
+    for active in shares:
+        for layers in (dense, sparse):
+            layers.scale_biases(normal.inv_cdf(active) / normal.inv_cdf(planted_share))
+        planted_share = active
+        for count in tokens:
+            x = planted_inputs(shape, count, 2)
+            before, after = dense.measure(x, rounds), sparse.measure(x, rounds)
+            error = np.linalg.norm(after.x - before.x) / np.linalg.norm(before.x - x)
+            cells = [f"{shape.name} {kind}", f"{active:.0%}", str(count)]
+            cells += [f"{each.seconds * 1e6:.1f} us" for each in (before, after)]
+            cells += [f"{after.seconds / before.seconds:.3f}x", f"{byte_share(one, active):.3f}x"]
+            cells += [f"{nbytes / before.seconds / 1e9:.0f}", f"{after.listed:.1%}", f"{error:.1e}"]
+            rows.append(cells)
+            print(" | ".join(cells), file=sys.stderr, flush=True)
     return rows
 
 
@@ -219,7 +238,6 @@ def main() -> None:
         device = cuda_device(0)
         with current(device):
             for shape, kind in cases:
-                for active in suites.shares(given.active):
-                    rows += rows_of(shape, kind, active, tokens, given.rounds, device)
+                rows += rows_of(shape, kind, suites.shares(given.active), tokens, given.rounds, device)
         tables = [("One layer on a GPU", markdown(HEAD, rows))]
     suites.write_report("Gathered neurons on a GPU", facts, tables, given.out)

@@ -19,6 +19,9 @@ def test_dense_and_gathered_layers_agree_and_list_the_planted_share(device: str)
         layers.launch(torch.from_numpy(x).to(device))
         found.append(layers.result(2))
     assert np.linalg.norm(found[1][0] - found[0][0]) < 1e-3 * np.linalg.norm(found[0][0] - x)
+    layers.scale_biases(0.5)
+    layers.launch(torch.from_numpy(x).to(device))
+    assert layers.result(2)[1] > found[1][1] + 0.1
     assert found[0][1] == 0
     assert 0.1 < found[1][1] < 0.3  # of either of two tokens
     assert 0.4 < byte_share(dense_layer(weights, 0), 0.1) < byte_share(dense_layer(weights, 0), 0.3) < 0.7
