@@ -18,8 +18,7 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
-from edgeinfer.profiling.recording import WINDOW, cpu_engine, generated_texts, record, windows_of
-from edgeinfer_kernels.backend import Activations
+from edgeinfer.profiling.recording import WINDOW, SeenRows, cpu_engine, generated_texts, record, windows_of
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_offload.runtime.expert_cache_policy import CacheSimulation, ExpertCachePolicy, simulate
 from harness import suites
@@ -56,8 +55,8 @@ def _active(model: Model, windows: Sequence[Sequence[int]]) -> list[Bools]:
     """For each layer which neurons or experts were active, (tokens, units)."""
     layers: dict[int, list[Bools]] = {}
 
-    def seen(layer: int, normed: Activations | None, active: Bools) -> None:
-        layers.setdefault(layer, []).append(active)
+    def seen(layer: int, rows: SeenRows) -> None:
+        layers.setdefault(layer, []).append(rows.active)
 
     record(model, windows, seen)
     return [np.concatenate(layers[layer]) for layer in sorted(layers)]

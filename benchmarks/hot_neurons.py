@@ -4,9 +4,12 @@ python benchmarks/hot_neurons.py --llama-bench PATH/llama-bench
 
 python benchmarks/hot_neurons.py --one-layer --shapes relu-7b --threads 1,2
 
+python benchmarks/hot_neurons.py --shapes moe-2b --active 0.05,0.1,0.2 --threads 2
+
 Every case runs our dense split, the sparse ones and llama.cpp's settings in turns. Without a GPU the same
 runs on the CPU alone, without budgets. Cases that `--seconds` leaves no time for are listed as skipped.
-`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options.
+`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options; on a GPU, where
+active neurons are gathered, with `--device cuda`.
 """
 
 import argparse
@@ -25,7 +28,7 @@ from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.cuda_runs import gpu_name
-from harness.hot_neurons import one_layer
+from harness.hot_neurons import gathered_layer, one_layer
 from harness.hot_neurons.comparison import (
     HEAD,
     LLAMA_HEAD,
@@ -145,11 +148,11 @@ def _print(row: list[str]) -> None:
 def main() -> None:
     """Run the benchmark with the options of the command line."""
     if "--one-layer" in sys.argv:
-        one_layer.main()
+        (gathered_layer if "--device" in sys.argv else one_layer).main()
         return
     given = options()
     if given.smoke:
-        given.shapes, given.rounds, given.tokens, given.checked = "relu-smoke,relu2-smoke", 1, 4, 12
+        given.shapes, given.rounds, given.tokens, given.checked = "relu-smoke,relu2-smoke,moe-smoke", 1, 4, 12
         given.threads = given.threads or "2"
     if not HOT_SHARE <= given.cover < 1:
         raise SettingError(f"--cover: saw {given.cover}, wanted a share from {HOT_SHARE} to less than 1")

@@ -1,4 +1,4 @@
-"""Large random feed-forwards of ReLU families in which a known share of the neurons is active.
+"""Large random feed-forwards and experts of ReLU families in which a known share of the neurons is active.
 
 The rows before the ReLU are S·Q of rank PLANTED_RANK plus a tenth of noise. A bias for each neuron makes it
 active on the given share of normed Gaussian inputs. Activity is independent between tokens and neurons, so
@@ -6,7 +6,7 @@ blocks of inactive neurons are as rare as by chance. The other matrices are rand
 doesn't depend on them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 
 import numpy as np
@@ -17,6 +17,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.decoder import (
     DecoderSpec,
     DecoderWeights,
@@ -30,26 +31,37 @@ from edgeinfer_quant_formats import block_format, encode
 
 PLANTED_RANK = 64
 NOISE = 0.1
-HEAD = 16
+HEAD = 32
 
 Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
 class PlantedShape:
-    """Sizes of a feed-forward."""
+    """Sizes of a feed-forward, or of the experts of an MoE."""
 
     name: str
     width: int
     neurons: int
     gated: bool
+    experts: int = 0
+    experts_per_token: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Weights of a layer, all experts included."""
+        return max(self.experts, 1) * self.neurons * self.width * (3 if self.gated else 2)
 
 
 PLANTED_SHAPES = (
     PlantedShape("relu-1b", 2048, 5632, True),
     PlantedShape("relu-7b", 4096, 11008, True),
     PlantedShape("relu2-4b", 2560, 18432, False),
+    PlantedShape("smallthinker-4b", 1536, 768, True, 32, 4),
+    PlantedShape("smallthinker-21b", 2560, 768, True, 64, 6),
+    PlantedShape("nemotron3-30b", 2688, 1856, False, 128, 6),
     PlantedShape("smoke", 256, 512, True),
+    PlantedShape("smoke-experts", 256, 512, True, 4, 2),
 )
 
 
@@ -65,14 +77,18 @@ def find_planted(name: str) -> PlantedShape:
 def planted_decoder(
     shape: PlantedShape, kind: str, layers: int, active: float
 ) -> tuple[DecoderSpec, DecoderWeights]:
-    """A decoder of `layers` equal feed-forwards in the format `kind`; the share `active` of their
-    neurons is active. One small attention head, a vocabulary of 32.
+    """A decoder of `layers` equal feed-forwards (or MoE blocks) in the format `kind`; the share `active` of
+    their neurons (of the experts in use) is active. One small attention head, a vocabulary of 32.
     """
     random = np.random.default_rng(len(shape.name) + shape.neurons)
     norm = NormSpec("rms", 1e-5)
     attention = AttentionSpec(1, 1, HEAD, HEAD**-0.5, norm, None)
     activation: Activation = "relu" if shape.gated else "relu_squared"
-    blocks = (attention, FeedForwardSpec(activation, shape.neurons, shape.gated))
+    second: FeedForwardSpec | MoeSpec = FeedForwardSpec(activation, shape.neurons, shape.gated)
+    if shape.experts:
+        count, used = shape.experts, shape.experts_per_token
+        second = MoeSpec(activation, count, used, shape.neurons, "softmax", True, gated=shape.gated)
+    blocks = (attention, second)
     layer = LayerSpec(tuple(ResidualBlock(block, norm, "norm") for block in blocks))
     facts = DecoderSpec(shape.width, 32, (layer,) * layers, norm)
     rows, bias = _planted(shape, active, random)
@@ -105,17 +121,47 @@ def _planted(shape: PlantedShape, active: float, random: np.random.Generator) ->
 def _layer(
     shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
 ) -> LayerWeights:
-    width, neurons = shape.width, shape.neurons
-    matrix = Matrix("judged", kind, neurons, width, raw)
+    width = shape.width
     ones = np.ones(width, np.float32)
-    down = _random("ffn_down", kind, width, neurons, random)
-    feed_forward = FeedForwardWeights(matrix, down, ffn_up_bias=bias)
-    if shape.gated:
-        up = _random("ffn_up", kind, neurons, width, random)
-        feed_forward = FeedForwardWeights(up, down, matrix, ffn_gate_bias=bias)
+    second = (_experts if shape.experts else _feed_forward)(shape, kind, raw, bias, random)
     q, k, v = (_random(name, "Q8_0", HEAD, width, random) for name in ("attn_q", "attn_k", "attn_v"))
     attention = AttentionWeights(q, k, v, _random("attn_output", "F16", width, HEAD, random))
-    return LayerWeights((ResidualWeights(attention, ones), ResidualWeights(feed_forward, ones)))
+    return LayerWeights((ResidualWeights(attention, ones), ResidualWeights(second, ones)))
+
+
+def _feed_forward(
+    shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
+) -> FeedForwardWeights:
+    width, neurons = shape.width, shape.neurons
+    matrix = Matrix("judged", kind, neurons, width, raw)
+    down = _random("ffn_down", kind, width, neurons, random)
+    if not shape.gated:
+        return FeedForwardWeights(matrix, down, ffn_up_bias=bias)
+    up = _random("ffn_up", kind, neurons, width, random)
+    return FeedForwardWeights(up, down, matrix, ffn_gate_bias=bias)
+
+
+def _experts(
+    shape: PlantedShape, kind: str, raw: Bytes, bias: Floats, random: np.random.Generator
+) -> MoeWeights:
+    """Experts with copies of the same planted rows, and a random router."""
+    width, neurons, count = shape.width, shape.neurons, shape.experts
+    router = random.standard_normal((count, width)).astype(np.float32).view(np.uint8)
+    judged = Matrix("judged", kind, neurons, width, np.tile(raw, (count, 1)), count)
+    down = replace(_random("ffn_down_exps", kind, count * width, neurons, random), rows=width, experts=count)
+    biases = np.tile(bias, count)
+    up, gate = judged, None
+    if shape.gated:
+        stack = _random("ffn_up_exps", kind, count * neurons, width, random)
+        up, gate = replace(stack, rows=neurons, experts=count), judged
+    return MoeWeights(
+        Matrix("ffn_gate_inp", "F32", count, width, router),
+        up,
+        down,
+        gate,
+        ffn_up_exps_bias=None if shape.gated else biases,
+        ffn_gate_exps_bias=biases if shape.gated else None,
+    )
 
 
 def _random(name: str, kind: str, rows: int, columns: int, random: np.random.Generator) -> Matrix:

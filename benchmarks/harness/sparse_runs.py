@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, sparse_unit
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, LayerWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_quant_formats import block_format
@@ -51,7 +51,7 @@ class SparseRun:
     errors: Mapping[str, float]
     """By variant: |y - dense| / |dense - x|, over all layers and tokens."""
     dense_bytes: int
-    """Of a layer's matrices."""
+    """Of the matrices of a layer that a token reads."""
     trained: TrainedPredictor | None
 
 
@@ -106,28 +106,23 @@ def planted_run(
     report: Report,
     hot: float = 0.0,
 ) -> list[SparseRun]:
-    """A planted model with each thread count; its predictor is trained as by `edgeinfer profile`.
+    """A planted model with each thread count; its predictor is trained as by `edgeinfer profile`; experts
+    have none.
 
     `hot`: share of neurons on another device; only the others are timed.
     """
-    elements = shape.neurons * shape.width * (3 if shape.gated else 2)
-    layers = 2 if shape.name == "smoke" else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((elements,)))
+    is_small = shape.name.startswith("smoke")
+    layers = 2 if is_small else -(-BYTES_OF_WEIGHTS // block_format(kind).nbytes((shape.elements,)))
     facts, weights = planted_decoder(shape, kind, layers, active)
-    report(f"training a predictor for {shape.name} {kind}")
-    w = dense_layer(weights, 0)
-    x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
-    relu_rows, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
-    is_active = x @ relu_rows.decoded().T + np.asarray(bias) > 0
-    samples = Samples(x.astype(np.float16), np.packbits(is_active, axis=1))
-    (trained,) = train(w, samples, [PREDICTOR_RANK])
-    first = round(hot * shape.neurons / NEURON_GROUP) * NEURON_GROUP
-    weights = _cold_part(weights, first)
-    layer_bytes = _layer_bytes(weights)
-    variants: dict[str, SparseLayers] = {
-        DENSE: {},
-        EXACT: dict.fromkeys(range(layers)),
-        PREDICTED: dict.fromkeys(range(layers), trained.predictor.of_neurons(first, shape.neurons)),
-    }
+    variants: dict[str, SparseLayers] = {DENSE: {}, EXACT: dict.fromkeys(range(layers))}
+    trained, first = None, 0
+    if not shape.experts:
+        report(f"training a predictor for {shape.name} {kind}")
+        trained = _trained(shape, weights)
+        first = round(hot * shape.neurons / NEURON_GROUP) * NEURON_GROUP
+        weights = _cold_part(weights, first)
+        variants[PREDICTED] = dict.fromkeys(range(layers), trained.predictor.of_neurons(first, shape.neurons))
+    layer_bytes = _layer_bytes(weights) * shape.experts_per_token
     inputs = np.stack([planted_inputs(shape, 8 * PIECE, 2 + layer) for layer in range(layers)], axis=1)
     runs = []
     for count in threads:
@@ -139,8 +134,17 @@ def planted_run(
         for backend in backends.values():
             backend.close()
         name = f"{shape.name} {kind}" + (f", {first} of {shape.neurons} elsewhere" if first else "")
-        runs.append(SparseRun(name, count, timings, trained.active, errors, layer_bytes, trained))
+        runs.append(SparseRun(name, count, timings, active, errors, layer_bytes, trained))
     return runs
+
+
+def _trained(shape: PlantedShape, weights: DecoderWeights) -> TrainedPredictor:
+    w = dense_layer(weights, 0)
+    x = normed_inputs(planted_inputs(shape, TRAINING_TOKENS, 1))
+    relu_rows, bias = (w.ffn_gate, w.ffn_gate_bias) if w.ffn_gate else (w.ffn_up, w.ffn_up_bias)
+    is_active = x @ relu_rows.decoded().T + np.asarray(bias) > 0
+    samples = Samples(x.astype(np.float16), np.packbits(is_active, axis=1))
+    return train(w, samples, [PREDICTOR_RANK])[0]
 
 
 def _cold_part(weights: DecoderWeights, first: int) -> DecoderWeights:
@@ -155,8 +159,8 @@ def _cold_part(weights: DecoderWeights, first: int) -> DecoderWeights:
 
 
 def _layer_bytes(weights: DecoderWeights) -> int:
-    w = dense_layer(weights, 0)
-    return w.ffn_up.nbytes + w.ffn_down.nbytes + (w.ffn_gate.nbytes if w.ffn_gate else 0)
+    """Of a layer's matrices, or of those of one expert."""
+    return sum(matrix.nbytes for matrix in sparse_unit(weights, 0).matrices())
 
 
 def _backend(facts: DecoderSpec, weights: DecoderWeights, sparse: SparseLayers, threads: int) -> CpuBackend:

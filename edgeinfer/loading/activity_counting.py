@@ -6,7 +6,7 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.profiling.activity_counts import ActivityCounts
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend
-from edgeinfer_kernels.cpu.sparse import why_dense
+from edgeinfer_kernels.cpu.sparse import experts_of, why_dense
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 MIN_BYTES = 256 << 20
@@ -17,11 +17,14 @@ def begin_counting(source: ModelSource, loaded: LoadedEngine) -> ActivityCounts 
     """Count from now on; None: not wanted, or the model has no neurons that are exactly zero."""
     if not source.options.count_activity or source.sizes.nbytes < MIN_BYTES:
         return None
-    layers = range(len(source.specification.layers))
-    able = [layer for layer in layers if why_dense(source.specification, source.weights, layer) is None]
-    if not able:
+    spec = source.specification
+    able = [layer for layer in range(len(spec.layers)) if why_dense(spec, source.weights, layer) is None]
+    experts = {layer: experts_of(source.weights, layer) for layer in able}
+    if isinstance(loaded.engine.backend, SplitBackend):  # a GPU reports the rows of dense layers only
+        experts = {layer: count for layer, count in experts.items() if not count}
+    if not experts:
         return None
-    counts = ActivityCounts(source.file.path, able, user_folder("data"))
+    counts = ActivityCounts(source.file.path, experts, user_folder("data"))
     for engine in (loaded.engine, *loaded.engine.others):
         backend = engine.backend
         if isinstance(backend, CpuBackend):

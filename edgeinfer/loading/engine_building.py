@@ -125,6 +125,8 @@ class EngineBuilder:
         warnings = [Detail(placed_note(plan)), *self._cpu_warnings(kernels)]
         if refusal := self._begin_expert_cache(gpu_shard):
             warnings.append(Detail(f"there is no expert cache: {refusal}"))
+        if self._sparse_layers and any(layer.has_some_experts for layer in plan.layers):
+            warnings.append(Detail("the experts on the GPU don't change: sparse ones have no expert cache"))
         if unpinned:
             warnings.append(
                 f"{binary_size(unpinned)} of weights in main memory couldn't be pinned: prompts stream them "

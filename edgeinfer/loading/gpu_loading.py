@@ -49,6 +49,9 @@ def load_gpu_shard(
     """
     has_table = any(item.item == PER_LAYER and item.device == "gpu" for item in plan.items)
     options = DeviceOptions(kv=source.options.kv, chunk=plan.options.chunk, per_layer_here=has_table)
+    options = replace(
+        options, gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers)
+    )
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:

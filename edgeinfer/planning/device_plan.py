@@ -174,7 +174,8 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"
         )
-    whole = replace(_options(request), device="gpu", repack=True)
+    sparse = request.sparse if request.sparse_required else None
+    whole = replace(_options(request), device="gpu", repack=True, sparse=sparse)
     whole = _gpu_options(request, machine, whole)
     try:
         plan = plan_memory(request.sizes, machine, whole)
@@ -182,6 +183,9 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         return _split(request, measured(machine))
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
+    gathering = sum(layer.gathers for layer in plan.layers)
+    if gathering:
+        dense = Detail(f"the GPU reads only the active neurons of {gathering} of {len(plan.layers)} layers")
     warnings = (dense,) if request.sparse_required else ()
     return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
 
@@ -241,17 +245,23 @@ def _several_notes(request: PlanRequest) -> tuple[str, ...]:
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
-    options = replace(_options(request), batch=CHUNK, sparse=sparse, expert_cache=True)
+    options = _with_sparse(replace(_options(request), batch=CHUNK, expert_cache=True), sparse)
     options = _split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)
         if request.sparse and not sparse:
-            plan = _sparse_if_faster(request, machine, replace(options, sparse=request.sparse), plan)
+            plan = _sparse_if_faster(request, machine, _with_sparse(options, request.sparse), plan)
     except PlanError as error:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
     return DevicePlan(plan, request.context, (*request.warnings, *_notes(request, options)))
+
+
+def _with_sparse(options: PlanOptions, sparse: SparseOptions | None) -> PlanOptions:
+    """The options with sparse layers; there is no expert cache if experts are among them."""
+    cached = options.expert_cache and not (sparse and sparse.has_experts)
+    return replace(options, sparse=sparse, expert_cache=cached)
 
 
 def _sparse_if_faster(

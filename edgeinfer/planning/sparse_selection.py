@@ -1,4 +1,4 @@
-"""Selects the layers whose feed-forward reads only active neurons, by option, support and expected gain."""
+"""Selects the layers whose feed-forward or experts read only active neurons, by option, support and gain."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,18 +10,24 @@ from edgeinfer.loading.model_source import ModelSource
 from edgeinfer.profiling.predictor_training import TrainedPredictor, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
     by_neuron,
     dense_layer,
+    experts_of,
     factor_bytes,
     neuron_bytes,
     predictor_bytes,
     scattered_bytes,
+    sparse_block,
+    sparse_index,
+    sparse_unit,
     sparse_workspace_bytes,
     why_dense,
 )
+from edgeinfer_kernels.sizes.gathered_neurons import why_not_gathered
 from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
 from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
@@ -82,8 +88,14 @@ def select_sparse_layers(source: ModelSource) -> SparseSelection:
     return _where_profitable(source, able, profile)
 
 
-def _share(profile: ActivityProfile | None, layer: int) -> float:
-    name = f"neurons.{layer}"
+def _share(source: ModelSource, profile: ActivityProfile | None, layer: int) -> float:
+    """The share of active neurons, of experts within those that a token uses."""
+    name, block = f"neurons.{layer}", sparse_block(source.weights, layer)
+    if profile is not None and isinstance(block, MoeWeights):
+        experts, sizes = block.ffn_up_exps.experts, source.sizes.layers[layer].routed
+        assert sizes is not None
+        share = profile.share_in_experts(layer, experts, sizes.granules_per_token)
+        return UNKNOWN_SHARE if share is None else share
     return profile.active_share(name) if profile and name in profile.counts else UNKNOWN_SHARE
 
 
@@ -104,6 +116,8 @@ def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None
 def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
     predictors: dict[int, TrainedPredictor | None] = {}
     for layer in able:
+        if experts_of(source.weights, layer):
+            continue  # experts have no predictors
         weights = dense_layer(source.weights, layer)
         try:
             trained = read_predictor(
@@ -125,7 +139,7 @@ def _where_profitable(source: ModelSource, able: list[int], profile: ActivityPro
     profitable_layers: dict[int, TrainedPredictor | None] = {}
     ratios = []
     for layer in able:
-        ratios.append(_ratio(dense_layer(source.weights, layer), _share(profile, layer)))
+        ratios.append(_ratio(sparse_unit(source.weights, layer), _share(source, profile, layer)))
         if ratios[-1] < MAX_COST_RATIO:
             profitable_layers[layer] = None
     if profitable_layers:
@@ -160,19 +174,36 @@ def _selection(
 ) -> SparseSelection:
     sizes, shares = {}, []
     for layer, trained in trained_layers.items():
-        shares.append(_share(profile, layer))
+        shares.append(_share(source, profile, layer))
         activity = _activity(profile, layer)
-        sizes[layer] = _sizes(dense_layer(source.weights, layer), trained, shares[-1], activity)
+        sizes[layer] = _sizes(sparse_unit(source.weights, layer), trained, shares[-1], activity)
     predictors = {layer: trained.predictor if trained else None for layer, trained in trained_layers.items()}
     shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
-    options = SparseOptions(sizes, shared, per_thread)
+    experts = any(experts_of(source.weights, layer) for layer in predictors)
+    options = SparseOptions(sizes, shared, per_thread, experts, _gathered(source, predictors, profile))
     return SparseSelection(predictors, options, _note(source, trained_layers, shares, profile is not None))
+
+
+def _gathered(
+    source: ModelSource, layers: SparseLayers, profile: ActivityProfile | None
+) -> dict[int, SparseLayer]:
+    """The sparse layers of which a GPU may read only the active neurons, with the bytes of exact mode."""
+    found = {}
+    for layer in layers:
+        index = sparse_index(source.specification, layer)
+        assert index is not None
+        spec, weights = source.specification.residual(index).block, source.weights.residual(index).block
+        if isinstance(weights, FeedForwardWeights) and why_not_gathered(spec, weights) is None:
+            found[layer] = _sizes(weights, None, _share(source, profile, layer), _activity(profile, layer))
+    return found
 
 
 def _sizes(
     weights: FeedForwardWeights, trained: TrainedPredictor | None, active: float, activity: tuple[float, ...]
 ) -> SparseLayer:
-    """Bytes that a sparse layer takes, and that a token reads with this share of active neurons."""
+    """Bytes that a sparse layer, or one of its experts, takes, and that a token reads with this share of
+    active neurons.
+    """
     predictor, named = (trained.predictor, trained.named) if trained else (None, active)
     finding = predictor_bytes(predictor) if predictor else 0
     first = first_bytes(weights, predicted=predictor is not None)

@@ -4,7 +4,7 @@ Only counts are kept: no text, no tokens, no activations. A profile that `edgein
 changed.
 """
 
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_offload.runtime.activity_profile import (
+    EXPERT_NEURONS,
     ActivityProfile,
     Counts,
     ProfileError,
@@ -33,24 +34,36 @@ MAX_TOKENS = 1 << 20
 class ActivityCounts:
     """The counts of some layers of one model file, in two parts: steps alternate between them."""
 
-    def __init__(self, path: Path, layers: Iterable[int], data_folder: Path) -> None:
-        self._path, self._data_folder = path, data_folder
-        self._counts: dict[int, npt.NDArray[np.int64]] = {}
+    def __init__(self, path: Path, layers: Mapping[int, int], data_folder: Path) -> None:
+        """`layers`: the number of experts of each layer, 0 of a dense one."""
+        self._path, self._data_folder, self._experts = path, data_folder, layers
+        self._counts: dict[str, npt.NDArray[np.int64]] = {}
         self._layers = sorted(layers)
         self._step = 0
         self.tokens = [0, 0]
         """Counted tokens of each part."""
 
-    def observe(self, layer: int, hidden: Activations) -> None:
-        """Count the neurons of `hidden` (tokens, neurons) that aren't zero, of some of the tokens."""
+    def observe(self, layer: int, hidden: Activations, experts: npt.NDArray[np.int64] | None = None) -> None:
+        """Count the neurons of `hidden` that aren't zero, of some of the tokens: (tokens, neurons), or
+        (tokens, experts per token, neurons) of these `experts`.
+        """
         if layer not in self._layers:
             return
-        rows = hidden[:: -(-len(hidden) // TOKENS_PER_STEP)]
+        step = -(-len(hidden) // TOKENS_PER_STEP)
+        rows = hidden[::step]
         if layer == self._layers[0]:
             self._step += 1
             self.tokens[self._step % 2] += len(rows)
-        counts = self._counts.setdefault(layer, np.zeros((2, hidden.shape[1]), np.int64))
-        counts[self._step % 2] += np.count_nonzero(rows, axis=0)
+        if experts is None:
+            counts = self._zeros(f"neurons.{layer}", hidden.shape[1])
+            counts[self._step % 2] += np.count_nonzero(rows, axis=0)
+            return
+        number, neurons = self._experts[layer], hidden.shape[2]
+        counts = self._zeros(f"{EXPERT_NEURONS}.{layer}", number * neurons)
+        add_in_experts(counts[self._step % 2].reshape(number, neurons), rows, experts[::step])
+
+    def _zeros(self, name: str, granules: int) -> npt.NDArray[np.int64]:
+        return self._counts.setdefault(name, np.zeros((2, granules), np.int64))
 
     def save(self) -> Path | None:
         """Add the counts to the model's profile in the user's data folder; the path, or None: there are too
@@ -71,7 +84,7 @@ class ActivityCounts:
 
     def _added_to(self, before: ActivityProfile | None, hashed: str) -> ActivityProfile:
         first, last = self.tokens
-        counts = {f"neurons.{layer}": found for layer, found in self._counts.items()}
+        counts = dict(self._counts)
         if before is not None:
             first, last = first + before.tokens[0], last + before.tokens[1]
             known = {name: value for name, value in before.counts.items() if name in counts}
@@ -83,6 +96,17 @@ class ActivityCounts:
             halved = {name: value // 2 for name, value in made.counts.items()}
             made = replace(made, tokens=(made.tokens[0] // 2, made.tokens[1] // 2), counts=halved)
         return made
+
+
+def add_in_experts(
+    counts: npt.NDArray[np.integer], hidden: Activations, experts: npt.NDArray[np.int64]
+) -> None:
+    """Add to the counts (experts, neurons) the neurons of `hidden` (tokens, experts per token, neurons) that
+    aren't zero.
+    """
+    active = (hidden != 0).reshape(-1, hidden.shape[2])
+    for expert in np.unique(experts):
+        counts[expert] += active[experts.reshape(-1) == expert].sum(0, dtype=counts.dtype)
 
 
 def _stored(counts: npt.NDArray[np.int64]) -> Counts:

@@ -16,6 +16,7 @@ from edgeinfer.profiling.predictor_training import Samples, TrainedPredictor, pr
 from edgeinfer.profiling.recording import (
     EXACT_RULE,
     WINDOW,
+    SeenRows,
     TextPartCounts,
     cpu_engine,
     generated_texts,
@@ -30,7 +31,12 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWe
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from edgeinfer_offload.planner.concentration import Coverage, coverage
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, model_hash, save_profile
+from edgeinfer_offload.runtime.activity_profile import (
+    EXPERT_NEURONS,
+    ActivityProfile,
+    model_hash,
+    save_profile,
+)
 
 TEXT_TOKENS = 8192
 PREDICTOR_TOKENS = 4096
@@ -51,6 +57,8 @@ class Profiling:
     layers: tuple[Coverage, ...]
     overall: Coverage
     predictors: tuple[TrainedPredictor, ...] = ()
+    in_experts: float | None = None
+    """Mean share of the neurons of a used expert that are active; None: it has none that are exactly zero."""
 
 
 def profile(
@@ -99,7 +107,12 @@ def profiling_of(made: ActivityProfile, path: Path, trained: Sequence[TrainedPre
     by_layer = made.layers("neurons") | made.layers("experts")
     counts = [by_layer[layer] for layer in sorted(by_layer)]
     each = tuple(coverage([layer], made.tokens) for layer in counts)
-    return Profiling(path, made, each, coverage(counts, made.tokens), tuple(trained))
+    uses = sum(int(value.sum()) for value in made.layers("experts").values())
+    inside = made.layers(EXPERT_NEURONS)
+    neurons = [value.shape[1] / made.counts[f"experts.{layer}"].shape[1] for layer, value in inside.items()]
+    active = sum(int(value.sum()) for value in inside.values())
+    in_experts = active / max(uses * neurons[0], 1) if neurons else None
+    return Profiling(path, made, each, coverage(counts, made.tokens), tuple(trained), in_experts)
 
 
 def _check(tokens: int, rank: int | None) -> None:
@@ -137,21 +150,21 @@ def _counted(
     )
     for number, part in enumerate(_halved(windows)):
 
-        def seen(
-            layer: int,
-            normed: Activations | None,
-            active: npt.NDArray[np.bool_],
-            counted: TextPartCounts = part_counts[number],
-        ) -> None:
-            counted.add(layer, active)
-            if normed is not None and keep:
-                layer_samples[layer].add(normed, active)
+        def seen(layer: int, rows: SeenRows, counted: TextPartCounts = part_counts[number]) -> None:
+            counted.add(layer, rows)
+            if rows.normed is not None and keep:
+                layer_samples[layer].add(rows.normed, rows.active)
 
         record(model, part, seen, _named(report, f"reading half {number + 1} of the text"))
     names = {}
-    for layer, spec in enumerate(specs):
-        kind = "experts" if isinstance(spec, MoeSpec) else "neurons"
-        names[f"{kind}.{layer}"] = np.stack([part.counts[layer] for part in part_counts])
+    for index in specification.indices():
+        block, layer = specification.residual(index).block, index.layer
+        if isinstance(block, FeedForwardSpec | MoeSpec):
+            kind = "experts" if isinstance(block, MoeSpec) else "neurons"
+            names[f"{kind}.{layer}"] = np.stack([part.counts[layer] for part in part_counts])
+    for layer in part_counts[0].inside:
+        stacked = [part.inside[layer].reshape(-1) for part in part_counts]
+        names[f"{EXPERT_NEURONS}.{layer}"] = np.stack(stacked)
     made = ActivityProfile("", (part_counts[0].tokens, part_counts[1].tokens), "; ".join(rules), names)
     return made, [each.samples() for each in layer_samples] if keep else []
 

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model import Model
+from edgeinfer.profiling.activity_counts import add_in_experts
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, Activation, FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
@@ -22,9 +23,22 @@ ROUTED_RULE = "an expert that the router selected"
 MAGNITUDE_RULE = "at least the root mean square of its row"
 
 Report = Callable[[int, int], None]
-Seen = Callable[[int, Activations | None, npt.NDArray[np.bool_]], None]
-"""Called with a layer, its normed x (tokens, hidden size) and the active neurons (tokens, neurons). For an
-MoE layer, with None and the used experts (tokens, experts)."""
+
+
+@dataclass(frozen=True)
+class SeenRows:
+    """What a step activated in a layer: its active neurons (tokens, neurons) or used experts (tokens,
+    experts), and either its normed x (tokens, hidden size) or, of ReLU experts, `inside`: their numbers
+    (tokens, experts per token), and the rows of their down projections (tokens, experts per token, neurons).
+    """
+
+    active: npt.NDArray[np.bool_]
+    normed: Activations | None = None
+    inside: tuple[npt.NDArray[np.int64], Activations] | None = None
+
+
+Seen = Callable[[int, SeenRows], None]
+"""Called with a layer and its rows."""
 
 
 @dataclass
@@ -33,12 +47,18 @@ class TextPartCounts:
 
     tokens: int = 0
     counts: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    inside: dict[int, npt.NDArray[np.uint32]] = field(default_factory=dict)
+    """Counts (experts, neurons) of the layers with ReLU experts."""
 
-    def add(self, layer: int, active: npt.NDArray[np.bool_]) -> None:
+    def add(self, layer: int, rows: SeenRows) -> None:
         """Add the activity rows of a layer; tokens are counted at the first layer."""
-        counts = active.sum(axis=0, dtype=np.uint32)
+        counts = rows.active.sum(axis=0, dtype=np.uint32)
         self.counts[layer] = self.counts[layer] + counts if layer in self.counts else counts
-        self.tokens += len(active) if layer == 0 else 0
+        self.tokens += len(rows.active) if layer == min(self.counts) else 0
+        if rows.inside is not None:
+            experts, hidden = rows.inside
+            zeros = np.zeros((rows.active.shape[1], hidden.shape[2]), np.uint32)
+            add_in_experts(self.inside.setdefault(layer, zeros), hidden, experts)
 
 
 def windows_of(ids: Sequence[int], window: int) -> list[list[int]]:
@@ -88,10 +108,14 @@ def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: R
                 backend.run_block(index, x, start)
                 spec, layer = engine.specification.residual(index).block, index.layer
                 if isinstance(spec, MoeSpec):
-                    seen(layer, None, routed_experts(backend, layer, len(ids), spec.experts))
+                    inside = None
+                    if spec.activation in RELU_ACTIVATIONS:
+                        inside = backend.expert_rows(index, len(ids))
+                    routed = routed_experts(backend, layer, len(ids), spec.experts)
+                    seen(layer, SeenRows(routed, inside=inside))
                 elif isinstance(spec, FeedForwardSpec):
                     normed, hidden = backend.feed_forward_rows(layer, len(ids))
-                    seen(layer, normed, active_neurons(hidden, spec.activation))
+                    seen(layer, SeenRows(active_neurons(hidden, spec.activation), normed))
             engine.cache.append(ids)
         if report:
             report(done + 1, len(windows))

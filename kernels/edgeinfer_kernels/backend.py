@@ -16,9 +16,9 @@ from edgeinfer_kernels.lora.weights import ModelLora
 Activations = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
 StateArrays = list[npt.NDArray[np.generic]]
-OnHidden = Callable[[int, Activations], None]
-"""Called with a layer and the hidden rows (tokens, neurons) of its dense feed-forward, of all or some tokens;
-valid until it returns.
+OnHidden = Callable[[int, Activations, npt.NDArray[np.int64] | None], None]
+"""Called with a layer and the hidden rows of its feed-forward, of all or some tokens, valid until it returns:
+(tokens, neurons) and None if it is dense; (tokens, experts per token, neurons) and the experts.
 """
 
 

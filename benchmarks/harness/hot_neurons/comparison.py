@@ -1,5 +1,6 @@
 """A planted model larger than the GPU: our dense split, our sparse splits, and llama.cpp, in turns."""
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -27,6 +28,7 @@ from harness.llama_bench import LlamaBench
 from harness.split_runs import llama_cpp_settings, overhead, placed
 
 WAYS: tuple[Sparse, ...] = ("off", "exact", "predicted")
+EXPERT_WAYS: tuple[Sparse, ...] = ("off", "exact")
 NAMES = {"off": "dense", "exact": "exact", "predicted": "predicted"}
 PROMPT = 256
 ALONE_ROUNDS = 10
@@ -88,7 +90,8 @@ def reference_cells(file: PlantedFile, active: float, found: Reference) -> list[
     seen = found.activity
     shares = (seen.active, seen.hot_cover, seen.recall, seen.named)
     exact = found.exact.cells() if found.exact else [NOTHING] * 3
-    return [file.shape.name, f"{active:.0%}", *(f"{share:.1%}" for share in shares), *exact]
+    cells = [NOTHING if math.isnan(share) else f"{share:.1%}" for share in shares]
+    return [file.shape.name, f"{active:.0%}", *cells, *exact]
 
 
 @dataclass
@@ -144,7 +147,7 @@ class Case:
         with ExitStack() as stack:
             ways = [
                 Measured(way, stack.enter_context(load(path, sparse=way, draft=None, **options)))
-                for way in WAYS
+                for way in (EXPERT_WAYS if self.file.shape.experts else WAYS)
             ]
             ids = random_ids(WARM_UP + run.tokens, sizes.vocabulary, 1)
             for _ in range(run.rounds):

@@ -1,6 +1,7 @@
 """A feed-forward that reads active neurons only, against the dense one, on the CPU.
 
 python benchmarks/hot_neurons.py --one-layer --shapes relu-1b,relu-7b,relu2-4b --types Q4_0,Q8_0 --threads 1,2
+python benchmarks/hot_neurons.py --one-layer --shapes smallthinker-21b,nemotron3-30b --types Q4_0 --active 0.1
 """
 
 import argparse
@@ -79,7 +80,8 @@ def main() -> None:
     threads = suites.whole_numbers("--threads", given.threads, 1) or tuple(sorted({1, usable_cpus()}))
     rounds, shapes, kinds = given.rounds, suites.words(given.shapes), suites.words(given.types)
     if given.smoke:
-        threads, rounds, shapes, kinds = threads[-1:], suites.SMOKE_ROUNDS, ("smoke",), ("Q4_0",)
+        threads, rounds, kinds = threads[-1:], suites.SMOKE_ROUNDS, ("Q4_0",)
+        shapes = ("smoke", "smoke-experts")
     machine = this_machine(command_line())
     runs = []
     for shape in map(find_planted, shapes):

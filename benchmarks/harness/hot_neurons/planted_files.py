@@ -1,7 +1,8 @@
 """Files of ReLU models in real shapes, in which a known and skewed share of the neurons is active.
 
 The rows before the ReLU are S·Q of rank PLANTED_RANK plus a tenth of noise, the same in each layer. A bias
-for each neuron, the hottest first, makes it active on its share of normed Gaussian inputs. Embeddings are
+for each neuron, the hottest first, makes it active on its share of normed Gaussian inputs; experts have the
+same rows and biases. Embeddings are
 large against the output of the layers, so that the inputs of all layers are such inputs. The other matrices
 are random blocks. llama.cpp loads the files: `relu2-7b` as it is; in `relu-7b` it ignores the name of the
 activation and computes SiLU, which takes it the same time.
@@ -24,7 +25,12 @@ from edgeinfer.errors import SettingError
 from edgeinfer.profiling.predictor_training import TrainedPredictor, calibrated, predictor_arrays
 from edgeinfer.shapes.headers import matrix_formats
 from edgeinfer.shapes.shape import Shape
-from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
+from edgeinfer_offload.runtime.activity_profile import (
+    EXPERT_NEURONS,
+    ActivityProfile,
+    adjacent_profile_path,
+    model_hash,
+)
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter, decode, encode
 
 PLANTED_RANK = 64
@@ -57,6 +63,26 @@ def _shape(name: str, layers: int, width: int, neurons: int, heads: int, vocabul
     )
 
 
+def _experts(
+    name: str, layers: int, width: int, neurons: int, heads: int, experts: int, used: int, vocabulary: int
+) -> Shape:
+    """Of a SmallThinker, with `used` experts per token; `moe-2b` is half the layers of its 4B."""
+    return Shape(
+        name,
+        layers,
+        width,
+        neurons,
+        heads,
+        heads // 4,
+        vocabulary,
+        4096,
+        architecture="smallthinker",
+        experts=experts,
+        experts_per_token=used,
+        keys=(("expert_gating_func", 2), ("attention.sliding_window", 4096)),
+    )
+
+
 PLANTED_MODELS = {
     shape.name: shape
     for shape in (
@@ -66,6 +92,8 @@ PLANTED_MODELS = {
         _shape("relu2-1b", 22, 2048, 8192, 32, 32000),
         _shape("relu-smoke", 2, 512, 1536, 8, 512),
         _shape("relu2-smoke", 2, 512, 2048, 8, 512),
+        _experts("moe-2b", 16, 1536, 768, 12, 32, 4, 32000),
+        _experts("moe-smoke", 2, 512, 256, 8, 4, 2, 512),
     )
 }
 
@@ -120,13 +148,19 @@ class PlantedFile:
             (x[part], is_active[part]), (x[last], is_active[last]),
         )  # fmt: skip
         counts = np.stack([is_active[:half].sum(0), is_active[half:].sum(0)]).astype(np.uint32)
-        layers = range(self.shape.layers)
-        arrays = {key: value for layer in layers for key, value in predictor_arrays(layer, trained).items()}
+        layers, experts = range(self.shape.layers), self.shape.experts
+        name, arrays = "neurons", {}
+        if experts:
+            name = EXPERT_NEURONS
+            counts = np.tile(counts * self.shape.experts_per_token // experts, (1, experts))
+        else:
+            predictors = (predictor_arrays(layer, trained) for layer in layers)
+            arrays = {key: value for each in predictors for key, value in each.items()}
         profile = ActivityProfile(
             model_hash(self.path),
             (half, TOKENS - half),
             "not exactly zero",
-            {f"neurons.{layer}": counts for layer in layers},
+            {f"{name}.{layer}": counts for layer in layers},
             arrays,
         )
         profile.save(adjacent_profile_path(self.path))
@@ -146,12 +180,13 @@ class PlantedFile:
         with self.path.open("r+b") as file_bytes:
             for offset in offsets:
                 file_bytes.seek(offset)
-                file_bytes.write(bias.tobytes())
+                file_bytes.write(np.tile(bias, self.shape.experts or 1).tobytes())
 
 
 def _judging(shape: Shape) -> str:
     """The matrix whose sign shows which neurons are active."""
-    return "ffn_gate" if shape.gated else "ffn_up"
+    name = "ffn_gate" if shape.gated else "ffn_up"
+    return f"{name}_exps" if shape.experts else name
 
 
 def write_planted(folder: Path, shape: Shape, kind: str) -> PlantedFile:
@@ -171,7 +206,7 @@ def write_planted(folder: Path, shape: Shape, kind: str) -> PlantedFile:
             writer.add_tensor(name, values, "F32")
         for name, size in shape.matrices().items():
             if f".{_judging(shape)}." in name:
-                writer.add_tensor(name, raw, kind, size)
+                writer.add_tensor(name, np.tile(raw, shape.experts or 1), kind, size)
                 continue
             spread = EMBEDDED if name == EMBEDDING else size[-1] ** -0.5
             blocks = RandomBlocks(formats[name], spread, random)
@@ -190,5 +225,6 @@ def _vectors(shape: Shape) -> dict[str, Floats]:
         norms = [name for name in vectors if name.endswith("norm.weight")]
         vectors |= {name.replace(".weight", ".bias"): np.zeros(shape.width, np.float32) for name in norms}
     for layer in range(shape.layers):
-        vectors[f"blk.{layer}.{_judging(shape)}.bias"] = np.zeros(shape.feed_forward, np.float32)
+        length = shape.feed_forward * (shape.experts or 1)
+        vectors[f"blk.{layer}.{_judging(shape)}.bias"] = np.zeros(length, np.float32)
     return vectors

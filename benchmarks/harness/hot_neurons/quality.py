@@ -1,16 +1,15 @@
 """What a planted model computes: its activity at run time, and how near other ways are to the dense one."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.model import Model
 from edgeinfer.profiling.predictor_training import TrainedPredictor, evaluated
-from edgeinfer.profiling.recording import record
-from edgeinfer_kernels.backend import Activations
+from edgeinfer.profiling.recording import SeenRows, record
 from harness.hot_neurons.planted_files import HOT_SHARE
 
 Logits = npt.NDArray[np.float32]
@@ -77,14 +76,20 @@ class MeasuredActivity:
 
 
 def measured_activity(model: Model, ids: Sequence[int], trained: TrainedPredictor) -> MeasuredActivity:
-    """The activity of all layers on these tokens, and the quality of the predictor there. `model`: dense, on
-    the CPU.
+    """The activity of all layers (of experts within those in use) on these tokens, and the quality of the
+    predictor there; NaN: experts have none. `model`: dense, on the CPU.
     """
     found: list[tuple[float, float, float, float]] = []
 
-    def seen(layer: int, normed: Activations | None, active: npt.NDArray[Any]) -> None:
-        assert normed is not None
-        quality = evaluated(trained.predictor, np.array(normed), active)
+    def seen(layer: int, rows: SeenRows) -> None:
+        if rows.inside is not None:
+            inside = rows.inside[1].reshape(-1, rows.inside[1].shape[2]) != 0
+            hot = inside[:, : round(HOT_SHARE * inside.shape[1])].sum() / max(1, inside.sum())
+            found.append((float(inside.mean()), float(hot), math.nan, math.nan))
+            return
+        assert rows.normed is not None
+        active = rows.active
+        quality = evaluated(trained.predictor, np.array(rows.normed), active)
         hot = active[:, : round(HOT_SHARE * active.shape[1])].sum() / max(1, active.sum())
         found.append((quality.active, float(hot), quality.recall, quality.named))
 

@@ -14,6 +14,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
@@ -38,6 +39,7 @@ from edgeinfer_kernels.cpu.runtime.schedule import (
 )
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
+from edgeinfer_kernels.cpu.sparse_experts import expert_rows
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -314,13 +316,17 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.decoder.set_lora(lora)
 
     def _run_blocks(self, x: Activations, start: int, token_args: int = 0) -> None:
-        """All blocks of a long step; `on_hidden` is called after each dense feed-forward."""
+        """All blocks of a long step; `on_hidden` is called after each feed-forward and MoE block."""
         for index in self.decoder.calls:
             if index.position == 0:
                 self._kept.keep(index.layer, x)
             self.run_block(index, x, start, token_args)
-            if self.on_hidden is not None and isinstance(self.spec.residual(index).block, FeedForwardSpec):
-                self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1])
+            block = self.spec.residual(index).block
+            if self.on_hidden is not None and isinstance(block, FeedForwardSpec):
+                self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1], None)
+            elif self.on_hidden is not None and isinstance(block, MoeSpec):
+                experts, hidden = self.expert_rows(index, len(x))
+                self.on_hidden(index.layer, hidden, experts)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the
@@ -344,6 +350,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
             at, stride = self._workspace.rows(name)
             found.append(float_rows(at, tokens, stride // 4)[:, :columns])
         return found[0], found[1]
+
+    def expert_rows(self, index: BlockIndex, tokens: int) -> tuple[npt.NDArray[np.int64], Activations]:
+        """The experts of the last step of an MoE block, (tokens, experts per token), and the rows that their
+        down projections have read, (tokens, experts per token, neurons).
+        """
+        return expert_rows(self.decoder.calls[index][0].block, tokens)
 
     def queries(self, index: BlockIndex, tokens: int) -> Activations:
         """(tokens, heads, head_dim): the queries of an attention block that has just run, after RoPE; for a

@@ -6,7 +6,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -16,7 +16,15 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interl
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.lora import LoraArena, set_lora
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import SparseBlocks, SparseLayers, matrices_by_neuron, predictor_matrices
+from edgeinfer_kernels.cpu.sparse import (
+    SparseBlocks,
+    SparseLayers,
+    SparseWeights,
+    matrices_by_neuron,
+    predictor_matrices,
+    sparse_index,
+)
+from edgeinfer_kernels.cpu.sparse_experts import with_sparse_experts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
@@ -67,12 +75,10 @@ class CpuDecoder:
         self.sizes = ModelSizes.of(spec, weights)
         sparse = placement.sparse
         self._sparse_indices = {
-            index.layer: index
-            for index, part in blocks.items()
-            if index.layer in sparse and isinstance(part.block, FeedForwardWeights)
+            layer: index for layer in sparse if (index := sparse_index(spec, layer)) and index in blocks
         }
-        feed_forwards = {layer: blocks[index].block for layer, index in self._sparse_indices.items()}
-        in_file = [*placement.in_file, *matrices_by_neuron(feed_forwards, sparse)]
+        by_neuron = {layer: blocks[index].block for layer, index in self._sparse_indices.items()}
+        in_file = [*placement.in_file, *matrices_by_neuron(by_neuron, sparse)]
         self.packed = dict(placement.packed)
         self.packed |= leave_in_file(in_file, kernels, self.arena, group_offset(self.sizes))
         matrices = [*placement.matrices, *predictor_matrices(sparse)]
@@ -89,7 +95,7 @@ class CpuDecoder:
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self.memories_by_neuron: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
         """The bytes of the matrices of sparse layers that are stored by neuron."""
-        self._sparse = self._sparse_blocks(feed_forwards, sparse)
+        self._sparse = self._sparse_blocks(by_neuron, sparse)
         self._lora: list[LoraArena | None] = [None]
         """The memory of the adapters in use, which all states share."""
 
@@ -116,14 +122,18 @@ class CpuDecoder:
         return packed
 
     def _sparse_blocks(
-        self, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers
+        self, blocks: Mapping[int, SparseWeights], layers: SparseLayers
     ) -> dict[BlockIndex, int]:
-        """The structures of the sparse feed-forwards."""
+        """The structures of the sparse feed-forwards and experts."""
         if not layers:
             return {}
         indices, threads = self._sparse_indices, self.threads.threads
-        made = SparseBlocks(self.arena, self.kernels, feed_forwards, layers, threads, self.spec.hidden_size)
-        dense = {layer: self._dense(index) for layer, index in indices.items()}
+        made = SparseBlocks(self.arena, self.kernels, blocks, layers, threads, self.spec.hidden_size)
+        dense = {
+            layer: self._dense(index)
+            for layer, index in indices.items()
+            if not isinstance(blocks[layer], MoeWeights)
+        }
         built = {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
         self.memories_by_neuron = made.memories
         return built
@@ -169,11 +179,13 @@ class CpuDecoder:
         return next(each for each in same if each in self.blocks)
 
     def _built(self, index: BlockIndex, options: BlockOptions) -> BuiltBlock:
-        if index in self._sparse:
-            return BuiltBlock((Call("sparse_feed_forward_block", self._sparse[index], ends_by_token=True),))
+        sparse, is_moe = self._sparse.get(index), isinstance(self.blocks[index].block, MoeWeights)
+        if sparse is not None and not is_moe:
+            return BuiltBlock((Call("sparse_feed_forward_block", sparse, ends_by_token=True),))
         residual, state = self.spec.residual(index), self.state.get(index)
         self.builder.parallel = self._parallel_matrices(index)
-        return build_block(self.builder, residual, self.blocks[index], state, options)
+        built = build_block(self.builder, residual, self.blocks[index], state, options)
+        return built if sparse is None else with_sparse_experts(built, sparse)
 
     def _parallel_matrices(self, index: BlockIndex) -> list[Matrix]:
         """The matrices of a block here and of those that share its input; none if no block does."""

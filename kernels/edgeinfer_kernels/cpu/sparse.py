@@ -1,9 +1,10 @@
-"""A feed-forward that reads only active neurons: supported layers, structures and memory."""
+"""Feed-forwards and experts that read only active neurons: supported layers, structures and memory."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -26,7 +27,13 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     lane_activations_bytes,
     quantized_bytes,
 )
-from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs, NeuronRowsArgs, SparseArgs
+from edgeinfer_kernels.cpu.runtime.block_args import NeuronRowsArgs, SparseArgs
+from edgeinfer_kernels.cpu.sparse_experts import (
+    build_sparse_experts,
+    columns_args,
+    expert_stacks_by_neuron,
+    why_experts_are_dense,
+)
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
@@ -34,15 +41,17 @@ from edgeinfer_kernels.pages import Bytes, allocate
 
 PIECES_PER_THREAD = 8
 SparseLayers = Mapping[int, NeuronPredictor | None]
-"""The sparse layers, each with its predictor or None."""
+"""The sparse layers, each with its predictor or None; experts have none."""
+SparseWeights = FeedForwardWeights | MoeWeights
 
 
 def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | None:
     """The reason why a layer cannot be sparse; None: it can."""
-    index = feed_forward_index(spec, layer)
+    index = sparse_index(spec, layer)
     if index is None:
-        return "it has no dense feed-forward"
-    return _why_dense(spec.residual(index).block, weights.residual(index).block)
+        return "it has no feed-forward"
+    block, w = spec.residual(index).block, weights.residual(index).block
+    return why_experts_are_dense(block, w) if isinstance(block, MoeSpec) else _why_dense(block, w)
 
 
 def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
@@ -65,30 +74,55 @@ def rows_by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | Non
     return [weights.ffn_gate, weights.ffn_up] if predictor else [weights.ffn_up]
 
 
-def by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
+def by_neuron(weights: SparseWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
     """The matrices of a sparse layer that steps with many tokens read from the file."""
+    if isinstance(weights, MoeWeights):
+        return expert_stacks_by_neuron(weights)
     return [*rows_by_neuron(weights, predictor), weights.ffn_down]
 
 
-def feed_forward_index(spec: DecoderSpec, layer: int) -> BlockIndex | None:
-    """The dense feed-forward of a layer; None: it has none."""
-    for position, residual in enumerate(spec.layers[layer].blocks):
-        if isinstance(residual.block, FeedForwardSpec):
-            return BlockIndex(layer, position)
+def sparse_index(spec: DecoderSpec, layer: int) -> BlockIndex | None:
+    """The block of a layer that may be sparse: its dense feed-forward, or its experts; None: it has none."""
+    for kind in (FeedForwardSpec, MoeSpec):
+        for position, residual in enumerate(spec.layers[layer].blocks):
+            if isinstance(residual.block, kind):
+                return BlockIndex(layer, position)
     return None
+
+
+def sparse_block(weights: DecoderWeights, layer: int) -> SparseWeights:
+    """The weights of the block that may be sparse. Raises TypeError: the layer has none."""
+    blocks = [residual.block for residual in weights.layers[layer].blocks]
+    for kind in (FeedForwardWeights, MoeWeights):
+        for block in blocks:
+            if isinstance(block, kind):
+                return block
+    raise TypeError(f"layer {layer} has no feed-forward")
+
+
+def experts_of(weights: DecoderWeights, layer: int) -> int:
+    """The experts of the block that may be sparse; 0: it is a dense feed-forward."""
+    block = sparse_block(weights, layer)
+    return block.ffn_up_exps.experts if isinstance(block, MoeWeights) else 0
+
+
+def sparse_unit(weights: DecoderWeights, layer: int) -> FeedForwardWeights:
+    """The feed-forward that may be sparse, or the first expert, which has the size of the others."""
+    block = sparse_block(weights, layer)
+    return block.expert(0) if isinstance(block, MoeWeights) else block
 
 
 def dense_layer(weights: DecoderWeights, layer: int) -> FeedForwardWeights:
     """The dense feed-forward of a layer. Raises TypeError: it has none."""
-    for residual in weights.layers[layer].blocks:
-        if isinstance(residual.block, FeedForwardWeights):
-            return residual.block
-    raise TypeError(f"layer {layer} has no dense feed-forward")
+    block = sparse_block(weights, layer)
+    if isinstance(block, MoeWeights):
+        raise TypeError(f"layer {layer} has no dense feed-forward")
+    return block
 
 
-def matrices_by_neuron(feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers) -> list[Matrix]:
-    """`by_neuron` of the feed-forwards of all sparse layers."""
-    return [matrix for layer in layers for matrix in by_neuron(feed_forwards[layer], layers[layer])]
+def matrices_by_neuron(blocks: Mapping[int, SparseWeights], layers: SparseLayers) -> list[Matrix]:
+    """`by_neuron` of the blocks of all sparse layers."""
+    return [matrix for layer in layers for matrix in by_neuron(blocks[layer], layers[layer])]
 
 
 def predictor_matrices(layers: SparseLayers) -> list[Matrix]:
@@ -140,38 +174,59 @@ def scattered_bytes(
 
 
 class SparseBlocks:
-    """Builds the structures of sparse feed-forwards, and the memory that they share.
+    """Builds the structures of sparse blocks, and the memory that they share.
 
-    `feed_forwards`: the weights of each sparse layer on the CPU.
+    `blocks`: the weights of each sparse layer on the CPU.
     """
 
     def __init__(
         self,
         arena: Arena,
         kernels: Kernels,
-        feed_forwards: Mapping[int, FeedForwardWeights],
+        blocks: Mapping[int, SparseWeights],
         layers: SparseLayers,
         threads: int,
         hidden_size: int,
     ) -> None:
         self._arena = arena
         self._kernels = kernels
-        self._feed_forwards = feed_forwards
+        self._blocks = blocks
         self._layers = layers
         self._threads = threads
-        self._sizes = _Sizes(hidden_size, feed_forwards, layers)
+        self._sizes = _Sizes(hidden_size, blocks, layers)
         self._memory = arena.keep(allocate(self._sizes.nbytes(threads)))
         self.memories: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
         """The bytes of the matrices that are stored by neuron."""
 
     def build(self, dense: Mapping[int, int], builder: BlockBuilder) -> dict[int, int]:
-        """The SparseArgs of every sparse layer; `dense`: their FeedForwardArgs."""
-        with ThreadPoolExecutor(max_workers=self._threads) as pool:
-            made = pool.map(lambda index: self._block(index, dense[index], builder), self._layers)
-            return dict(zip(self._layers, made, strict=True))
+        """The SparseArgs of every sparse feed-forward, of which `dense` has the FeedForwardArgs; and the
+        SparseExpertsArgs of every MoE block.
+        """
 
-    def _block(self, index: int, dense: int, builder: BlockBuilder) -> int:
-        weights, predictor = self._feed_forwards[index], self._layers[index]
+        def block(index: int) -> int:
+            weights = self._blocks[index]
+            if isinstance(weights, MoeWeights):
+                return self._experts(weights)
+            return self._feed_forward(weights, self._layers[index], dense[index], builder)
+
+        with ThreadPoolExecutor(max_workers=self._threads) as pool:
+            return dict(zip(self._layers, pool.map(block, self._layers), strict=True))
+
+    def _experts(self, weights: MoeWeights) -> int:
+        sizes = self._sizes
+        scratch = self._memory + sizes.shared, sizes.scratch, sizes.lanes
+        made, memories = build_sparse_experts(self._arena, self._kernels, weights, scratch)
+        stacks = {id(stack): stack for stack in weights.stacks()}
+        self.memories |= {stacks[key].memory_key: memory for key, memory in memories.items()}
+        return made
+
+    def _feed_forward(
+        self,
+        weights: FeedForwardWeights,
+        predictor: NeuronPredictor | None,
+        dense: int,
+        builder: BlockBuilder,
+    ) -> int:
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
         rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
@@ -201,21 +256,9 @@ class SparseBlocks:
         )
 
     def _columns(self, matrix: Matrix) -> int:
-        layout, memory = ColumnLayout.of(matrix), lay_out_columns(matrix)
+        memory = lay_out_columns(matrix)
         self.memories[matrix.memory_key] = memory, "columns"
-        return self._arena.fill(
-            NeuronColumnsArgs,
-            kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
-            weights=self._arena.keep(memory),
-            blocks=layout.blocks,
-            block_bytes=layout.block_bytes,
-            blocks_per_super=layout.blocks_per_super,
-            super_bytes=layout.super_bytes,
-            super_factor_bytes=layout.super_factor_bytes,
-            factor_bytes=layout.factor_bytes,
-            neuron_bytes=layout.neuron_bytes,
-            outputs=layout.outputs,
-        )
+        return self._arena.keep_args(columns_args(matrix, self._kernels, self._arena.keep(memory))[0])
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
         sizes = self._sizes
@@ -236,15 +279,14 @@ class _Sizes:
     determines the size.
     """
 
-    def __init__(
-        self, hidden_size: int, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers
-    ) -> None:
-        downs = [feed_forwards[index].ffn_down for index in layers]
+    def __init__(self, hidden_size: int, blocks: Mapping[int, SparseWeights], layers: SparseLayers) -> None:
+        widths = [block.ffn_up_exps.columns for block in blocks.values() if isinstance(block, MoeWeights)]
+        downs = [block.ffn_down for block in blocks.values() if isinstance(block, FeedForwardWeights)]
         self.sums = max((4 * ColumnLayout.of(down).outputs for down in downs), default=0)
         rank = max((predictor.rank for predictor in layers.values() if predictor), default=0)
         self.predicted = _lines(4 * padded(rank))
         self.predicted_quantized = _lines(quantized_bytes(rank))
-        self.lanes = lane_activations_bytes(hidden_size)
+        self.lanes = max(map(lane_activations_bytes, (hidden_size, *widths)))
         self.sums_offset = SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes
         self.predicted_offset = self.sums_offset + SPARSE_TOKENS * self.sums
         self.scratch = _lines(self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized)
@@ -262,5 +304,5 @@ def sparse_workspace_bytes(
     hidden_size: int, weights: DecoderWeights, layers: SparseLayers
 ) -> tuple[int, int]:
     """Bytes of the memory that sparse layers share: once, and per thread."""
-    sizes = _Sizes(hidden_size, {layer: dense_layer(weights, layer) for layer in layers}, layers)
+    sizes = _Sizes(hidden_size, {layer: sparse_block(weights, layer) for layer in layers}, layers)
     return sizes.shared, sizes.scratch

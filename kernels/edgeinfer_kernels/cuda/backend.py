@@ -282,6 +282,8 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.set_lora`; steps are captured again when they are run."""
         if self._options.stages:
             raise LoraError("a model that is split between GPU and CPU takes no adapters")
+        if self._options.gathered and lora.matrices:
+            raise LoraError("layers that read active neurons only (sparse) take no adapter")
         with on_device(self.device):
             self._discard_ahead()
             adapters = device_lora(self._parts.model, lora, self.device)

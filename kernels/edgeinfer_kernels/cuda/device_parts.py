@@ -35,6 +35,8 @@ class DeviceOptions:
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
     per_layer_here: bool = False
     """Whether the table of per-layer embeddings is on the device."""
+    gathered: tuple[int, ...] = ()
+    """Layers whose feed-forward reads only the active neurons in steps, of those on the device."""
 
 
 class SamplingSpace:
@@ -86,7 +88,7 @@ class DeviceParts:
         stages = options.stages
         model = DeviceModel(
             specification, weights, arena, context,
-            kv=options.kv, stages=stages, per_layer_here=options.per_layer_here,
+            kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, gathered=options.gathered,
         )  # fmt: skip
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)

@@ -43,6 +43,10 @@ SCATTERED_SLOWDOWN = 1.5
 """Times as long as sequential reads take, for the rows of active neurons; ../internals/sparse.md."""
 SPARSE_BLOCKS = 2
 """Overhead of a sparse feed-forward besides reading, in that of a dense one: twice the barriers; counted."""
+GATHERED_LAUNCHES = 4
+"""Kernels of a feed-forward of which a GPU reads only the active neurons; counted."""
+GPU_SCATTERED_SLOWDOWN = 2.0
+"""Times as long as sequential reads take on a GPU, for the rows and columns of active neurons; assumed."""
 DISK_BYTES_PER_SECOND = 2.0e9
 """Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
 

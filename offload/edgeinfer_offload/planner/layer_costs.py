@@ -1,8 +1,9 @@
 """Bytes and seconds of each part of a layer on each device; seconds come from measured rates."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +21,16 @@ from edgeinfer_offload.machine.cost_constants import (
     CPU_EXPERT_DECODE_SHARE,
     CPU_EXPERTS_SECONDS,
     FEED_FORWARD_LAUNCHES,
+    GATHERED_LAUNCHES,
     GPU_EXPERTS_SECONDS,
+    GPU_SCATTERED_SLOWDOWN,
     MAPPED_SLOWDOWN,
     ROUTER_SECONDS,
     SCATTERED_SLOWDOWN,
     SPARSE_BLOCKS,
 )
 from edgeinfer_offload.machine.hardware import Graphics, Machine
-from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer
+from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer, SparseOptions
 
 Array = npt.NDArray[np.float64]
 
@@ -85,6 +88,14 @@ class Pricing:
         except UnsupportedOnDeviceError:
             return None
         return Cost(nbytes, reading + launches * self.graphics.launch_seconds, reading)
+
+    def gathered_on_gpu(self, layer: SparseLayer, dense: Cost, down: MatrixSize) -> Cost:
+        """A feed-forward of which the GPU reads the active neurons, in as many bytes as a `dense` one."""
+        assert self.graphics is not None
+        scattering = (GPU_SCATTERED_SLOWDOWN - 1) * layer.scattered
+        reading = (layer.read + scattering) / self.graphics.rate(down.format)
+        starting = GATHERED_LAUNCHES * self.graphics.launch_seconds
+        return Cost(dense.nbytes, reading + starting, reading)
 
     def state_on_cpu(self, layer: LayerSizes, depth: int | None = None) -> Cost:
         """The state of one layer, such as its keys and values; the time is that of one sequence."""
@@ -144,6 +155,8 @@ class LayerCosts:
     """Bytes of the whole feed-forward in the file."""
     is_divisible: bool = True
     """Whether the layer has a feed-forward."""
+    gathers: tuple[bool, ...] = ()
+    """For each number of granules on the GPU, whether it reads only the active neurons of them."""
 
     @property
     def granules(self) -> int:
@@ -159,24 +172,33 @@ def layer_costs(
     layers: Sequence[LayerSizes],
     pricing: Pricing,
     routing: Sequence[Sequence[float]] | None,
-    sparse: Mapping[int, SparseLayer],
+    sparse: SparseOptions,
 ) -> list[LayerCosts]:
     """The costs of every layer; equal layers are computed once. `routing`, `sparse`: see `PlanOptions`."""
 
     @cache
-    def priced(
-        layer: LayerSizes, probs: tuple[float, ...] | None, by_neuron: SparseLayer | None
-    ) -> LayerCosts:
+    def priced(layer: LayerSizes, probs: tuple[float, ...] | None, by_neuron: ByNeuron) -> LayerCosts:
         return _layer(layer, pricing, probs, by_neuron)
 
     return [
-        priced(layer, tuple(routing[index]) if routing and layer.routed else None, sparse.get(index))
+        priced(
+            layer,
+            tuple(routing[index]) if routing and layer.routed else None,
+            ByNeuron(sparse.layers.get(index), sparse.gathered.get(index)),
+        )
         for index, layer in enumerate(layers)
     ]
 
 
+class ByNeuron(NamedTuple):
+    """The sparse part of a layer on the CPU, and on the GPU; None: it is dense."""
+
+    cpu: SparseLayer | None
+    gpu: SparseLayer | None
+
+
 def _layer(
-    layer: LayerSizes, pricing: Pricing, probs: tuple[float, ...] | None, by_neuron: SparseLayer | None
+    layer: LayerSizes, pricing: Pricing, probs: tuple[float, ...] | None, by_neuron: ByNeuron
 ) -> LayerCosts:
     undivided, block = layer.undivided, layer.divisible
     always = None
@@ -187,7 +209,7 @@ def _layer(
             pricing.on_cpu([m for m in matrices if not any(m is each for each in replicated)]),
             there and replace(there, seconds=there.seconds + ROUTER_SECONDS),
         )
-    neurons, cpu, gpu = _granules(block, pricing, probs, by_neuron)
+    neurons, cpu, gpu, gathers = _granules(block, pricing, probs, by_neuron)
 
     def column(costs: Sequence[Cost], name: str) -> Array:
         return np.array([getattr(cost, name) for cost in costs], np.float64)
@@ -217,53 +239,67 @@ def _layer(
         is_joined=block is not None and block.is_joined,
         file_bytes=0 if block is None else block.file_bytes,
         is_divisible=block is not None,
+        gathers=tuple(gathers),
     )
 
 
 NOTHING = Cost(0, 0.0, 0.0)
-_Divided = tuple[list[int], list[Cost], list[Cost]]
+_Divided = tuple[list[int], list[Cost], list[Cost], list[bool]]
 
 
 def _granules(
     block: DivisibleSizes | None,
     pricing: Pricing,
     probs: tuple[float, ...] | None,
-    by_neuron: SparseLayer | None,
+    by_neuron: ByNeuron,
 ) -> _Divided:
-    """Neurons on the GPU, CPU cost and GPU cost of a divisible block, by the number of granules there."""
+    """Neurons on the GPU, CPU cost and GPU cost of a divisible block, and whether the GPU gathers active
+    neurons, by the number of granules there.
+    """
     if block is None:
-        return [0], [NOTHING], [NOTHING]
-    return _routed(block, pricing, probs) if block.is_routed else _dense(block, pricing, by_neuron)
+        return [0], [NOTHING], [NOTHING], [False]
+    if not block.is_routed:
+        return _dense(block, pricing, by_neuron)
+    counts, cpu, gpu = _routed(block, pricing, probs, by_neuron.cpu)
+    return counts, cpu, gpu, [False] * len(counts)
 
 
-def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: SparseLayer | None) -> _Divided:
+def _dense(block: DivisibleSizes, pricing: Pricing, by_neuron: ByNeuron) -> _Divided:
     """As `_granules`, of a block of which a token reads all granules."""
     whole, counts = block.granules, block.granule_counts()
-    cpu, gpu = [], []
+    cpu, gpu, gathers = [], [], []
     for count in counts:
-        hot, cold = block.part(count), block.part(whole - count)
-        there = NOTHING
+        hot, cold, down = block.part(count), block.part(whole - count), block.granule_matrices()[-1]
+        there, gathered = NOTHING, NOTHING
         if count:
             cost = pricing.on_gpu(hot.granule_matrices(), hot.granules_device_bytes, FEED_FORWARD_LAUNCHES)
             if cost is None:
                 break
-            there = cost
-        gpu.append(there)
+            there = gathered = cost
+            if by_neuron.gpu:
+                gathered = pricing.gathered_on_gpu(by_neuron.gpu.hot(count, whole), cost, down)
+        gathers.append(gathered.seconds < there.seconds)
+        gpu.append(gathered if gathers[-1] else there)
         if count == whole:
             cpu.append(NOTHING)
-        elif by_neuron:
-            cpu.append(pricing.sparse_on_cpu(by_neuron.cold(count, whole), block.granule_matrices()[-1]))
+        elif by_neuron.cpu:
+            cpu.append(pricing.sparse_on_cpu(by_neuron.cpu.cold(count, whole), down))
         else:
             cpu.append(pricing.on_cpu(cold.granule_matrices()))
-    return counts[: len(gpu)], cpu, gpu
+    return counts[: len(gpu)], cpu, gpu, gathers
 
 
-def _routed(block: DivisibleSizes, pricing: Pricing, probs: tuple[float, ...] | None) -> _Divided:
+def _routed(
+    block: DivisibleSizes,
+    pricing: Pricing,
+    probs: tuple[float, ...] | None,
+    by_neuron: SparseLayer | None,
+) -> tuple[list[int], list[Cost], list[Cost]]:
     """As `_granules`, of a block of which a token reads the granules that a router selects, hottest first.
     `probs`: usage probability of each; None: uniform. The CPU's part has the matrices that are replicated.
     """
     matrices, total = block.granule_matrices(), block.granules
-    one_here = pricing.on_cpu(matrices)
+    one_here = pricing.sparse_on_cpu(by_neuron, matrices[-1]) if by_neuron else pricing.on_cpu(matrices)
     one_there = pricing.on_gpu(matrices, block.granules_device_bytes, FEED_FORWARD_LAUNCHES)
     expert_probs = np.full(total, block.granules_per_token / total) if probs is None else np.sort(probs)[::-1]
     with_experts = pricing.on_cpu(block.replicated()) if block.replicated() else NOTHING

@@ -28,6 +28,8 @@ class LayerPlacement:
     rest: DeviceName = "cpu"
     expert_cache: bool = False
     is_joined: bool = False
+    gathers: bool = False
+    """Whether the GPU reads only the active ones of its neurons."""
     granules_gpu: DeviceName = "gpu"
     """The GPU of the neurons or experts that are on one."""
 

@@ -9,6 +9,7 @@ from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
+from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.cost_constants import (
     DRAFT_READS,
@@ -30,7 +31,7 @@ from edgeinfer_offload.planner.placement_search import (
     Placement,
     Search,
 )
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
 
 STAGING_BYTES = 24 << 20
 """Pinned main memory for copying weights to the GPU."""
@@ -43,8 +44,8 @@ class PlacementProblem:
         self.sizes, self.machine, self.options = sizes, machine, options
         self.refusal = self._gpu_refusal()
         self.pricing = Pricing(machine, options, use_gpu=self.refusal is None)
-        self.sparse_layers = options.sparse.layers if options.sparse else {}
-        self.costs = layer_costs(sizes.layers, self.pricing, options.routing, self.sparse_layers)
+        self.sparse = options.sparse or SparseOptions({}, 0, 0)
+        self.costs = layer_costs(sizes.layers, self.pricing, options.routing, self.sparse)
         free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
         self.vram = free if options.vram is None else min(free, options.vram)
         ram = machine.processor.free_bytes
@@ -116,7 +117,10 @@ class PlacementProblem:
         """Bytes of the buffers at the largest batch, and of the RoPE tables."""
         positions = pool_positions(self.options.context, self.options.sequences)
         rope = self.sizes.rope_device_bytes(positions)
-        return rope + cuda_buffers.workspace_bytes(self.sizes, positions, self.options.chunk)
+        nbytes = rope + cuda_buffers.workspace_bytes(self.sizes, positions, self.options.chunk)
+        gathered = [self.sizes.layers[layer].divisible for layer in self.sparse.gathered]
+        neurons = max((block.granules for block in gathered if block), default=0)
+        return nbytes + (gathering_bytes(neurons, self.sizes.hidden_size) if neurons else 0)
 
     def context_bytes(self, device_index: int, context: int) -> int:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""

@@ -87,8 +87,10 @@ def _granule_items(
 ) -> list[PlannedItem]:
     """The shards of a divisible block on the GPU and on the CPU."""
     costs, total, items = problem.costs[index], block.granules, []
-    own, by_neuron = costs.granule_neurons[devices.granules], problem.sparse_layers.get(index)
-    cold = by_neuron.cold(own, total) if by_neuron and own < total else None
+    own, by_neuron = costs.granule_neurons[devices.granules], problem.sparse.layers.get(index)
+    cold = None
+    if by_neuron and own < total:
+        cold = by_neuron.of_experts(total - own) if block.is_routed else by_neuron.cold(own, total)
     overlapped = _overlapped_device(costs, devices)
     for device_index, count in ((GPU, own), (CPU, total - own)):
         if not count:
@@ -101,14 +103,18 @@ def _granule_items(
             name, read = f"{block.granules_label}, all for {count} of {total}", read * count / total
         if cold and device_index == CPU:
             name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
-            read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
+            read *= (cold.read + cold.predictor) / (cold.held + cold.predictor)
+        if device_index == GPU and costs.gathers[devices.granules]:
+            hot = problem.sparse.gathered[index].hot(own, total)
+            name, read = f"{name}, active gathered", hot.read / hot.held
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
         work = _granule_work(problem, block, cost, device_index, count, read)
         items.append(_layer_item(index, name, device, device_index, cost, work, overlapped == device_index))
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)
-        items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, Work(0, 0)))
+        name = f"{block.granules_label}, long steps"
+        items.append(_layer_item(index, name, "disk", CPU, in_file, Work(0, 0)))
     return items
 
 
@@ -194,8 +200,15 @@ def _layer_placement(problem: PlacementProblem, index: int, devices: LayerDevice
     if block is None or not block.is_routed:
         neurons = 0 if block is None else block.granules
         is_joined = block is not None and block.is_joined
+        gathers = own > 0 and problem.costs[index].gathers[devices.granules]
         return LayerPlacement(
-            attention, cache, hot_neurons=own, neurons=neurons, rest=rest, is_joined=is_joined
+            attention,
+            cache,
+            hot_neurons=own,
+            neurons=neurons,
+            rest=rest,
+            is_joined=is_joined,
+            gathers=gathers,
         )
     routing, numbers = problem.options.routing, range(block.granules)
     hottest = sorted(numbers, key=lambda number: -routing[index][number]) if routing else numbers

@@ -1,7 +1,7 @@
 """Inputs and outputs of the planner: options, placements, items and costs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
@@ -31,7 +31,7 @@ DRAFTS = (DRAFT, DRAFT_HEAD)
 
 @dataclass(frozen=True)
 class SparseLayer:
-    """Bytes of a feed-forward of which a token reads only the active neurons.
+    """Bytes of a feed-forward, or of one expert, of which a token reads only the active neurons.
 
     - `held`: bytes in memory, by neuron or whole. `predictor`: also in memory, and read whole.
     - `read`: bytes of `held` that a token reads; `scattered`: the non-sequential part of them.
@@ -60,14 +60,31 @@ class SparseLayer:
             round(self.in_file * left),
         )
 
+    def hot(self, hot: int, neurons: int) -> "SparseLayer":
+        """The first `hot` of `neurons`, in whole groups."""
+        share = hot / neurons
+        scattered = round(self.scattered * (self.activity[hot // NEURON_GROUP] if self.activity else share))
+        read = round((self.read - self.scattered) * share) + scattered
+        return SparseLayer(round(self.held * share), read, scattered, 0, round(self.in_file * share))
+
+    def of_experts(self, count: int) -> "SparseLayer":
+        """That many experts, of which a token reads this share each."""
+        held, read, scattered = (count * nbytes for nbytes in (self.held, self.read, self.scattered))
+        return SparseLayer(held, read, scattered, count * self.predictor, count * self.in_file)
+
 
 @dataclass(frozen=True)
 class SparseOptions:
-    """The sparse layers, and the memory that they share: once per model, and once per thread."""
+    """The sparse layers, and the memory that they share: once per model, and once per thread. `has_experts`:
+    some are experts. Those have no expert cache, because it copies whole rows. `gathered`: layers of which a
+    GPU may read only the active neurons of its part, found by an exact gate.
+    """
 
     layers: Mapping[int, SparseLayer]
     shared_bytes: int
     thread_bytes: int
+    has_experts: bool = False
+    gathered: Mapping[int, SparseLayer] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

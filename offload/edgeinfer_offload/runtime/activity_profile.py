@@ -3,8 +3,8 @@ model's hash.
 
 Counts are separate for the two halves of the text, so that what is learned on one can be checked on the
 other. A file is a NumPy archive: `header` (JSON in UTF-8), and arrays of counts (2, units) uint32 by name:
-`neurons.3` for the neurons of layer 3, `experts.3` for its experts. Other arrays, such as predictors, are
-stored next to them.
+`neurons.3` for the neurons of layer 3, `experts.3` for its experts, `expert_neurons.3` for the neurons of all
+its experts, one expert after another. Other arrays, such as predictors, are stored next to them.
 """
 
 import hashlib
@@ -25,7 +25,8 @@ VERSION = 1
 SUFFIX = ".profile.npz"
 FIRST_BYTES = 1 << 20
 PIECES, PIECE_BYTES = 256, 4096
-COUNTED = ("neurons", "experts")
+EXPERT_NEURONS = "expert_neurons"
+COUNTED = ("neurons", "experts", EXPERT_NEURONS)
 DAMAGE = (
     *(ValueError, LookupError, TypeError, AttributeError, SyntaxError, EOFError, MemoryError, OverflowError),
     *(RuntimeError, OSError, zipfile.BadZipFile, zlib.error, struct.error),
@@ -41,8 +42,8 @@ class ProfileError(ValueError):
 class ActivityProfile:
     """How often each unit of each layer was active.
 
-    `counts`: "neurons.3" or "experts.3" -> (2, units), one row for each half of the text. `tokens`: of each
-    half. `arrays`: additional arrays, by name.
+    `counts`: "neurons.3", "experts.3" or "expert_neurons.3" -> (2, units), one row for each half of the text.
+    `tokens`: of each half. `arrays`: additional arrays, by name.
     """
 
     model_hash: str
@@ -63,6 +64,14 @@ class ActivityProfile:
         counts = self.counts[name]
         granules: int = counts.shape[1]
         return int(counts.sum()) / max(sum(self.tokens) * granules, 1)
+
+    def share_in_experts(self, layer: int, experts: int, experts_per_token: int) -> float | None:
+        """The mean share of the neurons of an expert that a token activates; None: it isn't known."""
+        counts = self.counts.get(f"{EXPERT_NEURONS}.{layer}")
+        if counts is None or not counts.any() or counts.shape[1] % experts:
+            return None
+        read: int = sum(self.tokens) * experts_per_token * (counts.shape[1] // experts)
+        return int(counts.sum()) / max(read, 1)
 
     def save(self, path: Path) -> None:
         """Write the file atomically. Raises OSError if the folder can't be written."""

@@ -77,6 +77,19 @@ def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
     assert [row[HEAD.index("same best")] for row in rows[:2]] == ["100.0%", "100.0%"]
 
 
+def test_planted_experts_are_active_as_planted_and_have_no_predictor(tmp_path: Path) -> None:
+    file = write_planted(tmp_path, find_planted_model("moe-smoke"), "Q4_0")
+    known = reference(file, file.plant(0.1), RUN, threads=1, with_exact=True)
+    assert known.activity.active == pytest.approx(0.1, abs=0.02)
+    assert known.exact is not None
+    assert known.exact.same_best == 1
+    assert reference_cells(file, 0.1, known)[4:6] == ["-", "-"]
+    rows = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
+    assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact"]
+    with edgeinfer.load(file.path, device="cpu", context=32, draft=None) as model:
+        assert any("(10%, by its profile)" in line for line in model.details)
+
+
 def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: Path) -> None:
     program = tmp_path / "llama-bench"
     program.write_text(

@@ -44,8 +44,7 @@ def sparse_layers(model: edgeinfer.Model) -> list[int]:
     assert isinstance(model.engine, NativeEngine)
     assert isinstance(model.engine.backend, CpuBackend)
     blocks = model.engine.backend.decoder.calls.items()
-    name = "sparse_feed_forward_block"
-    return [index.layer for index, calls in blocks if calls[0].kernel == name]
+    return [index.layer for index, calls in blocks if calls[0].kernel.startswith("sparse_")]
 
 
 def test_exact_mode_gives_the_logits_of_the_dense_model(path: Path) -> None:
@@ -129,6 +128,50 @@ def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
         in_file = [item for item in model.plan.items if "long steps" in item.item]
         assert [item.item for item in in_file] == [f"layer {i} feed-forward, long steps" for i in range(3)]
         assert sum(item.bytes for item in in_file) == 3 * 256 * 512 // 32 * 34
+
+
+NEMOTRON = replace(ZOO["nemotron_h_moe"], width=256, expert_length=512, formats=("Q8_0",))
+
+
+def test_experts_are_sparse_by_the_share_of_their_neurons(tmp_path: Path, path: Path) -> None:
+    """Without a gate the logits are those of the dense model bit by bit."""
+    experts = NEMOTRON.write(tmp_path / "experts.gguf")
+    ids = list(range(20, 40))
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(experts, device="cpu", threads=2, sparse=sparse) as model:
+            assert sparse_layers(model) == ([1, 3] if sparse == "exact" else [])
+            logits.append(np.stack([model.engine.append([token]) for token in ids]))
+    assert np.array_equal(logits[0], logits[1])
+    for active, layers in ((100, [1, 3]), (900, [])):
+        counts = {f"expert_neurons.{layer}": np.full((2, 8 * 512), active, np.uint32) for layer in (1, 3)}
+        made = ActivityProfile(model_hash(experts), (8000, 8000), "not exactly zero", counts)
+        assert made.share_in_experts(1, 8, 3) == pytest.approx(active / 3000)
+        save_profile(made, experts, tmp_path)
+        with edgeinfer.load(experts, device="cpu", threads=2) as model:
+            assert sparse_layers(model) == (layers if active == 100 else [1, 3])
+    with pytest.raises(SettingError, match="has no predictors"):
+        edgeinfer.load(experts, device="cpu", sparse="predicted")
+
+
+def test_sparse_experts_have_the_planned_sizes(tmp_path: Path, path: Path) -> None:
+    experts = replace(ZOO["smallthinker"], width=256, expert_length=512, formats=("Q8_0",))
+    with edgeinfer.load(
+        experts.write(tmp_path / "e.gguf"), device="cpu", threads=2, context=100, sparse="exact"
+    ) as model:
+        assert model.plan is not None
+        assert isinstance(model.engine, NativeEngine)
+        assert isinstance(model.engine.backend, CpuBackend)
+        arrays = model.engine.backend.decoder.arena.arrays
+        ours = sum(
+            array.nbytes - SPARE for array in arrays if array.dtype == np.uint8 and array.flags.writeable
+        )
+        items = [item for item in model.plan.items if "experts, by neuron" in item.item]
+        assert len(items) == experts.layers
+        assert all(item.weights_read < item.bytes * 3 / 8 for item in items)
+        in_file = [item for item in model.plan.items if "experts, long steps" in item.item]
+        assert sum(item.bytes for item in in_file) == experts.layers * 8 * 2 * 256 * 512 // 32 * 34
+        assert abs(model.plan.nbytes - model.engine.cache.nbytes - ours) <= 64 * experts.layers
 
 
 @pytest.mark.parametrize("name", ["relu", "relu2", "drelu"])

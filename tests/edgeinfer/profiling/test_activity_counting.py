@@ -47,6 +47,18 @@ def test_prompts_make_a_profile_that_grows(path: Path) -> None:
     assert sum(find_profile(path, user_folder("data")).tokens) == 96  # type: ignore[union-attr]
 
 
+def test_prompts_count_the_neurons_of_experts(path: Path) -> None:
+    model = replace(ZOO["smallthinker"], width=256, expert_length=512, formats=("Q8_0",), layers=2)
+    experts = model.write(path.with_name("experts.gguf"))
+    read(experts, 2)
+    profile = find_profile(experts, user_folder("data"))
+    assert profile is not None
+    assert sorted(profile.counts) == ["expert_neurons.0", "expert_neurons.1"]
+    shares = [profile.share_in_experts(layer, 8, 3) for layer in range(2)]
+    assert all(0.2 < share < 0.8 for share in shares if share is not None)
+    assert profile.share_in_experts(0, 7, 3) is None
+
+
 def test_automatic_mode_uses_the_counts(path: Path) -> None:
     read(path, 2)
     with edgeinfer.load(path, device="cpu", draft=None) as model:
@@ -77,7 +89,7 @@ def test_a_profile_of_the_user_is_never_changed(path: Path) -> None:
 
 def test_old_counts_lose_weight(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x" * 5000)
-    counts = ActivityCounts(tmp_path / "m.gguf", [3], tmp_path)
+    counts = ActivityCounts(tmp_path / "m.gguf", {3: 0}, tmp_path)
     for _ in range(2 * MAX_TOKENS // 16):
         counts.observe(3, np.array([[1.0, 0.0]] * 16, np.float32))
         counts.observe(4, np.ones((16, 2), np.float32))

@@ -4,14 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer.profiling.predictor_training import Samples, predictor_arrays, read_predictor, train
 from edgeinfer.profiling.profiling import profile
-from edgeinfer.profiling.recording import active_neurons, cpu_engine, record
+from edgeinfer.profiling.recording import SeenRows, active_neurons, cpu_engine, record
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
@@ -37,12 +36,12 @@ def test_counts_are_those_of_the_reference(path: Path) -> None:
         ids = model.tokenizer.encode(TEXT)[:300]
         counts = np.zeros((2, 96))
 
-        def seen(layer: int, normed: npt.NDArray[np.float32] | None, active: npt.NDArray[np.bool_]) -> None:
-            assert normed is not None
+        def seen(layer: int, rows: SeenRows) -> None:
+            assert rows.normed is not None
             weights = dense_layer(cpu_engine(model)[1].weights, layer)
-            exact = normed.astype(np.float64) @ weights.ffn_up.decoded().astype(np.float64).T > 0
-            assert (exact != active).mean() < 0.01
-            counts[layer] += active.sum(axis=0)
+            exact = rows.normed.astype(np.float64) @ weights.ffn_up.decoded().astype(np.float64).T > 0
+            assert (exact != rows.active).mean() < 0.01
+            counts[layer] += rows.active.sum(axis=0)
 
         record(model, [ids[:150], ids[150:]], seen)
     for layer in range(2):
@@ -154,3 +153,18 @@ def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
 def test_generated_text_has_the_given_tokens_in_two_equal_parts(path: Path) -> None:
     profiling = profile(path, tokens=129, threads=1)
     assert profiling.profile.tokens == (64, 65)
+
+
+def test_the_neurons_of_experts_are_counted_where_they_are_exactly_zero(tmp_path: Path, path: Path) -> None:
+    hybrid = replace(ZOO["nemotron_h_moe"], width=256, expert_length=128, formats=("Q8_0",))
+    result = profile(hybrid.write(tmp_path / "hybrid.gguf"), [TEXT], tokens=200)
+    assert sorted(result.profile.counts) == ["expert_neurons.1", "expert_neurons.3", "experts.1", "experts.3"]
+    uses, inside = (result.profile.layers(kind)[1].sum(0) for kind in ("experts", "expert_neurons"))
+    assert uses.sum() == 3 * 200
+    of_experts = inside.reshape(8, 128)
+    assert (of_experts.max(1) <= uses).all()
+    shares = [result.profile.share_in_experts(layer, 8, 3) or 0.0 for layer in (1, 3)]
+    assert result.in_experts == pytest.approx(np.mean(shares))
+    assert 0.3 < np.mean(shares) < 0.7
+    silu = replace(ZOO["qwen3moe"], layers=1).write(tmp_path / "silu.gguf")
+    assert profile(silu, [TEXT], tokens=64).in_experts is None

@@ -53,8 +53,11 @@ def split_decoder(
     meets_in_graph: bool = True,
     kv: CacheType = "f16",
     sparse: SparseLayers | None = None,
+    gathered: tuple[int, ...] = (),
 ) -> Iterator[SplitBackend]:
-    """The decoder's layers, placed by `splits`; `sparse`: those whose part on the CPU is sparse."""
+    """The decoder's layers, placed by `splits`; `sparse`: those whose part on the CPU is sparse; `gathered`:
+    on the GPU.
+    """
     spec, weights, target_device = decoder.specification, decoder.weights, torch.device(device)
     stages = stages_of(spec, splits)
     exchange_buffer = ExchangeBuffer(target_device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
@@ -63,7 +66,9 @@ def split_decoder(
         weights,
         CONTEXT,
         target_device,
-        DeviceOptions(chunk=CHUNK, kv=kv, stages=stages, stream_min_tokens=stream_min_tokens),
+        DeviceOptions(
+            chunk=CHUNK, kv=kv, stages=stages, stream_min_tokens=stream_min_tokens, gathered=gathered
+        ),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,
     )

@@ -119,3 +119,12 @@ def test_kernels_of_types_without_a_mix_compile_for_gpus(capability: int, shared
     assert len(kernels) == 47
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) <= 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), [(80, 163), (90, 227), (120, 99)])
+def test_kernels_of_gathered_neurons_compile_for_gpus(capability: int, shared_kib: int) -> None:
+    kernels = compiled("sparse.compile_gathered_kernels", capability)
+    assert len(kernels) == 20
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) < 64

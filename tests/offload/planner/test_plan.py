@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.common.block import DivisibleSizes
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES, streamed_piece_bytes
+from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
 from edgeinfer_offload.planner.memory_plan import PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
@@ -76,6 +77,23 @@ def test_a_sparse_cpu_shard_costs_its_bytes_read() -> None:
         there = sum(item.bytes for item in plan.items if "long steps" in item.item)
         here = sum(item.bytes for item in plan.items if item.item.endswith(", by neuron"))
         assert there == pytest.approx(here, rel=1e-6)
+
+
+def test_a_gpu_gathers_active_neurons_where_its_plan_is_faster() -> None:
+    model, neurons = dense_model(), 14336
+    held = sum(map(interleaved_bytes, feed_forward(4096, neurons, "Q4_K").matrices()))
+    dense = plan_memory(model, laptop(), PLAN_OPTIONS)
+    for active, gathers in ((0.05, True), (0.6, False)):
+        scattered = round(2 / 3 * active * held)
+        one = SparseLayer(held, held // 3 + held // 20 + scattered, scattered, 0, held)
+        sparse_options = SparseOptions({}, 0, 0, gathered=dict.fromkeys(range(32), one))
+        plan = plan_memory(model, laptop(), replace(PLAN_OPTIONS, sparse=sparse_options))
+        assert {layer.gathers for layer in plan.layers if layer.hot_neurons} == {gathers}
+        assert (plan.ms_per_token < 0.9 * dense.ms_per_token) == gathers
+        items = [item for item in plan.items if item.item.endswith("active gathered")]
+        assert len(items) == (32 if gathers else 0)
+        assert all(item.device == "gpu" and item.weights_read < 0.5 * item.bytes for item in items)
+        assert plan.bytes_on("gpu") - dense.bytes_on("gpu") == gathering_bytes(neurons, 4096)
 
 
 def test_a_budget_too_small_for_memory_mapping_gives_a_one_line_error() -> None:

@@ -47,7 +47,7 @@ from edgeinfer_quant_formats import formats
 DIGEST_BYTES = 32
 BLOCKS = "blocks"
 """The unit that every model needs."""
-BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "service": 0.1}
+BUILD_TIMES = {BLOCKS: 3.5, "experts": 1.0, "sparse": 0.5, "sparse_experts": 1.0, "service": 0.1}
 BUILD_TIMES |= {f"rows_{name}": 0.1 for name in ("BF16", "F16", "F32")}
 NEURONS_BUILD_TIME = 0.3
 """Build time of a unit, relative to the rows of a quantized format."""

@@ -3,21 +3,24 @@
 from collections.abc import Iterable
 
 from edgeinfer_kernels.blocks import BLOCK_KINDS
+from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.cpu.layout.neuron_layout import NEURON_FORMATS
 from edgeinfer_kernels.cpu.layout.packed_matrix import kernel_format
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
-    dense_layer,
     matrices_by_neuron,
     predictor_matrices,
     predictor_rows,
+    sparse_block,
 )
 from edgeinfer_kernels.decoder import DecoderWeights
 
 SERVICE = "service"
 """Kernels for serving a device, needed by split models."""
+SPARSE, SPARSE_EXPERTS = "sparse", "sparse_experts"
+"""Kernels of feed-forwards and of experts that read active neurons only."""
 
 
 def kernel_formats(weights: DecoderWeights, *, head: bool = True) -> set[str]:
@@ -37,18 +40,24 @@ def kernel_units(
     sparse = sparse or {}
     formats = kernel_formats(weights, head=head) | {kernel_format(m) for m in predictor_matrices(sparse)}
     kinds = {residual.block.kind for layer in weights.layers for residual in layer.blocks}
-    feed_forwards = {layer: dense_layer(weights, layer) for layer in sparse}
-    stored = [*matrices_by_neuron(feed_forwards, sparse), *predictor_rows(sparse)]
-    by_neuron = sparse_units(matrix.format for matrix in stored)
+    blocks = {layer: sparse_block(weights, layer) for layer in sparse}
+    stored = [*matrices_by_neuron(blocks, sparse), *predictor_rows(sparse)]
+    of_blocks = {SPARSE_EXPERTS if isinstance(block, MoeWeights) else SPARSE for block in blocks.values()}
+    by_neuron = sparse_units((matrix.format for matrix in stored), sorted(of_blocks))
     return [*units_of(kinds), *row_units(formats), *by_neuron]
 
 
-def sparse_units(formats: Iterable[str]) -> list[str]:
-    """The units of a sparse feed-forward in these formats; empty without formats."""
+def sparse_units(formats: Iterable[str], blocks: Iterable[str] = (SPARSE,)) -> list[str]:
+    """The units of sparse `blocks` (SPARSE, SPARSE_EXPERTS) in these formats; empty without formats."""
     names = [f"neurons_{name}" for name in sorted(set(formats))]
-    return ["sparse", *names] if names else []
+    return [*blocks, *names] if names else []
 
 
 def every_unit() -> list[str]:
     """All units that any model may need in addition to the common one."""
-    return [*units_of(BLOCK_KINDS), SERVICE, *row_units(FIELDS), *sparse_units(NEURON_FORMATS)]
+    return [
+        *units_of(BLOCK_KINDS),
+        SERVICE,
+        *row_units(FIELDS),
+        *sparse_units(NEURON_FORMATS, (SPARSE, SPARSE_EXPERTS)),
+    ]

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.native.gemv.row_loops import make_rows
 from edgeinfer_kernels.cpu.native.gemv.rows import ROW_ARGUMENTS
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.structures import numba_type
-from edgeinfer_kernels.cpu.native.sparse import sparse_feed_forward
+from edgeinfer_kernels.cpu.native.sparse import sparse_experts, sparse_feed_forward
 from edgeinfer_kernels.cpu.native.sparse.neuron_columns import (
     COLUMN_FORMATS,
     NEURON_SUMS_ARGUMENTS,
@@ -46,6 +46,7 @@ PARTS = {
     ),
     "encoder_attention": (encoder_attention,),
     "sparse": (sparse_feed_forward,),
+    "sparse_experts": (sparse_experts,),
 }
 DECODE_ARGUMENTS = 6
 

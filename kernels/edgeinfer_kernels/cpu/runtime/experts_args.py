@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from edgeinfer_kernels.cpu.runtime.block_args import Input, Matrix, Norm
+from edgeinfer_kernels.cpu.runtime.block_args import Input, Matrix, NeuronColumnsArgs, NeuronRowsArgs, Norm
 from edgeinfer_kernels.cpu.runtime.structure import Float, Int, Structure, structure
 
 
@@ -21,6 +21,23 @@ class ActiveExperts(Structure):
 
     count: Int
     experts: Annotated[Any, ActiveExpert * 0]
+
+
+@structure()
+class SparseExpertsArgs(Structure):
+    """The matrices of sparse experts by neuron; those of an expert follow those of the one before.
+
+    up_rows: 0 without a gate, because up is then multiplied as a whole; up_stride: bytes of an expert's rows.
+    down: one for each expert. scratch, of each thread: SPARSE_SCRATCH, then
+    SPARSE_TOKENS times the activations by lanes.
+    """
+
+    up_rows: Annotated[int, NeuronRowsArgs]
+    up_stride: Int
+    down: Annotated[int, NeuronColumnsArgs]
+    scratch: Int
+    scratch_stride: Int
+    lanes_stride: Int
 
 
 @structure()
@@ -43,7 +60,8 @@ class ExpertsArgs(Structure):
     normed rows in shared_input, which the shared expert reads; then its result and the experts' sum, in
     `sums`, have norms. post_norm: 0, or the norm of the whole sum, in `sums`. expert_scales: 0 or a float32
     factor of each expert's weights. is_partial: the sum of the experts on this host replaces x.
-    weighted_input: the experts' weights multiply the products of their input, not their results.
+    weighted_input: the experts' weights multiply the products of their input, not their results. sparse: 0,
+    or what steps of up to SPARSE_TOKENS read instead of up_matrix (if there is a gate) and down_matrix.
     """
 
     norm: Norm
@@ -106,5 +124,6 @@ class ExpertsArgs(Structure):
     assignments_seen: Int
     assignments_here: Int
     requests: Int
+    sparse: Annotated[int, SparseExpertsArgs]
     scratch: Int
     scratch_stride: Int

@@ -14,6 +14,8 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
+from edgeinfer_kernels.cuda.sparse.gathered import launch_add, launch_down, launch_gated, launch_sum
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -73,7 +75,7 @@ def take(
     return DeviceFeedForward(
         gate=None if w.ffn_gate is None else builder.matrix(w.ffn_gate),
         up=builder.matrix(w.ffn_up),
-        down=builder.matrix(w.ffn_down),
+        down=builder.down(w.ffn_down),
         gate_bias=builder.vector(gate_bias, rows) if has_bias else None,
         up_bias=builder.vector(up_bias, rows) if has_bias else None,
         down_bias=builder.vector(w.ffn_down_bias),
@@ -132,12 +134,42 @@ def decode(
         if not w.neurons:
             return step.receive(stage, None, 0.0, number, tokens)
     hidden = step.space("feed_forward").hidden(w)
+    if isinstance(w.down, ColumnMatrix):
+        return _gather(step, number, block, source, hidden, tokens, stage)
     _project(step, spec, w, source, hidden, tokens)
     if not stage:
         return step.close_block(number, w.down, w.down_bias, hidden, "down", tokens)
     y = step.workspace.y
     step.launches.rows((w.down,), Source(hidden, source.sum_squares), y, w.down_bias, "down", tokens)
     return step.receive(stage, y, block.residual.residual_scale, number, tokens)
+
+
+def _gather(
+    step: "DecodeStep",
+    number: int,
+    block: DeviceBlock,
+    source: Source,
+    hidden: Activations,
+    tokens: int,
+    stage: int,
+) -> Source:
+    """As `decode`, with the weights of active neurons only."""
+    w, residual, space, launches = block.weights, block.residual, step.workspace.gathered, step.launches
+    assert space is not None
+    target, norm, post = step.target(number), step.norm_after(number), block.norms.post_norm
+    launch_gated(launches, residual.block.activation, w, source, hidden, tokens)
+    segments = launch_down(launches, w.down, hidden, space, tokens)
+    if not stage and post is None and norm.folds:
+        scale = residual.residual_scale
+        launch_add(launches, space, segments, w.down_bias, scale, norm, target, tokens)
+        if norm.weight is not None:
+            target.norm = norm.spec
+        return target
+    y = step.workspace.y
+    launch_sum(launches, space, segments, y, w.down_bias, tokens)
+    if stage:
+        return step.receive(stage, y, residual.residual_scale, number, tokens)
+    return step.add(number, y, residual.residual_scale, tokens)
 
 
 def _project(

@@ -221,6 +221,18 @@ def residual_kernel(
     # one of them writes; otherwise the later ones read the updated value.
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
+    close_rows(value, gain, out, sum_squares, TOKENS, WIDTH, OUT, GAIN)
+
+
+@triton.jit
+def close_rows(
+    value, gain, out, sum_squares, TOKENS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    GAIN: tl.constexpr,
+):  # fmt: skip
+    """Store x·gain of a program's sixteen columns as activations, and Σ x²; value (columns, 16): x."""
+    COLUMNS: tl.constexpr = value.shape[0]
+    token, program = tl.arange(0, COLUMNS), tl.program_id(0)
+    rows = (program * ROWS + tl.arange(0, 16))[None, :]
     sums = tl.sum(value * value, axis=1)
     tl.store(sum_squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
     if GAIN:

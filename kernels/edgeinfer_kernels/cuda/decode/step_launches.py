@@ -64,7 +64,7 @@ class StepLaunches:
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
-    def _gemv(self, kernel: RowKernel, blocks: int, tokens: int, *tiles: Tile) -> dict[str, Any]:
+    def gemv(self, kernel: RowKernel, blocks: int, tokens: int, *tiles: Tile) -> dict[str, Any]:
         """The tile config of a GEMV kernel for matrices of these formats, and its warps."""
         shape = self.tuning.shape(kernel, tokens)
         is_float = any(tile.code == Code.SINGLE for tile in tiles)
@@ -153,7 +153,7 @@ class StepLaunches:
             SECOND=self._tile(parts[1]) if len(parts) > 1 else None,
             BIAS=bias is not None,
             SOURCE=self.source_config(source),
-            **self._gemv(kernel, source.activations.blocks, tokens, *(part.shapes.tile for part in parts)),
+            **self.gemv(kernel, source.activations.blocks, tokens, *(part.shapes.tile for part in parts)),
         )
 
     def stacked(self, stack: Stack, source: Source, y: Tensor, bias: Tensor | None, tokens: int) -> None:
@@ -183,7 +183,7 @@ class StepLaunches:
             READ=read.config,
             OUT=layout,
             TILE=matrix.shapes.tile,
-            **self._gemv("qkv", read.blocks, tokens, matrix.shapes.tile),
+            **self.gemv("qkv", read.blocks, tokens, matrix.shapes.tile),
         )
 
     def gated(
@@ -208,7 +208,7 @@ class StepLaunches:
             HIDDEN=out.config,
             GATED=gated,
             SOURCE=self.source_config(source),
-            **self._gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, ffn.up.shapes.tile),
+            **self.gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, ffn.up.shapes.tile),
         )
 
     def activation_norm(
@@ -272,7 +272,7 @@ class StepLaunches:
             TILE=self._tile(matrix),
             BIAS=bias is not None,
             GAIN=gain is not None,
-            **self._gemv(kernel, read.blocks, tokens, matrix.shapes.tile),
+            **self.gemv(kernel, read.blocks, tokens, matrix.shapes.tile),
         )
 
     def add_norm(
@@ -386,5 +386,5 @@ class StepLaunches:
             CAPPED=spec.logit_soft_cap != 0,
             BIAS=model.head_bias is not None,
             SOURCE=self.source_config(source),
-            **self._gemv("head", source.activations.blocks, tokens, model.head.shapes.tile),
+            **self.gemv("head", source.activations.blocks, tokens, model.head.shapes.tile),
         )

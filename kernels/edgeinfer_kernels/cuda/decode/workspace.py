@@ -11,6 +11,7 @@ from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix, GatheredSpace
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -57,6 +58,12 @@ def take_activations(
     return Activations(arena.take((rows_per_token * tokens, planes, blocks), torch.int32), planes, blocks)
 
 
+def _gathered(blocks: Sequence[DeviceBlock], arena: Arena, width: int) -> GatheredSpace | None:
+    downs = [matrix for block in blocks for matrix in block.weights.outputs]
+    neurons = [matrix.shapes.columns for matrix in downs if isinstance(matrix, ColumnMatrix)]
+    return GatheredSpace(arena, max(neurons), width) if neurons else None
+
+
 class Workspace:
     """The buffers of a decode step; in a counting arena only their size is counted. `spaces`: those of each
     block kind.
@@ -81,6 +88,8 @@ class Workspace:
         programs = model.head.shapes.padded_rows // ROWS
         self.best = arena.take((tokens, programs), torch.float32)
         self.best_ids = arena.take((tokens, programs), torch.int32)
+        self.gathered = _gathered(blocks, arena, width)
+        """The buffers of feed-forwards that read only active neurons; None: there is none."""
         self.nothing = model.head.words  # Dummy pointer for kernel arguments that are not used.
 
     @staticmethod

@@ -7,7 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.neuron_layout import ColumnLayout, MemoryOrder, neuron_row_bytes
 from edgeinfer_kernels.cpu.layout.packed_matrix import expert_bytes, group_bytes, kernel_format
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
@@ -59,9 +60,15 @@ class StreamedMatrix(DeviceMatrix):
 
     @cached_property
     def group_bytes(self) -> int:
-        """Bytes of sixteen rows."""
+        """Bytes of sixteen rows that are interleaved, or stored by neuron."""
+        if self.order_in_memory == "rows":
+            return ROWS_PER_GROUP * neuron_row_bytes(self.source)
         return group_bytes(self.source)
 
     @cached_property
     def expert_bytes(self) -> int:
+        if self.order_in_memory == "rows":
+            return self.shapes.rows * neuron_row_bytes(self.source)
+        if self.order_in_memory == "columns":
+            return ColumnLayout.of(self.source).nbytes
         return expert_bytes(self.source)

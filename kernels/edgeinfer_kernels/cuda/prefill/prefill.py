@@ -165,7 +165,7 @@ class Prefill:
         """Report the rows that the parts of a layer's feed-forward have kept, in the order of the file."""
         kept = self.products.kept
         if kept and self.on_hidden is not None:
-            self.on_hidden(layer, torch.cat(kept, 1).float().numpy())
+            self.on_hidden(layer, torch.cat(kept, 1).float().numpy(), None)
             kept.clear()
 
     def _waits_for_host(self, chunk: Chunk) -> bool:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
+from edgeinfer_kernels.cpu.layout.neuron_layout import ColumnLayout
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
@@ -41,6 +42,7 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import (
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
+from edgeinfer_kernels.cuda.triton_ops.neuron_unpacking import unpack_neuron_columns, unpack_neuron_rows
 from edgeinfer_kernels.cuda.triton_ops.unpacking import unpack
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts, ExpertStacks, RoutingSpace
@@ -330,6 +332,8 @@ class PrefillExperts:
         columns = matrix.shapes.columns
         piece_rows = self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP
         step = min(expert_rows, self._products.rows_at_once(columns), piece_rows)
+        if matrix.order_in_memory == "columns":
+            step = expert_rows
         for first in range(0, expert_rows, step):
             count = min(step, expert_rows - first)
             weights = self._products.scratch[: len(part.experts) * count * columns]
@@ -338,10 +342,12 @@ class PrefillExperts:
 
     def _send(self, matrix: StreamedMatrix, experts: Sequence[int], first: int, weights: Tensor) -> None:
         """Stream the experts' rows from `first` on as float16, (experts · rows, columns); adjacent ones in
-        one copy.
+        one copy. Of those stored by columns all are streamed.
         """
         rows = len(weights) // len(experts)
-        begin, nbytes = (n // ROWS_PER_GROUP * matrix.group_bytes for n in (first, rows))
+        begin, nbytes = (n * matrix.group_bytes // ROWS_PER_GROUP for n in (first, rows))
+        if matrix.order_in_memory == "columns":
+            nbytes = matrix.expert_bytes
         spans: list[tuple[int, int]] = []
         for expert in experts:
             at = expert * matrix.expert_bytes + begin
@@ -350,7 +356,13 @@ class PrefillExperts:
             else:
                 spans.append((at, at + nbytes))
         raw = self._sender.send(matrix.memory, spans)
-        unpack(raw, matrix.format, matrix.shapes.columns, weights)
+        if matrix.order_in_memory == "rows":
+            unpack_neuron_rows(raw, matrix.format, weights)
+        elif matrix.order_in_memory == "columns":
+            layout = ColumnLayout.of(matrix.source)
+            unpack_neuron_columns(raw, matrix.format, layout, weights, by_expert=True)
+        else:
+            unpack(raw, matrix.format, matrix.shapes.columns, weights)
         if matrix.source.scales is not None:
             for index, expert in enumerate(experts):
                 weights[index * rows : (index + 1) * rows].mul_(float(matrix.source.scales[expert]))

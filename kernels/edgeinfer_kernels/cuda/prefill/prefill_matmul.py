@@ -20,9 +20,9 @@ from edgeinfer_kernels.cuda.lora import DeviceLora, adapted
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, activation_norm_rows, activation_rows
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import dequantize_kernel
 from edgeinfer_kernels.cuda.triton_ops.neuron_unpacking import (
-    padded_columns,
     unpack_neuron_columns,
     unpack_neuron_rows,
 )
@@ -79,6 +79,9 @@ class Products:
 
     def multiply(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
+        if isinstance(matrix, ColumnMatrix):
+            self._multiply_columns(rows, matrix, out)
+            return
         if isinstance(matrix, StreamedMatrix) and matrix.order_in_memory == "columns":
             self._multiply_by_neuron(rows, matrix, out)
             return
@@ -104,6 +107,21 @@ class Products:
             self.sender.done()
             part = rows[:, first * neurons : last * neurons]
             _add_product(part, weights[:, :outputs], out, is_first=first == 0)
+
+    def _multiply_columns(self, rows: Tensor, matrix: ColumnMatrix, out: Tensor) -> None:
+        """The same with down by neuron on the device."""
+        layout = matrix.layout
+        neurons = NEURONS_PER_BLOCK * layout.blocks_per_super
+        count = layout.blocks // layout.blocks_per_super
+        step = max(len(self.scratch) // (neurons * layout.outputs), 1)
+        for first in range(0, count, step):
+            last = min(count, first + step)
+            raw = matrix.memory[first * layout.super_bytes : last * layout.super_bytes]
+            here = (last - first) * neurons
+            weights = self.scratch[: here * layout.outputs].view(here, layout.outputs)
+            unpack_neuron_columns(raw, matrix.format, layout, weights)
+            part = rows[:, first * neurons : last * neurons]
+            _add_product(part, weights, out, is_first=first == 0)
 
     def by_head(self, rows: Tensor, matrix: DeviceMatrix, out: Tensor) -> None:
         """out (tokens, heads, outputs) float16 = rows (tokens, heads, columns) float16 · the rows of the
@@ -166,7 +184,7 @@ class Products:
         """As `_streamed_slices`, of gate or up by neuron."""
         assert self.sender is not None
         rows, row_bytes = matrix.shapes.rows, neuron_row_bytes(matrix.source)
-        columns = padded_columns(matrix.shapes.columns)
+        columns = matrix.shapes.columns
         step = max(min(len(self.scratch) // columns, self.sender.piece_bytes // row_bytes), 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
@@ -174,7 +192,7 @@ class Products:
             weights = self.scratch[: count * columns].view(count, columns)
             unpack_neuron_rows(raw, matrix.format, weights)
             self.sender.done()
-            yield first, weights[:, : matrix.shapes.columns]
+            yield first, weights
 
     def dense(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> tuple[Tensor, Tensor]:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be

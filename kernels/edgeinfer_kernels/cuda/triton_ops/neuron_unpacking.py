@@ -30,6 +30,10 @@ class ColumnOffsets(NamedTuple):
     super_bytes: int
     blocks_per_super: int
 
+    @classmethod
+    def of(cls, layout: ColumnLayout) -> "ColumnOffsets":
+        return cls(*(getattr(layout, name) for name in cls._fields))
+
 
 @triton.jit
 def _f16(at):
@@ -44,12 +48,13 @@ def _signed(code):
 
 @triton.jit
 def unpack_neuron_rows_kernel(
-    raw, out, GROUPS: tl.constexpr, BLOCK_BYTES: tl.constexpr, FORMAT: tl.constexpr
+    raw, out, COLUMNS: tl.constexpr, BLOCK_BYTES: tl.constexpr, FORMAT: tl.constexpr
 ):
-    """out (rows, GROUPS · 512) float16 = rows of gate or up; program (group of sixteen blocks, row). Fields
-    are those of `neuron_rows.py`. Reads a group's bytes once from memory; writes 1,024 bytes.
+    """out (rows, COLUMNS) float16 = rows of gate or up; program (group of sixteen blocks, row). Fields are
+    those of `neuron_rows.py`. Reads a group's bytes once from memory; writes 1,024 bytes at most.
     """
     group, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    GROUPS: tl.constexpr = (COLUMNS + 32 * LANES - 1) // (32 * LANES)
     lane = tl.arange(0, LANES)[:, None]
     column = tl.arange(0, 32)[None, :]
     block = raw + (row * GROUPS + group) * (LANES * BLOCK_BYTES)
@@ -83,13 +88,16 @@ def unpack_neuron_rows_kernel(
             scale = tl.load(block + 64 + lane).to(tl.float32)
             minimum = _f16(block + 32 + 2 * lane) * tl.load(block + 80 + lane).to(tl.float32)
             value = d * scale * code.to(tl.float32) - minimum
-    to = out + row * (GROUPS * 512) + (group * LANES + lane) * 32 + column
-    tl.store(to, value.to(tl.float16))
+    position = (group * LANES + lane) * 32 + column
+    tl.store(out + row * COLUMNS + position, value.to(tl.float16), mask=position < COLUMNS)
 
 
 @triton.jit
-def unpack_neuron_columns_kernel(raw, out, OFFSETS: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr):
-    """out (neurons, outputs) float16 = blocks of 32 neurons of down; program (TILE outputs, block).
+def unpack_neuron_columns_kernel(
+    raw, out, OFFSETS: tl.constexpr, BITS: tl.constexpr, FORMAT: tl.constexpr, EXPERT: tl.constexpr
+):
+    """out (neurons, outputs) float16 = blocks of 32 neurons of down; program (TILE outputs, block). With
+    experts of EXPERT neurons (not 0) out is (experts, outputs, EXPERT).
 
     Output 16k + 4l + i of 64 is byte 16l + 4k + i; low nibbles are outputs 0…63 of TILE, high nibbles the
     others. Reads each byte once from memory; writes 2 bytes per weight.
@@ -119,36 +127,33 @@ def unpack_neuron_columns_kernel(raw, out, OFFSETS: tl.constexpr, BITS: tl.const
     else:
         minimum = _f16(whole + 2 * (OUTPUTS + output)) * tl.load(here + OUTPUTS + output).to(tl.float32)
         value = d * tl.load(here + output).to(tl.float32) * code.to(tl.float32) - minimum
-    tl.store(out + (block * NEURONS + neuron) * OUTPUTS + output, value.to(tl.float16))
-
-
-def padded_columns(columns: int) -> int:
-    """Columns of an unpacked row of gate or up."""
-    return row_groups(columns) * ROWS_PER_GROUP * 32
+    at = block * NEURONS + neuron
+    if EXPERT == 0:
+        to = out + at * OUTPUTS + output
+    else:
+        to = out + (at // EXPERT * OUTPUTS + output) * EXPERT + at % EXPERT
+    tl.store(to, value.to(tl.float16))
 
 
 def unpack_neuron_rows(raw: torch.Tensor, format_name: str, out: torch.Tensor) -> None:
-    """out (rows, padded columns) float16 = whole rows of gate or up by neuron, uint8."""
-    groups = out.shape[1] // (32 * ROWS_PER_GROUP)
+    """out (rows, columns) float16 = whole rows of gate or up by neuron, uint8."""
+    rows, columns = out.shape
     nbytes = NEURON_FORMATS[format_name].row_block_bytes
-    unpack_neuron_rows_kernel[(groups, len(out))](
-        raw, out, GROUPS=groups, BLOCK_BYTES=nbytes, FORMAT=format_name, num_warps=4
+    unpack_neuron_rows_kernel[(row_groups(columns), rows)](
+        raw, out, COLUMNS=columns, BLOCK_BYTES=nbytes, FORMAT=format_name, num_warps=4
     )
 
 
 def unpack_neuron_columns(
-    raw: torch.Tensor, format_name: str, layout: ColumnLayout, out: torch.Tensor
+    raw: torch.Tensor, format_name: str, layout: ColumnLayout, out: torch.Tensor, *, by_expert: bool = False
 ) -> None:
-    """out (neurons, padded outputs) float16 = whole super-blocks of down by neuron, uint8."""
-    offsets = ColumnOffsets(
-        layout.outputs,
-        layout.neuron_bytes,
-        layout.factor_bytes,
-        layout.block_bytes,
-        layout.super_factor_bytes,
-        layout.super_bytes,
-        layout.blocks_per_super,
-    )
-    grid = (layout.outputs // OUTPUTS_PER_TILE, len(out) // NEURONS_PER_BLOCK)
-    bits = NEURON_FORMATS[format_name].bits
-    unpack_neuron_columns_kernel[grid](raw, out, OFFSETS=offsets, BITS=bits, FORMAT=format_name, num_warps=4)
+    """out (neurons, padded outputs) float16 = whole super-blocks of down by neuron, uint8; or `by_expert`,
+    (experts · padded outputs, neurons of an expert).
+    """
+    offsets = ColumnOffsets.of(layout)
+    neurons = out.numel() // layout.outputs
+    grid = (layout.outputs // OUTPUTS_PER_TILE, neurons // NEURONS_PER_BLOCK)
+    unpack_neuron_columns_kernel[grid](
+        raw, out, OFFSETS=offsets, BITS=NEURON_FORMATS[format_name].bits, FORMAT=format_name,
+        EXPERT=out.shape[1] if by_expert else 0, num_warps=4,
+    )  # fmt: skip

@@ -91,14 +91,17 @@ def load_tile(
     MASKED: tl.constexpr,
     TILE: tl.constexpr,
     VECTOR: tl.constexpr = 0,
+    kept=None,
 ):
     """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32, factors of rows
     (rows, 1).
 
     `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks per row. MASKED: `blocks` may exceed
-    that; VECTOR: `blocks` come from `blocks_at`.
+    that; VECTOR: `blocks` come from `blocks_at`. kept: None, or a mask of the rows that are read (MASKED).
     """
     inside = (blocks < BLOCKS)[None, :]
+    if kept is not None:
+        inside = inside & kept[:, None]
     row, block = rows[:, None], blocks[None, :]
     if TILE.code == BYTE:
         PLANES: tl.constexpr = 8

@@ -67,6 +67,10 @@ class DeviceBuilder:
     def matrix(self, source: Matrix) -> DeviceMatrix:
         raise NotImplementedError
 
+    def down(self, source: Matrix) -> DeviceMatrix:
+        """The down projection of a feed-forward, which may be stored by neuron."""
+        return self.matrix(source)
+
     def stack(self, matrices: Sequence[OrderedRows]) -> Stack:
         """Matrices that are multiplied with the same rows."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
 """A decoder's weights, caches and buffers in device memory."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
@@ -57,7 +58,8 @@ class DeviceModel(DeviceBuilder):
     """All device data of a decoder; in a counting arena only its size is counted.
 
     `spec` and `weights` are those of the whole decoder; `stages`: of a split model, whose shards on the GPU
-    are taken. It starts with hidden states from its host, and has no embedding.
+    are taken. It starts with hidden states from its host, and has no embedding. The feed-forwards of the
+    layers `gathered` store down by neuron.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a block without a kernel.
@@ -74,6 +76,7 @@ class DeviceModel(DeviceBuilder):
         kv: CacheType = "f16",
         stages: Sequence[Stage] = (),
         per_layer_here: bool = False,
+        gathered: Collection[int] = (),
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self._non_finite: list[tuple[str, Tensor]] = []
@@ -88,6 +91,8 @@ class DeviceModel(DeviceBuilder):
         self.context = context
         self._kv = kv
         self._fills: list[_Fill] = []
+        self._gathered, self._by_neuron = gathered, False
+        self._columns: list[tuple[ColumnMatrix, Matrix]] = []
         self.lora: dict[int, DeviceLora] = {}
         """The LoRA adapters in use, by the id of the `DeviceMatrix`."""
         self.placed: dict[int, list[PlacedMatrix]] = {}
@@ -121,6 +126,7 @@ class DeviceModel(DeviceBuilder):
         arena, spec, module = self._arena, residual.block, device_module(residual.block.kind)
         begin = arena.used
         norms = self.norms(w)
+        self._by_neuron = self.layers[index.layer] in self._gathered
         weights = module.take(self, spec, w.block, self._shards[index.layer] if self._shards else ())
         name = f"layer {index.layer} {module.PART}"
         self.parts.append(Part(name, arena.used - begin, read=True))
@@ -149,6 +155,13 @@ class DeviceModel(DeviceBuilder):
         parts = [source.expert(i) for i in range(source.experts)] if source.picked else [source]
         self._fills += [_Fill(part, target, index * source.rows, None) for index, part in enumerate(parts)]
         self._place(target, PlacedMatrix(id(source), 0, source.rows, None))
+        return target
+
+    def down(self, source: Matrix) -> DeviceMatrix:
+        if not self._by_neuron or not source.columns:
+            return self.matrix(source)
+        target = ColumnMatrix.take(self._arena, source)
+        self._columns.append((target, source))
         return target
 
     def _place(self, target: DeviceMatrix, placed: PlacedMatrix) -> None:
@@ -195,10 +208,17 @@ class DeviceModel(DeviceBuilder):
                 self._fill(entry, uploader)
             if on_loaded:
                 on_loaded(entry.source)
+        for columns, source in self._columns:
+            raw = torch.from_numpy(np.array(source.raw))
+            self._non_finite.append((source.name, has_non_finite(raw, source.format)))
+            columns.upload(source)
+            if on_loaded:
+                on_loaded(source)
         self.per_layer.fill(uploader)
         self._refuse_non_finite()
         self._decoded.clear()
         self._fills.clear()
+        self._columns.clear()
 
     def _refuse_non_finite(self) -> None:
         """Check all flags of the packing once, because each check waits for the device."""

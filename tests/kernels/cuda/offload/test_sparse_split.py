@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units
@@ -63,13 +64,46 @@ def test_steps_and_streamed_prompts_equal_the_unsplit_logits(
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
+EXPERT_MODELS = {
+    "smallthinker": replace(ZOO["smallthinker"], width=256, expert_length=256, layers=3),
+    "nemotron_h_moe": replace(ZOO["nemotron_h_moe"], width=256, expert_length=256),
+}
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
+@pytest.mark.parametrize("name", EXPERT_MODELS)
+@pytest.mark.default_cases(1)
+def test_steps_and_streamed_prompts_of_sparse_experts_equal_the_unsplit_logits(
+    device: str, tmp_path: Path, name: str, kind: str
+) -> None:
+    with opened(replace(EXPERT_MODELS[name], formats=(kind,)), tmp_path) as decoder:
+        spec, weights = decoder.specification, decoder.weights
+        splits = [LayerSplit(True, experts=(1, 4, 6)), LayerSplit(True, experts=(0,)), LayerSplit(True)]
+        if name == "nemotron_h_moe":
+            splits = [device_layer(decoder, 0), splits[0], device_layer(decoder, 2), splits[2]]
+        experts = [layer for layer in range(len(splits)) if has_experts(decoder, layer)]
+        assert [why_dense(spec, weights, layer) for layer in experts] == [None] * len(experts)
+        sparse: SparseLayers = dict.fromkeys(experts)
+        units = kernel_units(weights, head=False, sparse=sparse)
+        kernels = built_kernels(BEST, [SERVICE, *units])
+        ids = decoder.ids(20)
+        with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6, sparse=sparse) as backend:
+            result = read_split(backend, ids, (10, 1, 6, 2, 1))
+        assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
+
+
+def has_experts(decoder: Decoder, layer: int) -> bool:
+    """Whether a layer has experts."""
+    return any(isinstance(each.block, MoeSpec) for each in decoder.specification.layers[layer].blocks)
+
+
 def test_streamed_prompts_report_which_neurons_are_active(device: str, tmp_path: Path) -> None:
     with opened(replace(MODELS["arcee"], formats=("Q8_0",)), tmp_path) as decoder:
         splits = [LayerSplit(True, neurons=512), CPU_ONLY, device_layer(decoder, 2)]
         kernels = built_kernels(BEST, [SERVICE, *kernel_units(decoder.weights)])
         ids, seen = decoder.ids(40), dict[int, list[np.ndarray]]()
         with split_decoder(decoder, device, splits, kernels, stream_min_tokens=6) as backend:
-            backend.gpu_shard.observe(lambda layer, rows: seen.setdefault(layer, []).append(rows.copy()))
+            backend.gpu_shard.observe(lambda layer, rows, _: seen.setdefault(layer, []).append(rows.copy()))
             read_split(backend, ids, (1, 4, 12, 11))
         hidden = here_hidden(decoder, kernels, ids[:17])
     assert {layer: [rows.shape for rows in found] for layer, found in seen.items()} == {
@@ -84,7 +118,7 @@ def here_hidden(decoder: Decoder, kernels: Kernels, ids: list[int]) -> dict[int,
     state = DecoderState.allocate(decoder.specification, 64, "f32")
     backend = CpuBackend(decoder.specification, decoder.weights, state, kernels, CpuOptions(32, 1))
     seen = {}
-    backend.on_hidden = lambda layer, rows: seen.update({layer: rows.copy()})
+    backend.on_hidden = lambda layer, rows, _: seen.update({layer: rows.copy()})
     backend.forward(backend.embed(ids), 0)
     backend.close()
     return seen
@@ -116,11 +150,12 @@ for capability in (80, 90, 120):
     target = GPUTarget("cuda", capability, 32)
     for name in ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"):
         signature = {"raw": "*u8", "out": "*fp16"}
-        rows = {"GROUPS": 8, "BLOCK_BYTES": 18, "FORMAT": name}
+        rows = {"COLUMNS": 4096, "BLOCK_BYTES": 18, "FORMAT": name}
         columns = {"OFFSETS": OFFSETS, "BITS": 4 if name in ("Q4_0", "Q4_K") else 8, "FORMAT": name}
         for kernel, constants in (
             (module.unpack_neuron_rows_kernel, rows),
-            (module.unpack_neuron_columns_kernel, columns),
+            (module.unpack_neuron_columns_kernel, columns | {"EXPERT": 0}),
+            (module.unpack_neuron_columns_kernel, columns | {"EXPERT": 768}),
         ):
             kinds = signature | dict.fromkeys(constants, "constexpr")
             assert triton.compile(ASTSource(kernel, kinds, constants), target=target).asm["ptx"]

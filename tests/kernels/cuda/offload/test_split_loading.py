@@ -16,7 +16,7 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
-from edgeinfer_offload.planner import placement_problem
+from edgeinfer_offload.planner import layer_costs, placement_problem
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
@@ -201,6 +201,49 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
             assert all(item.device == "cpu" and item.weights_read < item.bytes for item in cold)
             logits.append(engine.append([7]))
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
+
+
+def test_a_model_on_a_gpu_gathers_active_neurons_if_that_is_faster(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = replace(ZOO["arcee"], width=128, layers=2, formats=("Q8_0",), feed_forward=1024)
+    path = model.write(tmp_path / "arcee.gguf")
+    small_gpu(1 << 40)
+    logits = []
+    for launches in (4, 0):  # a small model is bound by launches
+        monkeypatch.setattr(layer_costs, "GATHERED_LAUNCHES", launches)
+        with edgeinfer.load(path, context=64, threads=2, device="cuda", sparse="exact") as loaded:
+            engine: Any = loaded.engine
+            assert loaded.plan is not None
+            assert [layer.gathers for layer in loaded.plan.layers] == [launches == 0] * 2
+            assert engine.backend.nbytes <= loaded.plan.bytes_on("gpu")
+            line = "the GPU reads only the active neurons of 2 of 2 layers"
+            assert (line in loaded.details) == (launches == 0)
+            logits.append(np.stack([*loaded.logits(list(range(5, 17))), engine.append([7])]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
+
+
+def test_sparse_experts_next_to_a_gpu_have_no_expert_cache(
+    small_gpu: Callable[[int], None], tmp_path: Path
+) -> None:
+    model = replace(ZOO["smallthinker"], width=256, expert_length=256, formats=("Q8_0",), layers=2)
+    path = model.write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    small_gpu(gpu_bytes(path) - (600 << 10))
+    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, sparse=sparse, **loading) as loaded:
+            assert loaded.plan is not None
+            layers = loaded.plan.layers
+            assert any(layer.has_some_experts for layer in layers)
+            assert not (sparse == "exact" and any(layer.expert_cache for layer in layers))
+            fixed = "the experts on the GPU don't change: sparse ones have no expert cache"
+            assert (fixed in loaded.details) == (sparse == "exact")
+            by_neuron = [item for item in loaded.plan.items if item.item.endswith(", by neuron")]
+            assert bool(by_neuron) == (sparse == "exact")
+            logits.append(np.stack([loaded.engine.append([token]) for token in (7, 9)]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.02 * np.linalg.norm(logits[0])
 
 
 def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(

@@ -167,6 +167,7 @@ def profile_report(profiling: "Profiling") -> dict[str, Any]:
         "tokens": list(profiling.profile.tokens),
         "active_is": profiling.profile.rule,
         "overall": covered(profiling.overall),
+        "active_share_in_experts": profiling.in_experts,
         "layers": layers,
     }
 
@@ -184,6 +185,8 @@ def _print_report(profiling: "Profiling") -> None:
     print_columns(head, rows, right=range(1, len(head)))
     first, last = profiling.profile.tokens
     print(f"active: {profiling.profile.rule}; counted over {first} tokens, checked on {last} others")
+    if profiling.in_experts is not None:
+        print(f"in an expert that the router selected {profiling.in_experts:.1%} of the neurons are active")
     print("as many at random would cover " + ", ".join(f"{share:.0%}" for share in SHARES))
 
 

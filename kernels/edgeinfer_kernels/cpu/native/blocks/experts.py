@@ -138,43 +138,48 @@ def project_experts(pool, counter, thread, block, tokens, matrix, source, out, o
 
 
 @device_function
-def activate_experts(pool, counter, block, tokens):
-    """Phase: hidden = activation(gate)·up of every assignment, or activation(up) without a gate, in the input
-    format of W_down; in pieces.
+def activate_assignment(block, assignment, row_index, first, last):
+    """hidden = activation(gate)·up of an assignment's neurons first..last, or activation(up) without a gate,
+    in the input format of W_down.
     """
     hidden = block.hidden
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
     code = block.activation
-    columns = hidden.columns
     stride = hidden.float_stride
+    entry = block.active.experts[load_i64(block.entries + 8 * assignment)]
+    expert = entry.expert
+    start = entry.first_row
+    up = hidden.floats + row_index * stride
+    gate = block.gate + row_index * stride
+    weight = np.float32(1)
+    if block.weighted_input != 0:
+        weight = load_f32(block.weights + 4 * assignment)
+    factor = splat_f32(weight)
+    for i in range(first, last, 16):
+        value = add_expert_bias(multiply(load_floats(up + 4 * i), factor), up_matrix, expert, i)
+        if gate_matrix.address != 0:
+            gated = multiply(load_floats(gate + 4 * i), factor)
+            gated = add_expert_bias(gated, gate_matrix, expert, i)
+            value = activate_gated(code, gated, value)
+        else:
+            value = activate(code, value)
+        store_floats(up + 4 * i, value)
+    write_activations_from(up, hidden, start, row_index - start, entry.assignments, first, last)
+
+
+@device_function
+def activate_experts(pool, counter, block, tokens):
+    """Phase: the hidden rows of every assignment, in pieces."""
+    hidden = block.hidden
     assignments = tokens * block.experts_per_token
     while True:
-        assignment, first, last = next_piece(pool, counter, columns)
+        assignment, first, last = next_piece(pool, counter, hidden.columns)
         if assignment >= assignments:
             break
         row_index = load_i64(block.assignment_rows + 8 * assignment)
-        if row_index < 0:
-            continue
-        entry = block.active.experts[load_i64(block.entries + 8 * assignment)]
-        expert = entry.expert
-        start = entry.first_row
-        up = hidden.floats + row_index * stride
-        gate = block.gate + row_index * stride
-        weight = np.float32(1)
-        if block.weighted_input != 0:
-            weight = load_f32(block.weights + 4 * assignment)
-        factor = splat_f32(weight)
-        for i in range(first, last, 16):
-            value = add_expert_bias(multiply(load_floats(up + 4 * i), factor), up_matrix, expert, i)
-            if gate_matrix.address != 0:
-                gated = multiply(load_floats(gate + 4 * i), factor)
-                gated = add_expert_bias(gated, gate_matrix, expert, i)
-                value = activate_gated(code, gated, value)
-            else:
-                value = activate(code, value)
-            store_floats(up + 4 * i, value)
-        write_activations_from(up, hidden, start, row_index - start, entry.assignments, first, last)
+        if row_index >= 0:
+            activate_assignment(block, assignment, row_index, first, last)
 
 
 @device_function
@@ -284,10 +289,9 @@ def finish_shared(pool, thread, block, tokens, scratch):
     project(pool, 12, thread, tokens, down, hidden, out, stride, scratch)
 
 
-@exports.add("experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
-def experts_block(block, step_args, pool, thread):
-    """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `step_args`."""
-    scratch = scratch_of(block, thread)
+@device_function
+def route(pool, thread, block, step_args, scratch):
+    """Counters 0 to 2, 14 and 15: from x to the selected experts and what they read; ends with a barrier."""
     normed = block.normed
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     barrier(pool)
@@ -299,6 +303,25 @@ def experts_block(block, step_args, pool, thread):
     select_experts(pool, 2, block, step_args, scratch)
     quantize_latent(pool, block, step_args)
     barrier(pool)
+
+
+@device_function
+def read_selected(pool, thread, block, step_args, scratch):
+    """As `route`, after a device has selected the experts; without a barrier at the end."""
+    normed = block.normed
+    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
+    if block.latent_down.address != 0:
+        barrier(pool)
+        project_latent(pool, thread, block, step_args, scratch)
+        barrier(pool)
+        quantize_latent(pool, block, step_args)
+
+
+@exports.add("experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
+def experts_block(block, step_args, pool, thread):
+    """x += scale · Σ weight · expert(norm(x)), plus the shared expert, for the tokens of `step_args`."""
+    scratch = scratch_of(block, thread)
+    route(pool, thread, block, step_args, scratch)
     add_experts(pool, thread, block, step_args, scratch)
 
 
@@ -308,13 +331,7 @@ def selected_experts_block(block, step_args, pool, thread):
     shared expert.
     """
     scratch = scratch_of(block, thread)
-    normed = block.normed
-    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
-    if block.latent_down.address != 0:
-        barrier(pool)
-        project_latent(pool, thread, block, step_args, scratch)
-        barrier(pool)
-        quantize_latent(pool, block, step_args)
+    read_selected(pool, thread, block, step_args, scratch)
     add_experts(pool, thread, block, step_args, scratch)
 
 
@@ -349,6 +366,14 @@ def add_experts(pool, thread, block, step_args, scratch):
     project_experts(pool, 11, thread, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
         finish_shared(pool, thread, block, tokens, scratch)
+    add_results(pool, thread, block, step_args, scratch)
+
+
+@device_function
+def add_results(pool, thread, block, step_args, scratch):
+    """Counter 13 (with a latent projection also 0 and 1): the experts' results to x; starts with a
+    barrier.
+    """
     barrier(pool)
     if block.latent_up.address != 0:
         project_latent_back(pool, thread, block, step_args, scratch)
