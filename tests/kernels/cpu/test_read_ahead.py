@@ -73,7 +73,7 @@ def test_a_predicted_layer_reads_its_predictor_and_the_first_neurons() -> None:
     assert each * NEURONS % weights.ffn_up.nbytes == 0
 
 
-def test_spans_are_read_in_turns_by_all_threads() -> None:
+def test_ranges_alternate_between_the_spans() -> None:
     long, short = Span(1 << 40, 100 * PIECE_BYTES), Span(2 << 40, 4 * PIECE_BYTES)
     found = ranges([long, short], 4)
     assert found[:4].tolist() == [
