@@ -210,7 +210,8 @@ class DeviceModel(DeviceBuilder):
                 on_loaded(entry.source)
         for columns, source in self._columns:
             raw = torch.from_numpy(np.array(source.raw))
-            self._non_finite.append((source.name, has_non_finite(raw, source.format)))
+            flag = has_non_finite(raw, source.format).to(uploader.device)
+            self._non_finite.append((source.name, flag))
             columns.upload(source)
             if on_loaded:
                 on_loaded(source)
