@@ -11,16 +11,22 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.sampling import sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
-from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
+from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, sample, sample_best_kernel
+from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import (
+    CACHED_AT,
+    COMMON_STEP_SIZES,
+    MASKS_AT,
+    POSITIONS_AT,
+    SEQUENCES_AT,
+    STATE_WORDS,
+)
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
@@ -72,11 +78,12 @@ class CapturedSteps:
         self._start = start
         state = self._state.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
-        state[8 : 8 + count] = np.arange(start, start + count)
-        state[16 : 16 + count] = (2 << np.arange(count)) - 1
-        state[CACHED_AT] = start
+        state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
+        state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
+        state[CACHED_AT] = state[SEQUENCES_AT] = start
         if self._slots is not None:
-            state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
+            first = SEQUENCES_AT + 1
+            state[first : first + 4] = *self._slots.begin(start, len(ids)), len(ids)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
         self.per_layer.send(ids)
 
@@ -100,8 +107,9 @@ class CapturedSteps:
         held = self._batches[self._turn]
         state = held.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
-        state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
-        state[16 : 16 + count] = 1
+        at = state[POSITIONS_AT : POSITIONS_AT + count]
+        at[: len(ids)], at[len(ids) :] = positions.positions, 0
+        state[MASKS_AT : MASKS_AT + count] = 1
         self.step.workspace.state.copy_(held, non_blocking=True)
 
     def set_next_slots(self, start: int) -> None:
@@ -109,7 +117,8 @@ class CapturedSteps:
         if self._slots is not None:
             words = self._next_slots[start % len(self._next_slots)]
             words[:] = torch.tensor([*self._slots.begin(start, 1), 1], dtype=torch.int32)
-            self.step.workspace.state[SLOTS_AT : SLOTS_AT + 4].copy_(words, non_blocking=True)
+            first = SEQUENCES_AT + 1
+            self.step.workspace.state[first : first + 4].copy_(words, non_blocking=True)
 
     def run(self, tokens: int, mode: str = NONE, layout: Layout = TEXT) -> None:
         """Run a step of the tokens in `state`; in a split model including its CPU stages."""

@@ -1,4 +1,4 @@
-"""The kernel launches of one decode step: 1 to 8 tokens from ids to logits, entirely on the device.
+"""The kernel launches of one decode step: 1 to 16 tokens from ids to logits, entirely on the device.
 
     embed | for each block: its projections and its result, added to x | head
 

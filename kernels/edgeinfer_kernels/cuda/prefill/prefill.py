@@ -29,7 +29,7 @@ from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kerne
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import SEQUENCES_AT, STATE_WORDS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
@@ -65,8 +65,8 @@ OBSERVED_EVERY = 8
 def chunk_words(start: int, tokens: int, step: RecurrentStep | None = None) -> Tensor:
     """(STATE_WORDS,) int32: what kernels read of a chunk, in the places of a decode step's words."""
     words = torch.zeros(STATE_WORDS, dtype=torch.int32)
-    words[8] = start
-    words[SLOTS_AT : SLOTS_AT + 4] = torch.tensor([*(step or RecurrentStep()), tokens], dtype=torch.int32)
+    of_sequence = (start, *(step or RecurrentStep()), tokens)
+    words[SEQUENCES_AT : SEQUENCES_AT + len(of_sequence)] = torch.tensor(of_sequence, dtype=torch.int32)
     return words
 
 
