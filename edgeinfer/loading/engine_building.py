@@ -74,13 +74,19 @@ class EngineBuilder:
         if isinstance(self.plan, PipelinePlan):
             return self._pipeline(self.plan)
         if kinds == {"gpu"}:
-            return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), self.plan.options.chunk)
+            return self._on_gpu()
         backend, warnings = self.split_backend()
         return self._loaded(backend, CHUNK, warnings)
 
     @property
     def plan(self) -> MemoryPlan:
         return self.planned.memory
+
+    def _on_gpu(self) -> LoadedEngine:
+        shard = self._gpu_shard(None, LoadProgress(self.source))
+        loaded = self._loaded(shard, self.plan.options.chunk, states=len(shard.pool.states))
+        loaded.engine.join(shard.pool)
+        return loaded
 
     def _on_cpu(self) -> LoadedEngine:
         source, plan = self.source, self.plan

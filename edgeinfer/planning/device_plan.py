@@ -23,7 +23,9 @@ GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
 HEAD_ON_CPU = "draft heads run on the CPU only: using prompt lookup instead"
-STATE_QUEUE = Detail("requests run one at a time: a GPU has no batches of recurrent states")
+STATE_QUEUE = Detail(
+    "requests run one at a time: states of recurrent layers that a GPU and the CPU share have no batches"
+)
 SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
     "than a tenth; parallel=N takes N if they fit"
@@ -333,7 +335,7 @@ def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -
 def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
     """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU."""
     shared = _shared_caches(request, options)
-    if request.parallel == 1 or shared is None:
+    if request.parallel == 1 or shared is None or request.sizes.is_recurrent:
         return options
     if request.parallel and not shared.whole_caches:
         return replace(shared, sequences=request.parallel)
@@ -360,8 +362,8 @@ def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions) ->
 
 
 def _shared_caches(request: PlanRequest, options: PlanOptions) -> PlanOptions | None:
-    """The options with caches that sequences on a GPU can share, if need be without rings; None: the model
-    has recurrent states.
+    """The options with caches that sequences on a GPU can share, if need be without rings; None: there are
+    none.
     """
     positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
     if all(block.has_device_pages(positions) for block in request.sizes.blocks):
@@ -380,7 +382,7 @@ def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
         return (WHOLE_CACHES,)
     if options.sequences > 1:
         return ()
-    shared = _shared_caches(request, options)
+    shared = None if request.sizes.is_recurrent else _shared_caches(request, options)
     return (STATE_QUEUE if shared is None else SPLIT_QUEUE,)
 
 

@@ -34,6 +34,8 @@ class DeviceOptions:
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
     per_layer_here: bool = False
     """Whether the table of per-layer embeddings is on the device."""
+    sequences: int = 1
+    """Sequences with separate recurrent states; the context is that of all."""
 
 
 class SamplingSpace:
@@ -85,7 +87,7 @@ class DeviceParts:
         stages = options.stages
         model = DeviceModel(
             specification, weights, arena, context,
-            kv=options.kv, stages=stages, per_layer_here=options.per_layer_here,
+            kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, sequences=options.sequences,
         )  # fmt: skip
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)

@@ -38,7 +38,8 @@ SEQUENCE_WORDS = 8
 STATE_WORDS = SEQUENCES_AT + MAX_TOKENS * SEQUENCE_WORDS
 """Words of the int32 state of a step: ids at 0, positions, masks of the step's visible tokens, cached length,
 a flag that the CPU side was lost; from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
-a `RecurrentStep`, and its number of tokens without padding.
+a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of one sequence
+has the first of them.
 """
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""

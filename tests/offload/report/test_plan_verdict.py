@@ -36,7 +36,7 @@ def from_disk() -> MemoryPlan:
         (
             planned(dense_model(), 8),
             "gpu",
-            "Fits. 32 of 32 layers on the GPU, 6.3 of 8 GiB, about 44 tokens/s",
+            "Fits. 32 of 32 layers on the GPU, 6.4 of 8 GiB, about 44 tokens/s",
         ),
         (
             planned(dense_model(), 4),
@@ -144,7 +144,7 @@ def test_machines_are_compared_in_their_order() -> None:
         "": planned(moe_model(), 2),
     }
     rows = [" ".join(line.split()) for line in comparison_text(plans).splitlines()]
-    assert rows[1].startswith("large on the GPU 6.3 of 8 GiB 43.5 ")
+    assert rows[1].startswith("large on the GPU 6.4 of 8 GiB 43.5 ")
     assert rows[2] == "small no - - -"
     assert rows[3].startswith("split 2.0 of 2 GiB ")
     assert rows[5] == "small: the model needs more"
