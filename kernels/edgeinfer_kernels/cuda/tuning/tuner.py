@@ -62,7 +62,6 @@ CANDIDATES = (
     TuningCandidates(16, tuple({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
     TuningCandidates(16, tuple({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
     TuningCandidates(8, ({"tensor_above": 4},)),
-    TuningCandidates(4, ({"tensor_above": 2},)),
 )
 """Kernel by kernel; those that read most are first."""
 
