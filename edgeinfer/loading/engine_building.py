@@ -76,7 +76,7 @@ class EngineBuilder:
         if kinds == {"gpu"}:
             return self._on_gpu()
         backend, warnings = self.split_backend()
-        return self._loaded(backend, CHUNK, warnings)
+        return self._with_states(backend, backend.gpu_shard, CHUNK, warnings)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -84,7 +84,13 @@ class EngineBuilder:
 
     def _on_gpu(self) -> LoadedEngine:
         shard = self._gpu_shard(None, LoadProgress(self.source))
-        loaded = self._loaded(shard, self.plan.options.chunk, states=len(shard.pool.states))
+        return self._with_states(shard, shard, self.plan.options.chunk)
+
+    def _with_states(
+        self, backend: Backend[Any], shard: "CudaBackend", batch: int, warnings: Sequence[str] = ()
+    ) -> LoadedEngine:
+        """The engine of a backend, and those of the other states that the GPU's `shard` holds."""
+        loaded = self._loaded(backend, batch, warnings, len(shard.pool.states))
         loaded.engine.join(shard.pool)
         return loaded
 

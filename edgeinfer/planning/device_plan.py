@@ -24,7 +24,8 @@ NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup in
 
 HEAD_ON_CPU = "draft heads run on the CPU only: using prompt lookup instead"
 STATE_QUEUE = Detail(
-    "requests run one at a time: states of recurrent layers that a GPU and the CPU share have no batches"
+    "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "
+    "parallel=N takes N if they fit"
 )
 SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
@@ -333,11 +334,13 @@ def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -
 
 
 def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
-    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU."""
+    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU. Several
+    recurrent states are there only.
+    """
     shared = _shared_caches(request, options)
-    if request.parallel == 1 or shared is None or request.sizes.is_recurrent:
+    if request.parallel == 1 or shared is None:
         return options
-    if request.parallel and not shared.whole_caches:
+    if request.parallel and not shared.whole_caches and not request.sizes.is_recurrent:
         return replace(shared, sequences=request.parallel)
     least = 0.0 if request.parallel else MIN_RATE_SHARE * _split_rate(request, machine, options)
     for count in _counts(request):
@@ -358,6 +361,12 @@ def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions) ->
         plan = plan_memory(request.sizes, machine, options)
     except PlanError:
         return 0.0
+    if (
+        options.sequences > 1
+        and request.sizes.is_recurrent
+        and not all(layer.attention == "gpu" for layer in plan.layers)
+    ):
+        return 0.0  # the states of several sequences are on the GPU
     return plan.prediction.decode_tokens_per_second if plan.head == "gpu" else 0.0
 
 

@@ -217,12 +217,15 @@ class CudaBackend(Backend[DeviceRows]):
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
-        pages = None
-        if self._sequence.layout == PAGES:
-            self.steps.set_pages(self._sequence.pages(start + len(ids))[None])
-            pages = self._parts.workspace.pages[0]
-        self._parts.prefill.read(len(ids), start, pages)
+        self._parts.prefill.read(len(ids), start, self._chunk_pages(start + len(ids)))
         synchronize(self.device)
+
+    def _chunk_pages(self, end: int) -> torch.Tensor | None:
+        """The pages of this backend's sequence for a chunk that ends there; None: it isn't in pages."""
+        if self._sequence.layout != PAGES:
+            return None
+        self.steps.set_pages(self._sequence.pages(end)[None])
+        return self._parts.workspace.pages[0]
 
     def _select(self) -> None:
         """The next steps and chunks are of this backend's sequence."""
@@ -262,10 +265,18 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.forward_states`, for the ids passed to `embed`; sums of attention are split otherwise
         than for one sequence.
         """
-        sequences = [self._sequences.each[number] for number in states]
-        pages = [each.pages(max(starts) + 1) for each in sequences]
         with on_device(self.device):
-            self._batches.forward(self._pending, BatchPositions(np.array(starts), np.stack(pages)), states)
+            self._batches.forward(self._pending, self._sequences.positions(starts, states), states)
+
+    def enter_states(
+        self,
+        ids: Sequence[int],
+        starts: Sequence[int],
+        states: Sequence[int],
+        before: Callable[[Sequence[int], BatchPositions], None],
+    ) -> DeviceRows:
+        """As `forward_states`, of a split model; `before` as in `enter_batch`."""
+        return self.enter_batch(ids, self._sequences.positions(starts, states), before, states)
 
     def is_at(self, position: int) -> bool:
         return self._caches.slots is None or self._caches.slots.is_next(position)
@@ -394,14 +405,17 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             self._check_open()
             self._logits.forget()
+            self._select()
             if pages is not None:
                 self.steps.set_pages(pages)
             if rows.in_step:
                 self.steps.set_state(ids, start)
-                self.steps.run(len(ids), layout=TEXT if pages is None else PAGES)
+                self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
-                held = None if pages is None else self._parts.workspace.pages[0]
+                held = self._chunk_pages(start + len(ids))
+                if pages is not None:
+                    held = self._parts.workspace.pages[0]
                 self._parts.prefill.read(len(ids), start, held)
             synchronize(self.device)
         return rows
@@ -411,13 +425,16 @@ class CudaBackend(Backend[DeviceRows]):
         ids: Sequence[int],
         positions: BatchPositions,
         before: Callable[[Sequence[int], BatchPositions], None],
+        states: Sequence[int] = (),
     ) -> DeviceRows:
-        """As `forward_batch`, of a split model; `before` each step the host embeds its tokens."""
+        """As `forward_batch`, of a split model; `before` each step the host embeds its tokens. `states`: the
+        numbers of their sequences, if these have separate states.
+        """
         with on_device(self.device):
             self._check_open()
             self._logits.forget()
             self._batches.before = before
-            self._batches.forward(ids, positions)
+            self._batches.forward(ids, positions, states)
         return self._rows(len(ids))
 
     def sample_entered(
@@ -426,6 +443,7 @@ class CudaBackend(Backend[DeviceRows]):
         """`sample_next` for a split model: the token's embedding is in the exchange buffer."""
         with on_device(self.device):
             self._check_open()
+            self._select()
             return self._sampling.sample_entered(token_id, start, request, recent)
 
     def _discard_ahead(self) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import PAGE
+from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout
@@ -67,6 +67,11 @@ class DeviceSequences:
         no sequence has.
         """
         return 0, 0, self._spare_slot, self._spare_slot, 0, 0
+
+    def positions(self, starts: Sequence[int], numbers: Sequence[int]) -> BatchPositions:
+        """The positions and pages of some sequences for one token of each."""
+        pages = [self.each[number].pages(max(starts) + 1) for number in numbers]
+        return BatchPositions(np.array(starts), np.stack(pages))
 
     def batch(self, starts: Sequence[int], numbers: Sequence[int]) -> list[tuple[int, ...]]:
         """The words of some sequences for one token of each.
