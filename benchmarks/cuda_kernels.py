@@ -22,8 +22,7 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import DEPENDENT_LAUNCH_FROM
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import sample_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers, argmax, sample, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Workspace

@@ -13,7 +13,7 @@ import argparse
 
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
-from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_offload.planner.plan_types import PROMPT
 from harness import cuda_runs, embedding_runs, suites
 from harness.llama_bench import LlamaBench
@@ -21,6 +21,8 @@ from harness.split_runs import HEAD, SplitSuite
 
 EMBEDDING = ("-embd", "1", "-b", "2048", "-ub", "2048")
 """Further arguments of llama-bench for embeddings."""
+WIDTHS = range(1, MAX_TOKENS + 1)
+"""Numbers of verified tokens."""
 DEPTHS = {"decode": "0,512,4096", "prompts": "0"}
 """Tokens in the cache, by test."""
 TITLES = {"generate": "tg, tokens/s", "verify": "Cost of verifying n tokens", "prompt": "pp, tokens/s"}
@@ -67,7 +69,7 @@ def main() -> None:
         if test == "decode":
             workloads += [Workload("generate", 8 if options.smoke else 128, depth) for depth in depths]
             if options.widths or options.smoke:
-                workloads += [Workload("verify", width, 0) for width in ALL_STEP_SIZES]
+                workloads += [Workload("verify", width, 0) for width in WIDTHS]
         else:
             prompts = (16,) if options.smoke else suites.whole_numbers("--prompts", options.prompts, 1)
             workloads += [Workload("prompt", tokens, depth) for depth in depths for tokens in prompts]

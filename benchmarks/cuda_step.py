@@ -1,10 +1,14 @@
 """Time that each kernel adds to a decode step on a GPU, bytes it reads, and share of the GPU's bandwidth.
 
 python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0,Q4_K_M --depths 512
+python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0 --widths 1,8,16
+
+Steps of several tokens are those that verify a draft.
 """
 
 import sys
 from collections import Counter
+from itertools import product
 
 import torch
 
@@ -30,6 +34,7 @@ def main() -> None:
     """Run the benchmark with the options of the command line."""
     parser = cuda_runs.parser(__doc__ or "")
     parser.add_argument("--depths", default="512", help="tokens in the cache (%(default)s)")
+    parser.add_argument("--widths", default="1", help="tokens of a step, with commas (%(default)s)")
     options = parser.parse_args()
     suite = cuda_runs.suite(options)
     if not torch.cuda.is_available():
@@ -38,20 +43,23 @@ def main() -> None:
             return
         raise SettingError("no CUDA GPU here; only the CUDA backend has these kernels")
     depths = (16,) if options.smoke else suites.whole_numbers("--depths", options.depths, 1)
+    widths = (1, 9) if options.smoke else suites.whole_numbers("--widths", options.widths, 1)
     device = torch.device("cuda")
     ceiling = gpu_speed(device).bytes_per_second
     sections = []
     for model in suite.benched_models():
-        for depth in depths:
-            sections.append((f"{model.name} @ d{depth}", _table(model, depth, ceiling, device)))
+        for depth, width in product(depths, widths):
+            title = f"{model.name} @ d{depth}, {width} tokens"
+            sections.append((title, _table(model, depth, width, ceiling, device)))
     cuda_runs.publish("A decode step on a GPU", cuda_runs.gpu_name(), suite, sections, options.out)
 
 
-def _table(model: BenchedModel, depth: int, ceiling: float, device: torch.device) -> str:
+def _table(model: BenchedModel, depth: int, width: int, ceiling: float, device: torch.device) -> str:
     with load(model.path, context=depth + TOKENS + 1, device="cuda", draft=None) as loaded:
-        ids = random_ids(depth, loaded.engine.vocabulary_size, SEED)
-        _answer(loaded, ids)
-        shares = step_shares(kernel_runs(device, lambda: _answer(loaded, ids)))
+        ids = random_ids(depth + width, loaded.engine.vocabulary_size, SEED)
+        run = _answer if width == 1 else _verify
+        run(loaded, ids, depth)
+        shares = step_shares(kernel_runs(device, lambda: run(loaded, ids, depth)))
     read = _bytes_read(model)
     whole = sum(share.total_seconds for share in shares)
     rows = []
@@ -73,9 +81,19 @@ def _table(model: BenchedModel, depth: int, ceiling: float, device: torch.device
     return markdown(HEAD, rows)
 
 
-def _answer(model: Model, ids: list[int]) -> None:
-    for _ in model.stream(ids, max_tokens=TOKENS, temperature=0.0):
+def _answer(model: Model, ids: list[int], depth: int) -> None:
+    for _ in model.stream(ids[:depth], max_tokens=TOKENS, temperature=0.0):
         pass
+
+
+def _verify(model: Model, ids: list[int], depth: int) -> None:
+    engine = model.engine
+    if engine.ids[:depth] != ids[:depth]:
+        engine.rewind(0)
+        engine.append(ids[:depth])
+    for _ in range(TOKENS):
+        engine.rewind(depth)
+        engine.append_all(ids[depth:])
 
 
 def _bytes_read(model: BenchedModel) -> dict[str, int]:

@@ -74,13 +74,25 @@ class EngineBuilder:
         if isinstance(self.plan, PipelinePlan):
             return self._pipeline(self.plan)
         if kinds == {"gpu"}:
-            return self._loaded(self._gpu_shard(None, LoadProgress(self.source)), self.plan.options.chunk)
+            return self._on_gpu()
         backend, warnings = self.split_backend()
-        return self._loaded(backend, CHUNK, warnings)
+        return self._with_states(backend, backend.gpu_shard, CHUNK, warnings)
 
     @property
     def plan(self) -> MemoryPlan:
         return self.planned.memory
+
+    def _on_gpu(self) -> LoadedEngine:
+        shard = self._gpu_shard(None, LoadProgress(self.source))
+        return self._with_states(shard, shard, self.plan.options.chunk)
+
+    def _with_states(
+        self, backend: Backend[Any], shard: "CudaBackend", batch: int, warnings: Sequence[str] = ()
+    ) -> LoadedEngine:
+        """The engine of a backend, and those of the other states that the GPU's `shard` holds."""
+        loaded = self._loaded(backend, batch, warnings, len(shard.pool.states))
+        loaded.engine.join(shard.pool)
+        return loaded
 
     def _on_cpu(self) -> LoadedEngine:
         source, plan = self.source, self.plan

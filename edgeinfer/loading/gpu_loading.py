@@ -8,7 +8,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT
+from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
@@ -48,15 +48,19 @@ def load_gpu_shard(
         DeviceMemoryError: other programs took memory of the GPU.
     """
     has_table = any(item.item == PER_LAYER and item.device == "gpu" for item in plan.items)
-    options = DeviceOptions(kv=source.options.kv, chunk=plan.options.chunk, per_layer_here=has_table)
-    options = replace(
-        options, gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers)
+    specification = planned_specification(source, plan)
+    options = DeviceOptions(
+        kv=source.options.kv,
+        chunk=plan.options.chunk,
+        per_layer_here=has_table,
+        gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
+        sequences=plan.options.sequences if specification.is_recurrent else 1,
     )
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
     try:
         backend = CudaBackend(
-            planned_specification(source, plan),
+            specification,
             source.weights,
             pool_positions(source.context, plan.options.sequences),
             cuda_device(gpu.index),
@@ -77,8 +81,11 @@ def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPl
         if plan.weight_bytes_per_token >= TUNED_FROM_BYTES and not source.specification.is_encoder:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
-        has_batches = plan.options.sequences > 1 and backend.capabilities.max_batch_tokens > 0
-        layouts = (TEXT, BATCH) if has_batches else (TEXT,)
+        can = backend.capabilities
+        has_batches = plan.options.sequences > 1 and can.max_batch_tokens + can.max_joined_tokens > 0
+        layouts: tuple[Layout, ...] = (TEXT, BATCH) if has_batches else (TEXT,)
+        if can.has_separate_states:
+            layouts = (TEXT, PAGES, BATCH)
         backend.warm_up(widths, source.options.build_progress, layouts)
     except BaseException as error:
         backend.close()

@@ -23,7 +23,10 @@ GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
 HEAD_ON_CPU = "draft heads run on the CPU only: using prompt lookup instead"
-STATE_QUEUE = Detail("requests run one at a time: a GPU has no batches of recurrent states")
+STATE_QUEUE = Detail(
+    "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "
+    "parallel=N takes N if they fit"
+)
 SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
     "than a tenth; parallel=N takes N if they fit"
@@ -341,11 +344,13 @@ def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -
 
 
 def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
-    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU."""
+    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU. Several
+    recurrent states are there only.
+    """
     shared = _shared_caches(request, options)
     if request.parallel == 1 or shared is None:
         return options
-    if request.parallel and not shared.whole_caches:
+    if request.parallel and not shared.whole_caches and not request.sizes.is_recurrent:
         return replace(shared, sequences=request.parallel)
     least = 0.0 if request.parallel else MIN_RATE_SHARE * _split_rate(request, machine, options)
     for count in _counts(request):
@@ -366,12 +371,18 @@ def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions) ->
         plan = plan_memory(request.sizes, machine, options)
     except PlanError:
         return 0.0
+    if (
+        options.sequences > 1
+        and request.sizes.is_recurrent
+        and not all(layer.attention == "gpu" for layer in plan.layers)
+    ):
+        return 0.0  # the states of several sequences are on the GPU
     return plan.prediction.decode_tokens_per_second if plan.head == "gpu" else 0.0
 
 
 def _shared_caches(request: PlanRequest, options: PlanOptions) -> PlanOptions | None:
-    """The options with caches that sequences on a GPU can share, if need be without rings; None: the model
-    has recurrent states.
+    """The options with caches that sequences on a GPU can share, if need be without rings; None: there are
+    none.
     """
     positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
     if all(block.has_device_pages(positions) for block in request.sizes.blocks):
@@ -390,7 +401,7 @@ def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
         return (WHOLE_CACHES,)
     if options.sequences > 1:
         return ()
-    shared = _shared_caches(request, options)
+    shared = None if request.sizes.is_recurrent else _shared_caches(request, options)
     return (STATE_QUEUE if shared is None else SPLIT_QUEUE,)
 
 

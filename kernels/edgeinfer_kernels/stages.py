@@ -109,7 +109,7 @@ def _blocks(spec: DecoderSpec, shard: Shard) -> Iterator[BlockIndex]:
             yield BlockIndex(shard.layer, position)
 
 
-STEP_TOKENS = 8
+STEP_TOKENS = 16
 """Minimum number of tokens for which CPU stages are allocated, even if the CPU computes fewer of a prompt."""
 
 

@@ -36,6 +36,7 @@ from edgeinfer_kernels.matrix import MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
+    attention_tiles,
     cache_bytes,
     cache_positions,
     has_floats,
@@ -377,7 +378,8 @@ class AttentionSizes(BlockSizes):
     def _tile(self, tokens: int) -> tuple[int, int]:
         """Rows of the partial results of all KV splits, and their padded length."""
         spec = self.spec
-        rows = spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens)
+        rows = attention_tiles(tokens) * attention_rows(spec.heads, spec.kv_heads, tokens)
+        rows *= spec.kv_heads * MAX_SPLITS
         return rows, head_dimensions(spec.value_dim)
 
     @classmethod

@@ -1,6 +1,7 @@
 """The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +21,7 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
+from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -58,7 +60,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
-from edgeinfer_kernels.decoder_state import check_evicted
+from edgeinfer_kernels.decoder_state import DecoderState, StatePool, check_evicted
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, MAX_TOKENS, RECENT
@@ -111,6 +113,8 @@ class CudaBackend(Backend[DeviceRows]):
         self.batch = self._options.chunk
         self._cuda = device.type == "cuda"
         self._closed = False
+        self._others: list[CudaBackend] = []
+        """Backends of the same weights and buffers, for other sequences."""
         with current(device):
             self._load(context, cpu, tuning, on_loaded, exchange_buffer)
 
@@ -148,6 +152,8 @@ class CudaBackend(Backend[DeviceRows]):
             can_evict=True,
             takes_lora=not self._options.stages,
             text_tokens=self._options.chunk,
+            has_separate_states=len(self._sequences.each) > 1,
+            max_joined_tokens=MAX_TOKENS if len(self._sequences.each) > 1 else 0,
         ).limited_to(specification)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
@@ -161,9 +167,11 @@ class CudaBackend(Backend[DeviceRows]):
             self._prompt_exchange = PrefillExchange(stages, self._exchange_buffer, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
         self.step = DecodeStep(launches, step_exchange)
-        self._caches = DeviceCaches(self._parts.model)
-        self._parts.prefill.slots = self._caches.slots
-        self.steps = CapturedSteps(self.step, self._parts.sampling, self._caches.slots)
+        slots = model.spec.slots if any(block.residual.block.recurrent for block in model.blocks) else 0
+        self._sequences = DeviceSequences(self._options.sequences, model.context, slots)
+        self._sequence = self._sequences.each[0]
+        self._caches = DeviceCaches(model, self._sequence)
+        self.steps = CapturedSteps(self.step, self._parts.sampling, self._sequences)
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
@@ -202,14 +210,26 @@ class CudaBackend(Backend[DeviceRows]):
             self._read(self._pending, x, start)
 
     def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
+        self._select()
         if x.in_step:
             self.steps.set_state(ids, start)
             self.steps.run(len(ids))
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
-        self._parts.prefill.read(len(ids), start)
+        self._parts.prefill.read(len(ids), start, self._chunk_pages(start + len(ids)))
         synchronize(self.device)
+
+    def _chunk_pages(self, end: int) -> torch.Tensor | None:
+        """The pages of this backend's sequence for a chunk that ends there; None: it isn't in pages."""
+        if self._sequence.layout != PAGES:
+            return None
+        self.steps.set_pages(self._sequence.pages(end)[None])
+        return self._parts.workspace.pages[0]
+
+    def _select(self) -> None:
+        """The next steps and chunks are of this backend's sequence."""
+        self.steps.sequence = self._parts.prefill.sequence = self._sequence
 
     def forward_batch(self, x: DeviceRows, positions: BatchPositions) -> None:
         """As `Backend.forward_batch`, for the ids passed to `embed`. Tokens of one sequence, other than a
@@ -223,6 +243,43 @@ class CudaBackend(Backend[DeviceRows]):
             if not x.in_step:
                 raise ValueError(f"saw a batch of {len(x)} tokens, wanted {MAX_TOKENS} at most, or a chunk")
             self._batches.forward(self._pending, positions)
+
+    @property
+    def pool(self) -> StatePool:
+        """The states of all sequences; the first is this backend's."""
+        return self._sequences.pool
+
+    def with_state(self, state: DecoderState) -> "CudaBackend":
+        """As `Backend.with_state`, for a state of the `pool`."""
+        other = copy(self)
+        other._sequence, other._pending = self._sequences.each[self._sequences.number_of(state)], ()
+        other._caches = DeviceCaches(self._parts.model, other._sequence)
+        self._others.append(other)
+        return other
+
+    def joined(self, pool: StatePool) -> "CudaBackend":
+        """As `Backend.joined`, for the `pool`."""
+        return self.with_state(pool.states[0])
+
+    def forward_states(self, x: DeviceRows, starts: Sequence[int], states: Sequence[int]) -> None:
+        """As `Backend.forward_states`, for the ids passed to `embed`; sums of attention are split otherwise
+        than for one sequence.
+        """
+        with on_device(self.device):
+            self._batches.forward(self._pending, self._sequences.positions(starts, states), states)
+
+    def enter_states(
+        self,
+        ids: Sequence[int],
+        starts: Sequence[int],
+        states: Sequence[int],
+        before: Callable[[Sequence[int], BatchPositions], None],
+    ) -> DeviceRows:
+        """As `forward_states`, of a split model; `before` as in `enter_batch`."""
+        return self.enter_batch(ids, self._sequences.positions(starts, states), before, states)
+
+    def is_at(self, position: int) -> bool:
+        return self._caches.slots is None or self._caches.slots.is_next(position)
 
     def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
         """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""
@@ -350,14 +407,17 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             self._check_open()
             self._logits.forget()
+            self._select()
             if pages is not None:
                 self.steps.set_pages(pages)
             if rows.in_step:
                 self.steps.set_state(ids, start)
-                self.steps.run(len(ids), layout=TEXT if pages is None else PAGES)
+                self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
-                held = None if pages is None else self._parts.workspace.pages[0]
+                held = self._chunk_pages(start + len(ids))
+                if pages is not None:
+                    held = self._parts.workspace.pages[0]
                 self._parts.prefill.read(len(ids), start, held)
             synchronize(self.device)
         return rows
@@ -367,13 +427,16 @@ class CudaBackend(Backend[DeviceRows]):
         ids: Sequence[int],
         positions: BatchPositions,
         before: Callable[[Sequence[int], BatchPositions], None],
+        states: Sequence[int] = (),
     ) -> DeviceRows:
-        """As `forward_batch`, of a split model; `before` each step the host embeds its tokens."""
+        """As `forward_batch`, of a split model; `before` each step the host embeds its tokens. `states`: the
+        numbers of their sequences, if these have separate states.
+        """
         with on_device(self.device):
             self._check_open()
             self._logits.forget()
             self._batches.before = before
-            self._batches.forward(ids, positions)
+            self._batches.forward(ids, positions, states)
         return self._rows(len(ids))
 
     def sample_entered(
@@ -382,6 +445,7 @@ class CudaBackend(Backend[DeviceRows]):
         """`sample_next` for a split model: the token's embedding is in the exchange buffer."""
         with on_device(self.device):
             self._check_open()
+            self._select()
             return self._sampling.sample_entered(token_id, start, request, recent)
 
     def _discard_ahead(self) -> None:
@@ -410,6 +474,7 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             self._check_open()
             self._batches.discard_ahead()
+            self._select()
             return self._sampling.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
@@ -531,8 +596,11 @@ class CudaBackend(Backend[DeviceRows]):
 
     def close(self) -> None:
         """Free the device memory."""
-        self._closed = True
         with current(self.device):
+            for other in self._others:
+                other._closed = True
+                other._drop()
+            self._closed = True
             self._free()
 
     def _free(self) -> None:
@@ -542,6 +610,10 @@ class CudaBackend(Backend[DeviceRows]):
         parts = self.__dict__.get("_parts")
         if parts is not None and parts.sent is not None:
             parts.sent.close()
+        self._drop()
+        self._arena.close()
+
+    def _drop(self) -> None:
+        """Drop what refers to the device memory."""
         for name in ("_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
             self.__dict__.pop(name, None)
-        self._arena.close()

@@ -20,11 +20,14 @@ class _Batch(NamedTuple):
 
     ids: tuple[int, ...]
     positions: BatchPositions
+    sequences: tuple[int, ...] = ()
+    """The numbers of their sequences, if these have separate states."""
 
     def equals(self, other: "_Batch") -> bool:
         """Whether it has the same tokens at the same places."""
         own, others = self.positions, other.positions
-        if self.ids != other.ids or not np.array_equal(own.positions, others.positions):
+        same = (self.ids, self.sequences) == (other.ids, other.sequences)
+        if not same or not np.array_equal(own.positions, others.positions):
             return False
         pages = int(own.positions.max()) // PAGE + 1
         return np.array_equal(own.pages[:, :pages], others.pages[:, :pages])
@@ -52,13 +55,18 @@ class BatchSteps:
             self._ahead = None
             synchronize(self._steps.step.workspace.state.device)  # it reads the host's buffers
 
-    def forward(self, ids: Sequence[int], positions: BatchPositions) -> None:
-        """Process the tokens. Several of one sequence take several steps."""
-        self._last = batch = _Batch(tuple(ids), positions)
+    def forward(self, ids: Sequence[int], positions: BatchPositions, sequences: Sequence[int] = ()) -> None:
+        """Process the tokens. Several of one sequence take several steps. `sequences`: as for
+        `CapturedSteps.set_batch`; then each has one token.
+        """
+        self._last = batch = _Batch(tuple(ids), positions, tuple(sequences))
         if self._ahead is not None and self._ahead.equals(batch):
             self._ahead = None
             return
         self.discard_ahead()
+        if sequences:
+            self._run(*batch)
+            return
         steps = independent_tokens(positions)
         for rows in steps:
             self._run(
@@ -67,10 +75,10 @@ class BatchSteps:
             if len(steps) > 1:
                 self._logits.collect(rows, len(ids))
 
-    def _run(self, ids: Sequence[int], positions: BatchPositions) -> None:
+    def _run(self, ids: Sequence[int], positions: BatchPositions, sequences: Sequence[int] = ()) -> None:
         if self.before is not None:
             self.before(ids, positions)
-        self._steps.set_batch(ids, positions)
+        self._steps.set_batch(ids, positions, sequences)
         self._steps.per_layer.send(ids)
         self._steps.run(len(ids), layout=BATCH)
         if self.before is not None:

@@ -37,6 +37,8 @@ class DeviceOptions:
     """Whether the table of per-layer embeddings is on the device."""
     gathered: tuple[int, ...] = ()
     """Layers whose feed-forward reads only the active neurons in steps, of those on the device."""
+    sequences: int = 1
+    """Sequences with separate recurrent states; the context is that of all."""
 
 
 class SamplingSpace:
@@ -89,6 +91,7 @@ class DeviceParts:
         model = DeviceModel(
             specification, weights, arena, context,
             kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, gathered=options.gathered,
+            sequences=options.sequences,
         )  # fmt: skip
         workspace = Workspace(model, arena)
         sizes = ModelSizes.of(specification, weights)

@@ -23,19 +23,24 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 CHUNK = 512
 """Tokens of a prompt that are evaluated in one step."""
-MAX_TOKENS = 8
+MAX_TOKENS = 16
 """Maximum number of tokens of a decode step."""
-ALL_STEP_SIZES = tuple(range(1, MAX_TOKENS + 1))
-COMMON_STEP_SIZES = (1, 2, 4, MAX_TOKENS)
+ALL_STEP_SIZES = (*range(1, 9), MAX_TOKENS)
+"""Step sizes, in tokens, that are prepared if drafts are verified. More than 8 are padded to 16, because
+tensor cores process as many in any case.
+"""
+COMMON_STEP_SIZES = (1, 2, 4, 8, MAX_TOKENS)
 """Step sizes, in tokens, that are prepared if only the last tokens of a prompt come in groups: the kernels of
 one step size take up to fifteen seconds to compile.
 """
-STATE_WORDS = 32
-"""Words of the int32 state of a step: ids at 0, positions at 8, masks of the step's visible tokens at 16,
-cached length at 24; at 25 a flag that the CPU side was lost; from SLOTS_AT on a `RecurrentStep`, and the
-number of tokens without padding.
+POSITIONS_AT, MASKS_AT, CACHED_AT, LOST_AT, SEQUENCES_AT = 16, 32, 48, 49, 64
+SEQUENCE_WORDS = 8
+STATE_WORDS = SEQUENCES_AT + MAX_TOKENS * SEQUENCE_WORDS
+"""Words of the int32 state of a step: ids at 0, positions, masks of the step's visible tokens, cached length,
+a flag that the CPU side was lost; from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
+a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of one sequence
+has the first of them.
 """
-SLOTS_AT = 26
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
 STREAMED_PIECE_BYTES = 16 << 20

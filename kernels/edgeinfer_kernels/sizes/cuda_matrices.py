@@ -21,6 +21,8 @@ from edgeinfer_quant_formats.formats import KERNEL_FORMATS
 
 ALIGNMENT = 256
 """Every allocation in device memory starts at a multiple of this many bytes."""
+QUERY_TOKENS = 8
+"""Maximum number of tokens whose queries a program of a step's attention has."""
 SPARE_POSITIONS = 16
 """Cache positions beyond the context, because a step writes whole tiles."""
 
@@ -70,8 +72,13 @@ def row_runs(matrices: Sequence[MatrixSize]) -> list[MatrixSize]:
 
 
 def attention_rows(heads: int, kv_heads: int, tokens: int) -> int:
-    """Rows of the query tile of a KV head."""
-    return max(16, next_power_of_two(heads // kv_heads * tokens))
+    """Rows of the query tile of a KV head: of at most QUERY_TOKENS tokens."""
+    return max(16, next_power_of_two(heads // kv_heads * min(tokens, QUERY_TOKENS)))
+
+
+def attention_tiles(tokens: int) -> int:
+    """Query tiles of a KV head in a step."""
+    return -(-tokens // QUERY_TOKENS)
 
 
 def head_dimensions(head_dim: int) -> int:

@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
-from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.matrix import MatrixSize
@@ -107,9 +106,9 @@ class Pricing:
         """As `state_on_cpu`, on the GPU; None: it can't hold the state."""
         if self.graphics is None or is_for_cpu(self.kv):
             return None
-        nbytes, reading, positions = 0, 0.0, pool_positions(self.context, self.sequences)
+        nbytes, reading = 0, 0.0
         for block in layer.blocks:
-            nbytes += block.state_device_bytes(positions, self.kv)
+            nbytes += block.states_device_bytes(self.context, self.sequences, self.kv)
             whole, as_f16 = (block.read_state_device_bytes(self.context, kv) for kv in (self.kv, "f16"))
             reading += self._read_share(block, depth) * self.graphics.cache_seconds(whole, as_f16)
         return Cost(nbytes, reading, reading)

@@ -126,9 +126,9 @@ class PlacementProblem:
         """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
         blocks, kv = self.sizes.blocks, self.pricing.kv
         if device_index == GPU:
-            positions = pool_positions(context, self.options.sequences)
-            states = sum(block.state_device_bytes(positions, kv) for block in blocks)
-            return states + self.sizes.rope_device_bytes(positions)
+            sequences = self.options.sequences
+            states = sum(block.states_device_bytes(context, sequences, kv) for block in blocks)
+            return states + self.sizes.rope_device_bytes(pool_positions(context, sequences))
         return self.options.sequences * sum(block.state_bytes(context, kv) for block in blocks)
 
     def context_bytes_of(self, layer: LayerSizes) -> int:

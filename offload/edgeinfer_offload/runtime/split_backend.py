@@ -5,6 +5,7 @@ direction, through an exchange buffer.
 """
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ from edgeinfer_kernels.backend import (
     StateArrays,
 )
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
+from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
@@ -73,6 +75,24 @@ class SplitBackend(Backend[SplitStates]):
 
     def forward(self, x: SplitStates, start: int) -> None:
         x.final = self.gpu_shard.enter(x.ids, start)
+
+    def with_state(self, state: DecoderState) -> "SplitBackend":
+        """As `Backend.with_state`, for a state of the GPU shard's pool: all states are there."""
+        other = copy(self)
+        other.gpu_shard = self.gpu_shard.with_state(state)
+        return other
+
+    def joined(self, pool: StatePool) -> "SplitBackend":
+        return self.with_state(pool.states[0])
+
+    def forward_states(self, x: SplitStates, starts: Sequence[int], states: Sequence[int]) -> None:
+        try:
+            x.final = self.gpu_shard.enter_states(x.ids, starts, states, self._take_tokens)
+        finally:
+            self.cpu_shard.place(None)
+
+    def is_at(self, position: int) -> bool:
+        return self.gpu_shard.is_at(position)
 
     def forward_batch(self, x: SplitStates, positions: BatchPositions) -> None:
         try:

@@ -1,6 +1,7 @@
 """Compiles the kernels of recurrent blocks for a GPU that needn't be there, and prints their resources."""
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,9 +9,11 @@ import torch
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, GatedDeltaNetSpec
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
+from edgeinfer_kernels.blocks.mamba import MambaSpec
 from edgeinfer_kernels.blocks.mamba2 import PROMPT_CHUNK, Mamba2Spec
 from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
+from edgeinfer_kernels.cuda.blocks import mamba as mamba_block
 from edgeinfer_kernels.cuda.blocks import mamba2 as mamba2_block
 from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
 from edgeinfer_kernels.cuda.blocks.rwkv7_channel_mix import config_of
@@ -22,13 +25,14 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, Wo
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
 from edgeinfer_kernels.cuda.triton_ops.recurrent import kimi_delta_attention as kimi
-from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba2, rwkv7, short_convolution
+from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba, mamba2, rwkv7, short_convolution
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     KEPT_COLUMNS,
     StateArgs,
+    StateConfig,
     keep_rows_kernel,
 )
-from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.tuning.targets import Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.decoder import ResidualBlock
 
@@ -184,6 +188,49 @@ def launch_rwkv7() -> None:
     add_rows_kernel[GRID](f, f, 2560, BLOCK=256, DEPENDENT=False, num_warps=1)
 
 
+def launch_mamba() -> None:
+    """The kernels of Mamba-1 in the shape of Jamba-v0.1 that read a state."""
+    spec, f = MambaSpec(8192, 16, 256, 4, NormSpec("rms", 1e-6)), FLOATS
+    sizes: dict[str, Any] = {
+        "NET": mamba_block.net_config(spec, True),
+        "CONFIG": state_config(spec.recurrent),
+    }
+    mamba.mamba_convolution_kernel[GRID](
+        f, f, 1024, WORDS, STATE, f, f, f, f, f,
+        **sizes, Z_AT=8192, BLOCK=mamba_block.CONV_BLOCK, SCALED=False, DEPENDENT=False, num_warps=2,
+    )  # fmt: skip
+    channels, warps = mamba_block.scan_shape(spec)
+    mamba.mamba_scan_kernel[GRID](
+        mamba.ScanInputs(f, f, f, f, f), mamba.ScanStrides(8192, 16384, 288),
+        mamba.MambaVectors(f, f, f, f, f), f, WORDS, STATE, f,
+        **sizes, CHANNELS=channels, SCALED=False, DEPENDENT=False, num_warps=warps,
+    )  # fmt: skip
+
+
+IN_BATCHES = {
+    "delta_convolution_kernel",
+    "delta_step_kernel",
+    "keep_rows_kernel",
+    "step_convolution_kernel",
+    "mamba_convolution_kernel",
+    "mamba_scan_kernel",
+    "mamba2_convolution_kernel",
+    "mamba2_step_kernel",
+    "token_shift_step_kernel",
+    "time_mix_step_kernel",
+}
+"""The kernels that find the state of each sequence of a batch."""
+
+
+def in_batch(launch: Launch) -> Launch:
+    """The launch as in a batch of sequences."""
+    constants = {
+        path: value._replace(is_batch=True) if isinstance(value, StateConfig) else value
+        for path, value in launch.constants.items()
+    }
+    return replace(launch, constants=constants)
+
+
 def main() -> None:
     with recorded_launches() as launches:
         launch_delta_net()
@@ -191,7 +238,8 @@ def main() -> None:
         launch_short_convolution()
         launch_mamba2()
         launch_rwkv7()
-    for launch in launches:
+        launch_mamba()
+    for launch in [*launches, *(in_batch(each) for each in launches if each.name in IN_BATCHES)]:
         print(launch.name, compile_launch(launch, int(sys.argv[1])), flush=True)
 
 

@@ -65,12 +65,14 @@ class Decoder:
         backend.forward(x, len(ids) - len(evicted))
         return np.asarray(backend.logits(x), np.float64)
 
-    def backend(self, device: str, tuning: Tuning | None = None, **options: Any) -> CudaBackend:
+    def backend(
+        self, device: str, tuning: Tuning | None = None, context: int = CONTEXT, **options: Any
+    ) -> CudaBackend:
         """On a GPU as it is used; interpreted, with small tiles."""
         return CudaBackend(
             self.specification,
             self.weights,
-            CONTEXT,
+            context,
             torch.device(device),
             DeviceOptions(**{"chunk": 16} | options),
             tuning=tuning or (Tuning() if device == "cuda" else SMALL),

@@ -23,7 +23,7 @@ from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
 from tests.kernels.split_layers import LayerSplit, stages_of
 
-CHUNK = 16
+CHUNK = 18
 CPU_ONLY = LayerSplit(on_gpu=False)
 """The whole layer on the CPU."""
 

@@ -104,6 +104,18 @@ def test_kernels_of_a_cache_with_pages_compile_for_gpus(capability: int, shared_
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("capability", [80, 90, 120])
+def test_kernels_on_tensor_cores_compile_for_gpus_and_need_no_shared_memory_for_operands(
+    capability: int,
+) -> None:
+    """It holds the sums of the warps: 32 rows and 16 columns of four warps, or 16 rows of eight."""
+    kernels = compiled("decode.compile_tensor_kernels", capability)
+    assert len(kernels) == 20
+    assert max(shared for shared, _ in kernels) <= 8 << 10
+    assert max(spilled for _, spilled in kernels) <= 16
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_with_adapters_compile_for_gpus(capability: int) -> None:
     kernels = compiled("decode.compile_lora_kernels", capability)

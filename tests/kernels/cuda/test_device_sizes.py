@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, check_capability, count_parts
 from edgeinfer_kernels.cuda.weights.device_model import Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
@@ -93,6 +94,15 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
     embedding = cuda_matrices.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
     assert cuda_buffers.workspace_bytes(sizes, CONTEXT) == counted(parts, "workspace")
+
+
+def test_recurrent_states_of_several_sequences_take_the_predicted_bytes(tmp_path: Path) -> None:
+    with opened(MODELS["qwen35"], tmp_path) as decoder:
+        context, sizes = pool_positions(CONTEXT, 3), ModelSizes.of(decoder.specification, decoder.weights)
+        options = DeviceOptions(sequences=3)
+        parts = count_parts(decoder.specification, decoder.weights, context, torch.device("cpu"), options)
+    predicted = sum(block.states_device_bytes(CONTEXT, 3, "f16") for block in sizes.blocks)
+    assert predicted == counted(parts, "keys and values")
 
 
 STREAMING = {

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentShape
 
@@ -272,12 +273,18 @@ class BlockSizes:
         """Bytes of the state on a GPU."""
         return 0
 
+    def states_device_bytes(self, context: int, sequences: int, cache_type: CacheType) -> int:
+        """Bytes of the states of some sequences on a GPU, each of `context` tokens."""
+        return self.state_device_bytes(pool_positions(context, sequences), cache_type)
+
     def with_whole_cache(self) -> "BlockSizes":
         """The same block with a cache of all positions, if it had a ring."""
         return self
 
     def has_device_pages(self, context: int) -> bool:
-        """Whether sequences can share its state on a GPU, which holds `context` tokens in pages."""
+        """Whether a GPU can hold the states of several sequences: in pages of a cache that they share, which
+        holds `context` tokens, or one after the other.
+        """
         return not self.state_label
 
     def read_state_bytes(self, context: int, cache_type: CacheType) -> int:

@@ -61,8 +61,16 @@ class RecurrentSizes(BlockSizes):
         return 8 * self._shape.slot_width / self._shape.nbytes
 
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
-        shape = self._shape
-        return taken(RING_ROWS * shape.row_width, 4) + taken(shape.slots * shape.slot_width, 4)
+        return self.states_device_bytes(context, 1, cache_type)
+
+    def states_device_bytes(self, context: int, sequences: int, cache_type: CacheType) -> int:
+        """Of several sequences with a slot for the padding of batches."""
+        shape, padding = self._shape, int(sequences > 1)
+        rings, slots = sequences * RING_ROWS, sequences * shape.slots + padding
+        return taken(rings * shape.row_width, 4) + taken(slots * shape.slot_width, 4)
+
+    def has_device_pages(self, context: int) -> bool:
+        return True
 
     @classmethod
     def streamed_state_bytes(cls, blocks: Sequence[Self], context: int) -> int:

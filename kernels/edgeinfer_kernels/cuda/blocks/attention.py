@@ -39,8 +39,10 @@ from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.rope_tables import head_order
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import (
+    QUERY_TOKENS,
     SPARE_POSITIONS,
     attention_rows,
+    attention_tiles,
     head_dimensions,
     result_widths,
 )
@@ -158,7 +160,7 @@ class Space:
         self.flat = arena.take((tokens, widths[-1]), torch.float32)
         tiles = [
             (
-                spec.kv_heads * MAX_SPLITS * attention_rows(spec.heads, spec.kv_heads, tokens),
+                spec.kv_heads * MAX_SPLITS * _query_rows(spec, tokens),
                 head_dimensions(spec.value_dim),
             )
             for spec in specs
@@ -197,7 +199,7 @@ def _attend(
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
-        (spec.kv_heads, split.splits, tokens if is_batch else 1),
+        (spec.kv_heads, split.splits, tokens if is_batch else attention_tiles(tokens)),
         space.qkv,
         space.qkv.shape[1],
         CacheArgs(
@@ -259,6 +261,11 @@ def _attend(
         launches.quantize(space.flat, columns, out, tokens)
 
 
+def _query_rows(spec: AttentionSpec, tokens: int) -> int:
+    """Rows of all query tiles of a KV head in a step of a single sequence."""
+    return attention_tiles(tokens) * attention_rows(spec.heads, spec.kv_heads, tokens)
+
+
 def gate_at(spec: AttentionSpec) -> int:
     """Where the gates of whole heads begin in a row of the projection; 0: there are none."""
     columns = spec.heads * spec.head_dim + spec.kv_heads * (spec.head_dim + spec.value_dim)
@@ -275,9 +282,8 @@ def split_config(
     splits, own = tuning.splits_for(positions), 1 if is_batch else tokens
     rows = attention_rows(spec.heads, spec.kv_heads, own)
     if is_batch:
-        shared = attention_rows(spec.heads, spec.kv_heads, MAX_TOKENS)
-        splits = max(1, splits * shared // (MAX_TOKENS * rows))
-    return SplitConfig(own, rows, splits, tile, is_batch)
+        splits = max(1, splits * _query_rows(spec, MAX_TOKENS) // (MAX_TOKENS * rows))
+    return SplitConfig(own, rows, splits, tile, is_batch, min(own, QUERY_TOKENS))
 
 
 def attention_config(

@@ -14,8 +14,9 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix, GatheredSpace
 from edgeinfer_kernels.cuda.sparse.gathered import launch_add, launch_down, launch_gated, launch_sum
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_VECTOR_TOKENS
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -154,22 +155,35 @@ def _gather(
     stage: int,
 ) -> Source:
     """As `decode`, with the weights of active neurons only."""
-    w, residual, space, launches = block.weights, block.residual, step.workspace.gathered, step.launches
-    assert space is not None
+    w, residual, launches = block.weights, block.residual, step.launches
     target, norm, post = step.target(number), step.norm_after(number), block.norms.post_norm
-    launch_gated(launches, residual.block.activation, w, source, hidden, tokens)
-    segments = launch_down(launches, w.down, hidden, space, tokens)
-    if not stage and post is None and norm.folds:
-        scale = residual.residual_scale
-        launch_add(launches, space, segments, w.down_bias, scale, norm, target, tokens)
+    is_closed = not stage and post is None and norm.folds
+    x, y, scale = step.workspace.x, step.workspace.y, residual.residual_scale
+    for first in range(0, tokens, MAX_VECTOR_TOKENS):
+        count, own = min(MAX_VECTOR_TOKENS, tokens - first), hidden.after(first)
+        space, segments = _list_active(step, block, source.after(first), own, count)
+        if is_closed:
+            rest = x[first:], target.after(first), count
+            launch_add(launches, space, segments, w.down_bias, scale, norm, *rest)
+        else:
+            launch_sum(launches, space, segments, y[first:], w.down_bias, count)
+    if is_closed:
         if norm.weight is not None:
             target.norm = norm.spec
         return target
-    y = step.workspace.y
-    launch_sum(launches, space, segments, y, w.down_bias, tokens)
     if stage:
-        return step.receive(stage, y, residual.residual_scale, number, tokens)
-    return step.add(number, y, residual.residual_scale, tokens)
+        return step.receive(stage, y, scale, number, tokens)
+    return step.add(number, y, scale, tokens)
+
+
+def _list_active(
+    step: "DecodeStep", block: DeviceBlock, source: Source, hidden: Activations, tokens: int
+) -> tuple[GatheredSpace, int]:
+    """The hidden rows of some tokens, and the sums of their active neurons' columns by segment."""
+    w, space = block.weights, step.workspace.gathered
+    assert space is not None
+    launch_gated(step.launches, block.residual.block.activation, w, source, hidden, tokens)
+    return space, launch_down(step.launches, w.down, hidden, space, tokens)
 
 
 def _project(

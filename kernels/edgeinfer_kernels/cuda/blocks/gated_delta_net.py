@@ -21,6 +21,7 @@ from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     MatrixStatePromptSpace,
     MatrixStateSpace,
     add_product,
+    convolution_grid,
     project_back,
     take_stack,
     take_vectors,
@@ -153,12 +154,12 @@ def convolve_step(
     beta_at, alpha_at = gates_at
     step.launches.launch(
         delta_convolution_kernel,
-        (tokens + RING_ROWS, 2 * spec.key_heads + spec.value_heads + 1),
+        convolution_grid(step, tokens, 2 * spec.key_heads + spec.value_heads + 1),
         ProjectedRows(projected, projected, projected.stride(0)),
         DecayVectors(w.a, w.dt),
         *(space.rows, step.workspace.state, state_args(block.state), w.taps, space.conv, spec.norm.epsilon),
         NET=net,
-        CONFIG=state_config(spec.recurrent),
+        CONFIG=state_config(spec.recurrent, is_batch=step.is_batch),
         BETA_AT=beta_at,
         ALPHA_AT=alpha_at,
         SCALED=False,
@@ -171,11 +172,11 @@ def finish_step(
 ) -> "Source":
     """What follows the convolution: the recurrence, the gated norm, and the last projection."""
     spec, w, words = block.residual.block, block.weights, step.workspace.state
-    space = step.space(spec.kind)
-    state, config = state_args(block.state), state_config(spec.recurrent)
+    space, (_, sequences) = step.space(spec.kind), step.by_sequence(tokens)
+    state, config = state_args(block.state), state_config(spec.recurrent, is_batch=step.is_batch)
     step.launches.launch(
         delta_step_kernel,
-        (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS)),
+        (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS), sequences),
         space.rows,
         space.conv,
         words,

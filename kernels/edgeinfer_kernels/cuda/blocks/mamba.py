@@ -147,7 +147,8 @@ def decode(
     """The projections, the convolution, the selection of dt, B and C, the recurrence, and the last one."""
     spec, w, space = block.residual.block, block.weights, step.space("mamba")
     launches, words, has_norm = step.launches, step.workspace.state, w.norms.dt is not None
-    net, state, config = net_config(spec, has_norm), state_args(block.state), state_config(spec.recurrent)
+    net, state = net_config(spec, has_norm), state_args(block.state)
+    config, (own, sequences) = state_config(spec.recurrent, is_batch=step.is_batch), step.by_sequence(tokens)
     (_, z_at), (_, b_at, c_at) = (
         stack.begins(lengths, padded=True)
         for stack, lengths in zip((w.projections, w.selected), _lengths(spec), strict=True)
@@ -155,7 +156,7 @@ def decode(
     launches.stacked(w.projections, source, space.projected, None, tokens)
     launches.launch(
         mamba_convolution_kernel,
-        (tokens, -(-spec.channels // CONV_BLOCK)),
+        (own, -(-spec.channels // CONV_BLOCK), sequences),
         *(space.projected, space.projected, space.projected.shape[1], words, state),
         *(w.vectors.taps, w.vectors.taps_bias, space.rows, space.u, space.projected),
         NET=net,
@@ -189,7 +190,7 @@ def decode(
     z = space.projected[:, z_at:]
     launches.launch(
         mamba_scan_kernel,
-        (-(-spec.channels // channels),),
+        (-(-spec.channels // channels), 1, sequences),
         ScanInputs(space.u, space.deltas, space.deltas, z, c),
         ScanStrides(space.deltas.shape[1], z.stride(0), stride),
         *(w.vectors, space.rows, words, state, space.values),

@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     MatrixStatePromptSpace,
     MatrixStateSpace,
     add_product,
+    convolution_grid,
     project_back,
     take_stack,
     take_vectors,
@@ -127,14 +128,14 @@ def decode(
         step.workspace.state,
         net_config(spec, w.norm is not None, w.taps_bias is not None),
     )
-    state, config = state_args(block.state), state_config(spec.recurrent)
+    state, config = state_args(block.state), state_config(spec.recurrent, is_batch=step.is_batch)
     stride = space.projected.shape[1]
     z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=True)
     launches.stacked(w.projections, source, space.projected, None, tokens)
     xbc = space.projected[:, xbc_at:]
     launches.launch(
         mamba2_convolution_kernel,
-        (tokens + RING_ROWS, -(-spec.channels // CONV_BLOCK) + 1),
+        convolution_grid(step, tokens, -(-spec.channels // CONV_BLOCK) + 1),
         *(xbc, xbc, stride, w.dt_bias, space.rows, words, state, w.taps, launches.or_nothing(w.taps_bias)),
         space.conv,
         NET=net,
@@ -146,7 +147,7 @@ def decode(
     )
     launches.launch(
         mamba2_step_kernel,
-        (spec.heads, spec.head_dim // STEP_COLUMNS),
+        (spec.heads, spec.head_dim // STEP_COLUMNS, step.by_sequence(tokens)[1]),
         space.rows,
         space.conv,
         words,

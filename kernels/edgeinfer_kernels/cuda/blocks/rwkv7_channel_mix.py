@@ -136,9 +136,10 @@ def shift_step(
 ) -> None:
     """The interpolated inputs of a decode step, one for each row of `lerp`, to `out`."""
     width, residual = block.residual.block.width, block.residual
+    own, sequences = step.by_sequence(tokens)
     step.launches.launch(
         token_shift_step_kernel,
-        (tokens, lerp.numel() // width),
+        (own, lerp.numel() // width, sequences),
         step.workspace.x,
         _norm_args(residual, block.norms),
         rows,
@@ -147,7 +148,7 @@ def shift_step(
         lerp,
         out.words,
         NET=config_of(residual, block.norms),
-        CONFIG=state_config(block.state.shape),
+        CONFIG=state_config(block.state.shape, is_batch=step.is_batch),
         OUT=out.config,
         TOKENS=MAX_TOKENS,
         warps=max(4, warps_for(width)),

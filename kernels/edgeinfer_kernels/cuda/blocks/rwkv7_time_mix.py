@@ -181,9 +181,9 @@ def decode(
         NET=net, ROW=spec.recurrent.row_width, IS_FIRST=spec.is_first, warps=1,
     )  # fmt: skip
     launches.launch(
-        time_mix_step_kernel, (spec.heads, spec.head_dim // STEP_COLUMNS),
+        time_mix_step_kernel, (spec.heads, spec.head_dim // STEP_COLUMNS, step.by_sequence(tokens)[1]),
         space.rows, space.receptance, step.workspace.state, state_args(block.state), space.results,
-        NET=net, CONFIG=state_config(spec.recurrent), COLUMNS=STEP_COLUMNS, warps=4,
+        NET=net, CONFIG=state_config(spec.recurrent, is_batch=step.is_batch), COLUMNS=STEP_COLUMNS, warps=4,
     )  # fmt: skip
     keep_step_rows(step, space.rows, block.state, tokens)
     launches.launch(

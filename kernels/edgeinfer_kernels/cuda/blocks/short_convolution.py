@@ -95,7 +95,7 @@ def decode(
     step.launches.stacked(w.projections, source, space.bcx, None, tokens)
     c_at, x_at = w.projections.begins([spec.channels] * 3, padded=True)[1:]
     shape, state, words = spec.recurrent, state_args(block.state), step.workspace.state
-    config, pieces = state_config(shape), -(-spec.channels // STEP_CHANNELS)
+    config, pieces = state_config(shape, is_batch=step.is_batch), -(-spec.channels // STEP_CHANNELS)
     step.launches.launch(
         product_rows_kernel,
         (tokens, pieces),
@@ -112,7 +112,7 @@ def decode(
     )
     step.launches.launch(
         step_convolution_kernel,
-        (pieces, tokens),
+        (pieces, *step.by_sequence(tokens)),
         space.bcx,
         space.bcx.shape[1],
         space.rows,

@@ -10,28 +10,38 @@ from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.cache.recurrent_states import state_of
+from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.decoder_state import restored_slots, snapshot_slots
-from edgeinfer_kernels.recurrent_state import StateSlots
 
 Arrays = list[npt.NDArray[np.generic]]
 
 
 class DeviceCaches:
-    """The KV caches of a model."""
+    """The KV caches of a model, and its recurrent states of one sequence."""
 
-    def __init__(self, model: DeviceModel) -> None:
+    def __init__(self, model: DeviceModel, sequence: DeviceSequence) -> None:
         self._with_state = [
             block
             for block in model.blocks
             if block.state is not None and block.residual.block.source_layer is None
         ]
-        is_recurrent = any(block.residual.block.recurrent for block in self._with_state)
-        self.slots = StateSlots(model.spec.slots) if is_recurrent else None
+        self._sequences = model.sequences
+        self._sequence, self.slots = sequence, sequence.slots
         """The slots of recurrent states."""
 
     def _first(self, end: int, slots: Any) -> list[Tensor]:
-        return [tensor for block in self._with_state for tensor in block.state.views(end, slots)]
+        first = self._sequence.first
+        return [
+            tensor
+            for block in self._with_state
+            for tensor in (
+                state_of(block.state, self._sequence.number).views(end, slots)
+                if block.residual.block.recurrent
+                else block.state.after(first).views(end, slots)
+            )
+        ]
 
     def copies(self, end: int) -> Arrays:
         """Copies of the first `end` positions, layer by layer, as `DecoderState.snapshot`."""
@@ -93,7 +103,8 @@ class DeviceCaches:
 
     @property
     def nbytes(self) -> int:
-        return sum(block.state.nbytes for block in self._with_state)
+        """Bytes of the states of one sequence."""
+        return int(sum(block.state.nbytes for block in self._with_state)) // self._sequences
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """Evict `positions` (ascending), range by range, the last first; the others up to `end` are

@@ -25,11 +25,22 @@ FETCHED_SLOTS = 2
 """Slots of a state that was copied from the CPU: what a chunk reads, and what it writes."""
 
 
-def take_recurrent(arena: Arena, shape: RecurrentShape, slots: int | None = None) -> RecurrentState:
-    """Allocate the state of a block, with all slots or with `slots`."""
-    ring = arena.take((RING_ROWS, shape.row_width), torch.float32)
-    count = shape.slots if slots is None else slots
+def take_recurrent(
+    arena: Arena, shape: RecurrentShape, slots: int | None = None, sequences: int = 1
+) -> RecurrentState:
+    """Allocate the states of a block for some sequences, each with all slots or with `slots`, one after the
+    other. Of several there is a slot more, for the padding of batches.
+    """
+    ring = arena.take((sequences * RING_ROWS, shape.row_width), torch.float32)
+    count = sequences * (shape.slots if slots is None else slots) + (sequences > 1)
     return RecurrentState(shape, ring, arena.take((count, shape.slot_width), torch.float32))
+
+
+def state_of(state: RecurrentState, number: int) -> RecurrentState:
+    """A view of the state of one sequence."""
+    rows, slots = RING_ROWS * number, state.shape.slots * number
+    ring, held = state.ring[rows : rows + RING_ROWS], state.slots[slots : slots + state.shape.slots]
+    return RecurrentState(state.shape, ring, held)
 
 
 def state_args(state: RecurrentState) -> StateArgs:
@@ -37,22 +48,22 @@ def state_args(state: RecurrentState) -> StateArgs:
     return StateArgs(state.ring, state.slots)
 
 
-def state_config(shape: RecurrentShape) -> StateConfig:
+def state_config(shape: RecurrentShape, *, is_batch: bool = False) -> StateConfig:
     """The layout of a state for kernels."""
-    return StateConfig(shape.row_width, shape.tail_rows, shape.tail_width, shape.slot_width)
+    return StateConfig(shape.row_width, shape.tail_rows, shape.tail_width, shape.slot_width, is_batch)
 
 
 def keep_step_rows(step: "DecodeStep", rows: Tensor, state: RecurrentState, tokens: int) -> None:
     """Launch what writes the rows of a decode step to the state."""
-    shape = state.shape
+    shape, (own, sequences) = state.shape, step.by_sequence(tokens)
     step.launches.launch(
         keep_rows_kernel,
-        (shape.tail_rows + tokens, -(-shape.row_width // KEPT_COLUMNS)),
+        (shape.tail_rows + own, -(-shape.row_width // KEPT_COLUMNS), sequences),
         rows,
         step.workspace.state,
         state_args(state),
-        tokens,
-        CONFIG=state_config(shape),
+        own,
+        CONFIG=state_config(shape, is_batch=step.is_batch),
         BLOCK=KEPT_COLUMNS,
         warps=4,
     )

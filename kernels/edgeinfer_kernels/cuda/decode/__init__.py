@@ -1,1 +1,1 @@
-"""Decode steps of 1 to 8 tokens, captured as CUDA graphs."""
+"""Decode steps of 1 to 16 tokens, captured as CUDA graphs."""

@@ -8,19 +8,26 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
+from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.sampling import sample
-from edgeinfer_kernels.cuda.decode.sampling_kernels import advance_kernel, sample_best_kernel
-from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT, ROWS
+from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, sample, sample_best_kernel
+from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
-from edgeinfer_kernels.recurrent_state import StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import (
+    CACHED_AT,
+    COMMON_STEP_SIZES,
+    MASKS_AT,
+    POSITIONS_AT,
+    SEQUENCE_WORDS,
+    SEQUENCES_AT,
+    STATE_WORDS,
+)
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
@@ -34,8 +41,13 @@ class CapturedSteps:
     `sampled` (RING,) int32, in host-readable memory: the id sampled after the token at each position.
     """
 
-    def __init__(self, step: DecodeStep, sampling: SamplingSpace, slots: StateSlots | None = None) -> None:
-        self.step, self._slots = step, slots
+    def __init__(
+        self, step: DecodeStep, sampling: SamplingSpace, sequences: DeviceSequences | None = None
+    ) -> None:
+        self.step = step
+        self._sequences = sequences or DeviceSequences(1, step.model.context, 0)
+        self.sequence = self._sequences.each[0]
+        """The sequence of steps that aren't batches."""
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
@@ -49,7 +61,10 @@ class CapturedSteps:
         """The expert cache, which changes the experts between two steps."""
         self.meets_in_graph = self._cuda
         """Whether the device can wait for the host within a graph."""
-        self._next_slots = torch.zeros((RING, 4), dtype=torch.int32, pin_memory=self._cuda)
+        count = len(self._sequences.each)
+        self._next_words = torch.zeros(
+            (count, RING, SEQUENCE_WORDS), dtype=torch.int32, pin_memory=self._cuda
+        )
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         pages = step.workspace.pages
         self._pages = [torch.zeros_like(pages, device="cpu", pin_memory=self._cuda) for _ in range(2)]
@@ -65,18 +80,20 @@ class CapturedSteps:
         return next(width for width in self._widths if width >= tokens)
 
     def set_state(self, ids: Sequence[int], start: int) -> None:
-        """Set the step's tokens: a sequence in which each token attends to itself and the earlier ones.
-        Padding tokens follow, at the positions where the keys and values of the next tokens will be written.
+        """Set the step's tokens, of `sequence`: each token attends to itself and the earlier ones. Padding
+        tokens follow, at the positions where the keys and values of the next tokens will be written.
         """
         count = self.width(len(ids))
         self._start = start
         state = self._state.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
-        state[8 : 8 + count] = np.arange(start, start + count)
-        state[16 : 16 + count] = (2 << np.arange(count)) - 1
+        state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
+        state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
         state[CACHED_AT] = start
-        if self._slots is not None:
-            state[SLOTS_AT : SLOTS_AT + 4] = *self._slots.begin(start, len(ids)), len(ids)
+        words = self.sequence.words(start, len(ids))
+        state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
+        if self.sequence.layout == PAGES:
+            self.set_pages(self.sequence.pages(start + count)[None])
         self.step.workspace.state.copy_(self._state, non_blocking=True)
         self.per_layer.send(ids)
 
@@ -91,28 +108,43 @@ class CapturedSteps:
         table[:rows, :columns] = pages
         self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
 
-    def set_batch(self, ids: Sequence[int], positions: BatchPositions) -> None:
-        """Set the step's tokens, each of another sequence, but not the rows of their per-layer embeddings.
-        Padding tokens are alone in the spare page.
+    def set_batch(self, ids: Sequence[int], positions: BatchPositions, sequences: Sequence[int] = ()) -> None:
+        """Set the step's tokens, each of another sequence, but not the rows of their per-layer embeddings;
+        `sequences`: the numbers of those that have separate states. Padding tokens are alone in the spare
+        page.
         """
         count = self.width(len(ids))
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         held = self._batches[self._turn]
         state = held.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
-        state[8 : 8 + len(ids)], state[8 + len(ids) : 8 + count] = positions.positions, 0
-        state[16 : 16 + count] = 1
+        at = state[POSITIONS_AT : POSITIONS_AT + count]
+        at[: len(ids)], at[len(ids) :] = positions.positions, 0
+        state[MASKS_AT : MASKS_AT + count] = 1
+        if sequences:
+            words = self._sequences.batch([int(start) for start in positions.positions], sequences)
+            words += [self._sequences.padding] * (count - len(ids))
+            state[SEQUENCES_AT:].reshape(-1, SEQUENCE_WORDS)[:count, : len(words[0])] = words
         self.step.workspace.state.copy_(held, non_blocking=True)
 
-    def set_next_slots(self, start: int) -> None:
-        """Set the slots of recurrent states for a step of one token, which is set by the step before it."""
-        if self._slots is not None:
-            words = self._next_slots[start % len(self._next_slots)]
-            words[:] = torch.tensor([*self._slots.begin(start, 1), 1], dtype=torch.int32)
-            self.step.workspace.state[SLOTS_AT : SLOTS_AT + 4].copy_(words, non_blocking=True)
+    def set_next(self, start: int) -> None:
+        """Set the slots of recurrent states, and the pages, for a step of one token, which is set by the step
+        before it.
+        """
+        if self.sequence.slots is not None:
+            set_words = self.sequence.words(start, 1)
+            words = self._next_words[self.sequence.number, start % RING, : len(set_words)]
+            words[:] = torch.tensor(set_words, dtype=torch.int32)
+            at = SEQUENCES_AT
+            self.step.workspace.state[at : at + len(words)].copy_(words, non_blocking=True)
+        if self.sequence.layout == PAGES and start % PAGE == 0:
+            self.set_pages(self.sequence.pages(start + 1)[None])
 
-    def run(self, tokens: int, mode: str = NONE, layout: Layout = TEXT) -> None:
-        """Run a step of the tokens in `state`; in a split model including its CPU stages."""
+    def run(self, tokens: int, mode: str = NONE, layout: Layout | None = None) -> None:
+        """Run a step of the tokens in `state`, by default of `sequence`; in a split model including its CPU
+        stages.
+        """
+        layout = layout or self.sequence.layout
         if self.step.exchange:
             self._run_split(tokens, mode, self.step.exchange, layout)
         elif not self._cuda:
@@ -155,7 +187,8 @@ class CapturedSteps:
         if not self._cuda:
             return
         compile_steps(self.step, widths, on_compiled, layouts)
-        variants = [(1, BEST, TEXT), (1, SAMPLE, TEXT)]
+        texts = [layout for layout in layouts if layout != BATCH]
+        variants = [(1, mode, layout) for layout in texts for mode in (BEST, SAMPLE)]
         variants += [(width, NONE, layout) for layout in layouts for width in widths]
         for width, mode, layout in variants:
             if (width, mode, layout) not in self._graphs:

@@ -1,9 +1,9 @@
-"""Attention of a decode step: up to 8 new tokens over a long cache, with KV splits along the positions.
+"""Attention of a decode step: up to 16 new tokens over a long cache, with KV splits along the positions.
 
 One kernel computes the q and k norm, RoPE, the append to the cache, the attention and the quantization of its
-result. A program processes one KV head, with all its query heads and tokens, and one KV split; the new tokens
-are in the first split without cached positions, if there is one. The program that finishes last adds up the
-splits, in a fixed order.
+result. A program processes one KV head, with all its query heads of up to eight tokens, and one KV split; the
+new tokens are in the first split without cached positions, if there is one. The program that finishes last
+adds up the splits, in a fixed order.
 """
 
 import triton
@@ -11,7 +11,14 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, cache_rows, hadamard_f16, load_cache_tile
-from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, scaled_queries
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    CACHED_AT,
+    MASKS_AT,
+    POSITIONS_AT,
+    head_slopes,
+    oldest_visible,
+    scaled_queries,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -68,10 +75,10 @@ def visible_new(
 ):  # fmt: skip
     """Which of the step's new tokens each query attends to, (queries, NEW)."""
     new = tl.arange(0, NEW)
-    sees = tl.load(state + 16 + token, mask=is_query, other=0)
+    sees = tl.load(state + MASKS_AT + token, mask=is_query, other=0)
     visible = ((sees[:, None] >> new[None, :]) & 1) != 0
     if WINDOW > 0:
-        new_position = tl.load(state + 8 + new, mask=new < TOKENS, other=0)
+        new_position = tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)
         visible = visible & (new_position[None, :] >= oldest_visible(position, WINDOW, CHUNKED)[:, None])
     return visible
 
@@ -81,7 +88,7 @@ def new_positions(state, token, is_query, position, TOKENS: tl.constexpr, ATTENT
     """`visible_new`, and the distance of each query from the step's new tokens, (queries, NEW)."""
     visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window, ATTENTION.is_chunked)
     new = tl.arange(0, NEW)
-    distance = position[:, None] - tl.load(state + 8 + new, mask=new < TOKENS, other=0)[None, :]
+    distance = position[:, None] - tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)[None, :]
     return visible, distance
 
 
@@ -122,19 +129,23 @@ def _attend_cached(
 
 @triton.jit
 def _step_queries(
-    qkv, stride, state, rope, head, row, is_query, position, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
-):
-    """The queries of a KV head in the rows `row`, (QUERIES, DIMENSIONS) float16, with norm and RoPE."""
+    qkv, stride, state, rope, head, token, member, is_query, position, ATTENTION: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The queries of some tokens, of a KV head's query heads `member`, (QUERIES, DIMENSIONS) float16, with
+    norm and RoPE.
+    """
     GROUP: tl.constexpr = ATTENTION.group
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
-    token, member = row // GROUP, row % GROUP
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
     inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
     q_at = (head * GROUP + member) * ATTENTION.q_head
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
-    queries = rope_heads(base, token, is_query, state + 8, rope, rope.q_norm, norm_at, inverses, ATTENTION)
+    queries = rope_heads(
+        base, token, is_query, state + POSITIONS_AT, rope, rope.q_norm, norm_at, inverses, ATTENTION
+    )
     queries = scaled_queries(queries, rope.query_weights, position[:, None], ATTENTION)
     if ATTENTION.key_type == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
@@ -160,14 +171,14 @@ def decode_attention_kernel(
     DIRECT: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Attention of the step's new tokens; program (KV head, KV split), in a batch (KV head, KV split, token),
-    where each token belongs to another sequence and all positions before its own are cached.
+    """Attention of the step's new tokens; program (KV head, KV split, query tile), in a batch (KV head, KV
+    split, token), where each token belongs to another sequence and all positions before its own are cached.
 
-    `qkv` (tokens, stride) float32: q, then k and v. `state` int32: 8 ids, 8 positions, 8 masks (bit j of a
-    token's mask: it attends to token j of the step), cached length. Appends the new keys and values to the
+    `qkv` (tokens, stride) float32: q, then k and v. `state` int32: ids, positions, masks (bit j of a token's
+    mask: it attends to token j of the step), cached length. Appends the new keys and values to the
     cache. The result is written to `out` as activations if DIRECT, else, if a head does not fill groups of
     16, to `flat` (tokens, heads · value_dim) float32. `sinks`: one more score of every query head, without a
-    value. Reads every cached key and value once.
+    value. Reads every cached key and value once for a query tile; each tile appends the same keys and values.
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
@@ -176,31 +187,35 @@ def decode_attention_kernel(
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
-    head, split = tl.program_id(0), tl.program_id(1)
-    pages = cache.pages
+    QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
+    head, split, tile, pages = tl.program_id(0), tl.program_id(1), tl.program_id(2), cache.pages
     if SPLIT.is_batch:
-        sequence = tl.program_id(2)
-        state += sequence
-        qkv += sequence.to(tl.int64) * stride
-        pages += sequence * cache.page_stride
-        cached = tl.load(state + 8)
+        first_token = tile * 0
+        state += tile
+        qkv += tile.to(tl.int64) * stride
+        pages += tile * cache.page_stride
+        cached = tl.load(state + POSITIONS_AT)
     else:
-        sequence = 0
-        cached = tl.load(state + 24)
+        first_token = tile * QUERY_TOKENS
+        cached = tl.load(state + CACHED_AT)
     row = tl.arange(0, QUERIES)
-    token = row // GROUP
-    is_query = row < GROUP * TOKENS
+    token = first_token + row // GROUP
+    is_query = (row < GROUP * QUERY_TOKENS) & (token < TOKENS)
     first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
-    position = tl.load(state + 8 + token, mask=is_query, other=0)
-    queries = _step_queries(qkv, stride, state, rope, head, row, is_query, position, ATTENTION, TOKENS)
+    position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
+    queries = _step_queries(
+        qkv, stride, state, rope, head, token, row % GROUP, is_query, position, ATTENTION, TOKENS
+    )
     slopes = head_slopes(rope.slopes, head * GROUP + row % GROUP, ATTENTION.has_alibi)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     used = tl.minimum(used + 1, SPLITS)
     if split == used - 1:
-        new = append_new(qkv, stride, cache, pages, head, cached, state + 8, rope, ATTENTION, TOKENS)
+        new = append_new(
+            qkv, stride, cache, pages, head, cached, state + POSITIONS_AT, rope, ATTENTION, TOKENS
+        )
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(
             queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap,
@@ -210,18 +225,23 @@ def decode_attention_kernel(
         queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale,
         cap, ATTENTION, SPLIT,
     )  # fmt: skip
-    dimension = tl.arange(0, DIMENSIONS)
-    results_at = sequence * ATTENTION.kv_heads + head
+    results_at = tile * ATTENTION.kv_heads + head
     part = (results_at * SPLITS + split) * QUERIES + row
-    stored = is_query & (split < used)
-    tl.store(results.parts + part[:, None] * DIMENSIONS + dimension[None, :], attn_out, mask=stored[:, None])
-    tl.store(results.peaks + part * 2, highest, mask=stored)
-    tl.store(results.peaks + part * 2 + 1, total, mask=stored)
+    _store_part(results, part, is_query & (split < used), highest, total, attn_out, DIMENSIONS)
     tl.debug_barrier()
     before = tl.atomic_add(results.arrived + results_at, 1, sem="acq_rel")
     if before == SPLITS - 1:
         tl.store(results.arrived + results_at, 0)
-        _combine(results, out, flat, sinks, sequence, head, used, ATTENTION, SPLIT, OUT, DIRECT)
+        _combine(results, out, flat, sinks, tile, head, used, ATTENTION, SPLIT, OUT, DIRECT)
+
+
+@triton.jit
+def _store_part(results, part, stored, highest, total, attn_out, DIMENSIONS: tl.constexpr):
+    """Write the partial results `part` (n,) of a KV split, where `stored`."""
+    pointers = results.parts + part[:, None] * DIMENSIONS + tl.arange(0, DIMENSIONS)[None, :]
+    tl.store(pointers, attn_out, mask=stored[:, None])
+    tl.store(results.peaks + part * 2, highest, mask=stored)
+    tl.store(results.peaks + part * 2 + 1, total, mask=stored)
 
 
 @triton.jit
@@ -242,7 +262,7 @@ def _combine(
     out,
     flat,
     sinks,
-    sequence,
+    tile,
     head,
     used,
     ATTENTION: tl.constexpr,
@@ -250,8 +270,8 @@ def _combine(
     OUT: tl.constexpr,
     DIRECT: tl.constexpr,
 ):
-    """Add up the first `used` KV splits of one KV head, for all tokens of a sequence; write activations or
-    floats.
+    """Add up the first `used` KV splits of one KV head, for the tokens of a query tile, or of a sequence;
+    write activations or floats.
     """
     GROUP: tl.constexpr = ATTENTION.group
     VALUE_DIM: tl.constexpr = ATTENTION.value_dim
@@ -259,15 +279,18 @@ def _combine(
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
-    ROWS: tl.constexpr = triton.next_power_of_2(GROUP * TOKENS)
+    QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
+    ROWS: tl.constexpr = triton.next_power_of_2(GROUP * QUERY_TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
     # Splits whose partial results are loaded together; more would not fit into registers.
     AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
     row = tl.arange(0, ROWS)
-    token, query_head = sequence + row // GROUP, head * GROUP + row % GROUP
-    results_at = sequence * ATTENTION.kv_heads + head
+    token, query_head = tile * QUERY_TOKENS + row // GROUP, head * GROUP + row % GROUP
+    results_at = tile * ATTENTION.kv_heads + head
     dimension = tl.arange(0, DIMENSIONS)
-    taken = row < GROUP * TOKENS
+    taken = row < GROUP * QUERY_TOKENS
+    if not SPLIT.is_batch:
+        taken = taken & (token < TOKENS)
     peak = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
     for split in tl.static_range(SPLITS):
         at = (results_at * SPLITS + split) * QUERIES + row

@@ -1,4 +1,4 @@
-"""The kernel launches of one decode step: 1 to 8 tokens from ids to logits, entirely on the device.
+"""The kernel launches of one decode step: 1 to 16 tokens from ids to logits, entirely on the device.
 
     embed | for each block: its projections and its result, added to x | head
 
@@ -15,7 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
-from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
+from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
@@ -67,6 +67,15 @@ class DecodeStep:
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""
         return self.workspace.spaces[kind]
+
+    @property
+    def is_batch(self) -> bool:
+        """Whether each token belongs to another sequence."""
+        return self.layout == BATCH
+
+    def by_sequence(self, tokens: int) -> tuple[int, int]:
+        """Tokens of each sequence of a step, and its number of sequences."""
+        return (1, tokens) if self.is_batch else (tokens, 1)
 
     @property
     def tuning(self) -> Tuning:

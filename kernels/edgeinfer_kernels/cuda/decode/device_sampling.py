@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.captured_steps import BEST, RING, SAMPLE, CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace
 from edgeinfer_kernels.sizes.cuda_buffers import RECENT, REQUEST_SIZE
@@ -19,7 +20,7 @@ class DeviceSampling:
         self._requests = _host((RING, REQUEST_SIZE), torch.float64, cuda)
         self._recent = _host((RECENT,), torch.int32, cuda)
         self._events = [torch.cuda.Event() for _ in range(2)] if cuda else []
-        self._ahead: tuple[int, int, bool] | None = None
+        self._ahead: tuple[DeviceSequence, int, int, bool] | None = None
 
     def discard_ahead(self) -> None:
         """Discard the step that was started ahead, because it is not the requested one."""
@@ -36,14 +37,15 @@ class DeviceSampling:
     ) -> int:
         """As `CudaBackend.sample_next`."""
         is_random = request is not None
-        if self._ahead != (token_id, start, is_random):
+        sequence = self._steps.sequence
+        if self._ahead != (sequence, token_id, start, is_random):
             self._steps.set_state([token_id], start)
             self._step(start, request, recent)
         rows = self._steps.per_layer
         may_run_ahead = may_run_ahead and rows.may_follow
         runs_ahead = may_run_ahead and not recent and (next_request is not None or not is_random)
         if runs_ahead:
-            self._steps.set_next_slots(start + 1)
+            self._steps.set_next(start + 1)
             rows.expect()
             self._step(start + 1, next_request, ())
         sampled = 0
@@ -55,7 +57,7 @@ class DeviceSampling:
         if rows.were_late():
             self._ahead = None
             return self.sample_entered(token_id, start, request, recent)
-        self._ahead = (sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None
+        self._ahead = (sequence, sampled, start + 1, is_random) if runs_ahead and sampled >= 0 else None
         return sampled
 
     def sample_entered(

@@ -1,6 +1,7 @@
 """GEMV kernels of a decode step: projections, gated feed-forward, residuals, the head.
 
-A program computes sixteen rows of a matrix for all tokens of the step, so weights are read once. An RMS norm
+A program computes sixteen rows of a matrix for all tokens of the step, on tensor cores several groups of
+sixteen, so weights are read once. An RMS norm
 needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `sum_squares`
 (tokens, programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
 order, so a step is bit-reproducible.
@@ -9,7 +10,7 @@ order, so a step is bit-reproducible.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, load_pair_ahead, project, project_pair
+from edgeinfer_kernels.cuda.decode.projections import load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -21,10 +22,30 @@ ROOT_MEAN_SQUARE = tl.constexpr(1)
 
 
 @triton.jit
-def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr):
+def _results(program, GEMV: tl.constexpr, COLUMNS: tl.constexpr):
+    """Of each group of sixteen results of a program: its token, and the index of the rows' group."""
+    GROUPS: tl.constexpr = GEMV.groups
+    if GROUPS == 1:
+        token = tl.arange(0, COLUMNS)
+        return token, program + token * 0
+    else:
+        index = tl.arange(0, COLUMNS * GROUPS)
+        return index // GROUPS, program * GROUPS + index % GROUPS
+
+
+@triton.jit
+def _by_groups(value, GEMV: tl.constexpr):
+    """Results (columns, rows) as (columns · groups, 16), as `_results` counts them."""
+    if GEMV.groups == 1:
+        return value
+    else:
+        return tl.reshape(value, (value.shape[0] * GEMV.groups, 16))
+
+
+@triton.jit
+def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUMNS: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
     COUNT: tl.constexpr = SOURCE.programs
-    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
     PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
     token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
     inside = (token < TOKENS) & (index < COUNT)
@@ -66,9 +87,10 @@ def rows_kernel(
     """y (tokens, stride) = rows of one or two matrices times activations + bias; two, because formats may
     differ. SECOND: None if there is only the first.
 
-    Reads the rows' planes once, and the activations per token; writes 64 bytes per token and program.
+    Reads the rows' planes once, and the activations per token; writes 64 bytes per token and sixteen rows.
     """
     TOKENS: tl.constexpr = GEMV.tokens
+    ROWS: tl.constexpr = 16 * GEMV.groups
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     if SECOND is None:
@@ -81,9 +103,9 @@ def rows_kernel(
         value = _project_after_producers(second, activations, row, SOURCE, GEMV, SECOND, DEPENDENT)
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
-    out = (program * ROWS + tl.arange(0, 16))[None, :]
+    out = (program * ROWS + tl.arange(0, ROWS))[None, :]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(sum_squares, TOKENS, SOURCE)
+        value *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -111,6 +133,7 @@ def head_rows_kernel(
     release_consumers(DEPENDENT)
     TOKENS: tl.constexpr = GEMV.tokens
     BLOCKS: tl.constexpr = READ.blocks
+    ROWS: tl.constexpr = 16 * GEMV.groups
     program = tl.program_id(0)
     row, words = program * ROWS, READ.planes * BLOCKS
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
@@ -118,11 +141,12 @@ def head_rows_kernel(
     own = activations + row // HEAD_ROWS * words
     value = project(matrix, ahead, own, HEADS * words, row, BLOCKS, GEMV, TILE)
     COLUMNS: tl.constexpr = value.shape[0]
-    token = tl.arange(0, COLUMNS)
     if OUT.blocks > 0:
-        quantize(value, y, program + token * 0, token < TOKENS, OUT, token)
+        owner, group = _results(program, GEMV, COLUMNS)
+        quantize(_by_groups(value, GEMV), y, group, owner < TOKENS, OUT, owner)
     else:
-        at = y + token[:, None] * stride + (row + tl.arange(0, 16))[None, :]
+        token = tl.arange(0, COLUMNS)
+        at = y + token[:, None] * stride + (row + tl.arange(0, ROWS))[None, :]
         tl.store(at, value, mask=(token < TOKENS)[:, None])
 
 
@@ -148,6 +172,7 @@ def gated_kernel(
     release_consumers(DEPENDENT)
     BLOCKS: tl.constexpr = SOURCE.blocks
     TOKENS: tl.constexpr = GEMV.tokens
+    ROWS: tl.constexpr = 16 * GEMV.groups
     UP: tl.constexpr = GATED.up
     program = tl.program_id(0)
     row, words = program * ROWS, SOURCE.planes * BLOCKS
@@ -162,18 +187,18 @@ def gated_kernel(
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(sum_squares, TOKENS, SOURCE)
+        inverse = inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:
-        rows = (row + tl.arange(0, 16))[None, :]
+        rows = (row + tl.arange(0, ROWS))[None, :]
         ups += tl.load(up_bias + rows)
         gates += tl.load(gate_bias + rows)
     if GATED.has_gate:
         value = activate_gated(gates, ups, GATED.activation)
     else:
         value = activate(ups, GATED.activation)
-    token = tl.arange(0, COLUMNS)
-    quantize(value, hidden, program + token * 0, token < TOKENS, HIDDEN, token)
+    token, group = _results(program, GEMV, COLUMNS)
+    quantize(_by_groups(value, GEMV), hidden, group, token < TOKENS, HIDDEN, token)
 
 
 @triton.jit
@@ -203,10 +228,11 @@ def residual_kernel(
     release_consumers(DEPENDENT)
     BLOCKS: tl.constexpr = READ.blocks
     TOKENS: tl.constexpr = GEMV.tokens
+    ROWS: tl.constexpr = 16 * GEMV.groups
     program = tl.program_id(0)
-    COLUMNS: tl.constexpr = triton.next_power_of_2(TOKENS)
+    COLUMNS: tl.constexpr = GEMV.columns
     token = tl.arange(0, COLUMNS)
-    rows = (program * ROWS + tl.arange(0, 16))[None, :]
+    rows = (program * ROWS + tl.arange(0, ROWS))[None, :]
     inside = (rows < WIDTH) & (token < TOKENS)[:, None]
     pointers = x + token[:, None] * WIDTH + rows
     row, words = program * ROWS, READ.planes * BLOCKS
@@ -221,23 +247,26 @@ def residual_kernel(
     # one of them writes; otherwise the later ones read the updated value.
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
-    close_rows(value, gain, out, sum_squares, TOKENS, WIDTH, OUT, GAIN)
+    close_rows(value, gain, out, sum_squares, WIDTH, OUT, GEMV, GAIN)
 
 
 @triton.jit
 def close_rows(
-    value, gain, out, sum_squares, TOKENS: tl.constexpr, WIDTH: tl.constexpr, OUT: tl.constexpr,
+    value, gain, out, sum_squares, WIDTH: tl.constexpr, OUT: tl.constexpr, GEMV: tl.constexpr,
     GAIN: tl.constexpr,
 ):  # fmt: skip
-    """Store x·gain of a program's sixteen columns as activations, and Σ x²; value (columns, 16): x."""
+    """Store x·gain of a program as activations, and Σ x² of each sixteen columns; value (columns, rows): x."""
+    TOKENS: tl.constexpr = GEMV.tokens
+    ROWS: tl.constexpr = 16 * GEMV.groups
     COLUMNS: tl.constexpr = value.shape[0]
-    token, program = tl.arange(0, COLUMNS), tl.program_id(0)
-    rows = (program * ROWS + tl.arange(0, 16))[None, :]
-    sums = tl.sum(value * value, axis=1)
-    tl.store(sum_squares + token * tl.num_programs(0) + program, sums, mask=token < TOKENS)
+    program = tl.program_id(0)
+    rows = (program * ROWS + tl.arange(0, ROWS))[None, :]
+    owner, group = _results(program, GEMV, COLUMNS)
+    sums = tl.sum(_by_groups(value * value, GEMV), axis=1)
+    tl.store(sum_squares + owner * (tl.num_programs(0) * GEMV.groups) + group, sums, mask=owner < TOKENS)
     if GAIN:
         value *= tl.load(gain + rows, mask=rows < WIDTH, other=0.0)
-    quantize(value, out, program + token * 0, token < TOKENS, OUT, token)
+    quantize(_by_groups(value, GEMV), out, group, owner < TOKENS, OUT, owner)
 
 
 @triton.jit
@@ -259,31 +288,34 @@ def head_kernel(
     GEMV: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """logits (tokens, vocabulary), scaled and soft-capped, and the largest of these sixteen with its id.
+    """logits (tokens, vocabulary), scaled and soft-capped, and the largest of sixteen with its id.
 
-    Formula: c·tanh(scale·(row·h + bias) / c). Reads sixteen rows' planes once, and the activations per token;
-    writes 72 bytes per token.
+    Formula: c·tanh(scale·(row·h + bias) / c). Reads the rows' planes once, and the activations per token;
+    writes 72 bytes per token and sixteen rows.
     """
     TOKENS: tl.constexpr = GEMV.tokens
+    ROWS: tl.constexpr = 16 * GEMV.groups
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     value = _project_after_producers(matrix, activations, program * ROWS, SOURCE, GEMV, TILE, DEPENDENT)
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
-    rows = (program * ROWS + tl.arange(0, 16))[None, :]
+    rows = (program * ROWS + tl.arange(0, ROWS))[None, :]
     value *= scale
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(sum_squares, TOKENS, SOURCE)
+        value *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if BIAS:
         value += scale * tl.load(bias + rows, mask=rows < VOCABULARY, other=0.0)
     if CAPPED:
         value = cap * (1.0 - 2.0 / (tl.exp(2.0 * value / cap) + 1.0))
     inside = (rows < VOCABULARY) & (token < TOKENS)[:, None]
     tl.store(logits + token[:, None] * VOCABULARY + rows, value, mask=inside)
-    broken = tl.max((inside & ((value != value) | (value == float("inf")))).to(tl.int32), axis=1)
+    broken = inside & ((value != value) | (value == float("inf")))
     value = tl.where(inside, value, float("-inf"))
-    top, top_index = tl.max(value, axis=1, return_indices=True)
+    owner, group = _results(program, GEMV, COLUMNS)
+    broken = tl.max(_by_groups(broken.to(tl.int32), GEMV), axis=1)
+    top, top_index = tl.max(_by_groups(value, GEMV), axis=1, return_indices=True)
     top = tl.where(broken > 0, float("nan"), top)
-    index = token * tl.num_programs(0) + program
-    tl.store(best + index, top, mask=token < TOKENS)
-    tl.store(best_ids + index, program * ROWS + top_index, mask=token < TOKENS)
+    index = owner * (tl.num_programs(0) * GEMV.groups) + group
+    tl.store(best + index, top, mask=owner < TOKENS)
+    tl.store(best_ids + index, group * 16 + top_index, mask=owner < TOKENS)

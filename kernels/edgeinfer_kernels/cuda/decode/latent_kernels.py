@@ -22,7 +22,12 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     load_cache_tile,
     store_cache_rows,
 )
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_start, with_temperature
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    CACHED_AT,
+    POSITIONS_AT,
+    step_start,
+    with_temperature,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LARGEST_F16 = tl.constexpr(65504.0)
@@ -32,7 +37,7 @@ LARGEST_F16 = tl.constexpr(65504.0)
 def _token_position(words, token, IN_STEP: tl.constexpr):
     """The position of a token of a step or of a chunk."""
     if IN_STEP:
-        return tl.load(words + 8 + token)
+        return tl.load(words + POSITIONS_AT + token)
     else:
         return step_start(words) + token
 
@@ -45,7 +50,7 @@ def _token_row(words, token, position, cache, LATENT: tl.constexpr, IN_STEP: tl.
         pages += token * cache.page_stride
         at = position
     elif IN_STEP:
-        at = tl.load(words + 24) + token
+        at = tl.load(words + CACHED_AT) + token
     else:
         at = position
     at = tl.arange(0, 1) + at
@@ -197,10 +202,10 @@ def latent_step_kernel(
         sequence = tl.program_id(2)
         state += sequence
         pages += sequence * cache.page_stride
-        cached = tl.load(state + 8)
+        cached = tl.load(state + POSITIONS_AT)
     else:
         sequence = 0
-        cached = tl.load(state + 24)
+        cached = tl.load(state + CACHED_AT)
     row = tile * QUERIES + tl.arange(0, QUERIES)
     token, is_query = row // HEADS, row < HEADS * TOKENS
     query_row = sequence * HEADS + row
@@ -251,11 +256,11 @@ def latent_combine_kernel(
     row = tl.program_id(0)
     if LATENT.is_batch:
         sequence, head = row // LATENT.heads, row % LATENT.heads
-        cached = tl.load(state + 8 + sequence)
+        cached = tl.load(state + POSITIONS_AT + sequence)
         tile = sequence * ((LATENT.heads + QUERIES - 1) // QUERIES) + head // QUERIES
     else:
         head = row
-        cached = tl.load(state + 24)
+        cached = tl.load(state + CACHED_AT)
         tile = row // QUERIES
     _, _, used = split_range(cached, 0, SPLITS, SPLIT.positions, 0)
     wait_for_producers(DEPENDENT)

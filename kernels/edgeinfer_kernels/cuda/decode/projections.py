@@ -1,21 +1,22 @@
-"""Sixteen rows of a matrix times the activations of a step's tokens.
+"""Rows of a matrix times the activations of a step's tokens: sixteen, or more on tensor cores.
 
-Results are (columns, 16) float32, a row per token: one for a single token, a power of two for several; rows
+Results are (columns, rows) float32, a row per token: one for a single token, a power of two for several; rows
 beyond the step's tokens are undefined.
 
-With several tokens, the cost is dominated by reading activations, which every thread does for its rows: 48
-bytes per block and token. So threads then have many rows and few blocks: a program has one or two warps, and
-a thread has VECTOR adjacent blocks, ideally one.
+With several tokens, without tensor cores, the cost is dominated by reading activations, which every thread
+does for its rows: 48 bytes per block and token. So threads then have many rows and few blocks: a program has
+one or two warps, and a thread has VECTOR adjacent blocks, ideally one.
 """
 
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide, project_wide_pair
 from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_activations, load_tile
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
 
 ROWS = tl.constexpr(16)
-"""Rows of a program: the size of a group of quantized activations."""
+"""Rows of a group of quantized activations: those of a program without tensor cores."""
 AHEAD = tl.constexpr(2)
 """Up to this token count, a thread has registers to prefetch the next weights while it computes; above, other
 programs hide the latency.
@@ -30,11 +31,13 @@ def load_ahead(
     GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Load the first tile of sixteen rows, before a kernel waits for its producers."""
+    """Load the first tile of a program's rows, before a kernel waits for its producers."""
     rows = first_row + tl.arange(0, 16)
     STEP: tl.constexpr = GEMV.step
     VECTOR: tl.constexpr = GEMV.vector
-    if GEMV.tokens == 1:
+    if GEMV.warps > 0:
+        return load_wide_ahead(matrix, first_row, BLOCKS, GEMV, TILE)
+    elif GEMV.tokens == 1:
         return load_tile(matrix, rows, tl.arange(0, STEP), BLOCKS, STEP > BLOCKS, TILE)
     else:
         # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
@@ -120,13 +123,15 @@ def project(
     GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Sixteen rows of the matrix times the activations of all tokens, `stride` words apart.
+    """A program's rows of the matrix times the activations of all tokens, `stride` words apart.
 
     `ahead` is the result of `load_ahead`. GEMV.step blocks of a row are summed at a time. The sums of a token
     have the same order for any batch of tokens if step and vector are the same.
     """
-    rows = first_row + tl.arange(0, 16)
-    if GEMV.tokens == 1:
+    rows = first_row + tl.arange(0, 16 * GEMV.groups)
+    if GEMV.warps > 0:
+        value = project_wide(matrix, ahead, activations, stride, first_row, BLOCKS, GEMV, TILE)
+    elif GEMV.tokens == 1:
         value = _project_one(matrix, ahead, activations, rows, BLOCKS, GEMV.step, TILE)
     else:
         value = _project_several(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
@@ -135,8 +140,8 @@ def project(
 
 @triton.jit
 def _with_lora(value, matrix, rows, TILE: tl.constexpr):
-    """The sums (columns, 16), with a LoRA adapter plus b·(a·x): matrix[3] is a·x (tokens, rank), matrix[4] is
-    b (rows, rank).
+    """The sums (columns, rows), with a LoRA adapter plus b·(a·x): matrix[3] is a·x (tokens, rank), matrix[4]
+    is b (rows, rank).
     """
     RANK: tl.constexpr = TILE.rank
     if RANK > 0:
@@ -201,11 +206,13 @@ def load_pair_ahead(
     GEMV: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """`load_ahead` for `project_pair`; with several tokens the second matrix is loaded later."""
+    """`load_ahead` for `project_pair`; with several tokens, but not on tensor cores, the second matrix is
+    loaded later.
+    """
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
     ahead = load_ahead(first, first_row, BLOCKS, GEMV, FIRST)
-    if GEMV.tokens == 1:
+    if GEMV.tokens == 1 or GEMV.warps > 0:
         return ahead, load_ahead(second, first_row, BLOCKS, GEMV, SECOND)
     else:
         return ahead, ahead
@@ -223,13 +230,18 @@ def project_pair(
     GEMV: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """`project` for the same rows of two matrices: both results; together for one token, in sequence for
-    several.
+    """`project` for the same rows of two matrices: both results; in sequence for several tokens without
+    tensor cores, else together.
     """
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
-    if GEMV.tokens == 1:
-        rows = first_row + tl.arange(0, 16)
+    rows = first_row + tl.arange(0, 16 * GEMV.groups)
+    if GEMV.warps > 0:
+        one, other = project_wide_pair(
+            first, second, ahead, activations, stride, first_row, BLOCKS, GEMV, GATED
+        )
+        return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
+    elif GEMV.tokens == 1:
         one, other = _project_pair_of_one(
             first, second, ahead[0], ahead[1], activations, rows, BLOCKS, GEMV.step, FIRST, SECOND
         )

@@ -1,6 +1,6 @@
 """One launch method per kernel of a decode step; arguments come from the step's buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -30,7 +30,7 @@ from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kerne
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.weights.plane_formats import Code, Tile
+from edgeinfer_kernels.cuda.weights.plane_formats import Tile
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
@@ -64,18 +64,19 @@ class StepLaunches:
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
-    def gemv(self, kernel: RowKernel, blocks: int, tokens: int, *tiles: Tile) -> dict[str, Any]:
-        """The tile config of a GEMV kernel for matrices of these formats, and its warps."""
-        shape = self.tuning.shape(kernel, tokens)
-        is_float = any(tile.code == Code.SINGLE for tile in tiles)
-        step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        config = GemvConfig(step, min(shape.vector, step), tokens)
-        return {"GEMV": config, "warps": shape.warps_for(blocks)}
+    def _split(
+        self, kernel: RowKernel, tokens: int, matrices: Sequence[DeviceMatrix], rows: int = 0
+    ) -> Iterator[tuple[int, GemvConfig, dict[str, Any]]]:
+        """The launches that multiply all tokens: the first token, tile config, constants and options."""
+        shapes = [matrix.shapes for matrix in matrices]
+        for first, count in self.tuning.token_parts(kernel, tokens, shapes):
+            config, warps = self.tuning.gemv(kernel, count, shapes, rows)
+            yield first, config, {"GEMV": config, "warps": warps}
 
-    def _parts(self, matrix: DeviceMatrix) -> tuple[Tensor, ...]:
-        """A matrix as kernels take it, with its LoRA adapter."""
+    def _parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
+        """A matrix as kernels take it, with its LoRA adapter for the tokens from `first` on."""
         lora = self.model.lora.get(id(matrix))
-        return matrix.parts if lora is None else (*matrix.parts, lora.products, lora.b)
+        return matrix.parts if lora is None else (*matrix.parts, lora.products[first:], lora.b)
 
     def _tile(self, matrix: DeviceMatrix) -> Tile:
         lora = self.model.lora.get(id(matrix))
@@ -137,24 +138,26 @@ class StepLaunches:
     ) -> None:
         """One or two matrices times activations, stacked, to y."""
         self._multiply_a(parts, source.activations, source.sum_squares, kernel, tokens)
-        programs = [part.shapes.padded_rows // ROWS for part in parts]
-        self.launch(
-            rows_kernel,
-            (sum(programs),),
-            self._parts(parts[0]),
-            self._parts(parts[-1]),
-            source.activations.words,
-            y,
-            self.or_nothing(bias),
-            source.squares_args,
-            y.stride(0),
-            FIRST_PROGRAMS=programs[0],
-            FIRST=self._tile(parts[0]),
-            SECOND=self._tile(parts[1]) if len(parts) > 1 else None,
-            BIAS=bias is not None,
-            SOURCE=self.source_config(source),
-            **self.gemv(kernel, source.activations.blocks, tokens, *(part.shapes.tile for part in parts)),
-        )
+        for first, config, options in self._split(kernel, tokens, parts):
+            read, rows = source.after(first), ROWS * config.groups
+            programs = [part.shapes.padded_rows // rows for part in parts]
+            self.launch(
+                rows_kernel,
+                (sum(programs),),
+                self._parts(parts[0], first),
+                self._parts(parts[-1], first),
+                read.activations.words,
+                y[first:],
+                self.or_nothing(bias),
+                read.squares_args,
+                y.stride(0),
+                FIRST_PROGRAMS=programs[0],
+                FIRST=self._tile(parts[0]),
+                SECOND=self._tile(parts[1]) if len(parts) > 1 else None,
+                BIAS=bias is not None,
+                SOURCE=self.source_config(read),
+                **options,
+            )
 
     def stacked(self, stack: Stack, source: Source, y: Tensor, bias: Tensor | None, tokens: int) -> None:
         """Every matrix of a stack times activations, side by side, to y; up to two formats per launch."""
@@ -169,22 +172,23 @@ class StepLaunches:
         self, matrix: DeviceMatrix, heads: int, read: Activations, out: Activations | Tensor, tokens: int
     ) -> None:
         """Each head's rows of a matrix times its row of activations, to floats or as activations."""
-        floats = isinstance(out, Tensor)
+        floats, head_rows = isinstance(out, Tensor), matrix.shapes.rows // heads
         y, layout = (out, WordsConfig(0, 0)) if isinstance(out, Tensor) else (out.words, out.config)
-        self.launch(
-            head_rows_kernel,
-            (matrix.shapes.padded_rows // ROWS,),
-            matrix.parts,
-            read.words,
-            y,
-            y.stride(0) if floats else 0,
-            HEAD_ROWS=matrix.shapes.rows // heads,
-            HEADS=heads,
-            READ=read.config,
-            OUT=layout,
-            TILE=matrix.shapes.tile,
-            **self.gemv("qkv", read.blocks, tokens, matrix.shapes.tile),
-        )
+        for first, config, options in self._split("qkv", tokens, (matrix,), head_rows):
+            self.launch(
+                head_rows_kernel,
+                (matrix.shapes.padded_rows // (ROWS * config.groups),),
+                matrix.parts,
+                read.words[heads * first :],
+                y[first:],
+                y.stride(0) if floats else 0,
+                HEAD_ROWS=head_rows,
+                HEADS=heads,
+                READ=read.config,
+                OUT=layout,
+                TILE=matrix.shapes.tile,
+                **options,
+            )
 
     def gated(
         self, activation: Activation, ffn: "DeviceFeedForward", source: Source, out: Activations, tokens: int
@@ -195,21 +199,23 @@ class StepLaunches:
         gated = GatedConfig(self._tile(gate), self._tile(ffn.up), has_gate, has_bias, code)
         matrices = (gate, ffn.up) if has_gate else (ffn.up,)
         self._multiply_a(matrices, source.activations, source.sum_squares, "gated", tokens)
-        self.launch(
-            gated_kernel,
-            (ffn.up.shapes.padded_rows // ROWS,),
-            self._parts(gate),
-            self._parts(ffn.up),
-            source.activations.words,
-            out.words,
-            self.or_nothing(ffn.gate_bias),
-            self.or_nothing(ffn.up_bias),
-            source.squares_args,
-            HIDDEN=out.config,
-            GATED=gated,
-            SOURCE=self.source_config(source),
-            **self.gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, ffn.up.shapes.tile),
-        )
+        for first, config, options in self._split("gated", tokens, (gate, ffn.up)):
+            read = source.after(first)
+            self.launch(
+                gated_kernel,
+                (ffn.up.shapes.padded_rows // (ROWS * config.groups),),
+                self._parts(gate, first),
+                self._parts(ffn.up, first),
+                read.activations.words,
+                out.words[first:],
+                self.or_nothing(ffn.gate_bias),
+                self.or_nothing(ffn.up_bias),
+                read.squares_args,
+                HIDDEN=out.config,
+                GATED=gated,
+                SOURCE=self.source_config(read),
+                **options,
+            )
 
     def activation_norm(
         self,
@@ -255,25 +261,26 @@ class StepLaunches:
         """x += scale·(matrix times activations + bias), and x·gain to the target."""
         out = target.activations
         self._multiply_a((matrix,), read, target.sum_squares, kernel, tokens)
-        self.launch(
-            residual_kernel,
-            (matrix.shapes.padded_rows // ROWS,),
-            self._parts(matrix),
-            read.words,
-            self.workspace.x,
-            self.or_nothing(bias),
-            scale,
-            self.or_nothing(gain),
-            out.words,
-            target.sum_squares,
-            WIDTH=self.model.spec.hidden_size,
-            READ=read.config,
-            OUT=out.config,
-            TILE=self._tile(matrix),
-            BIAS=bias is not None,
-            GAIN=gain is not None,
-            **self.gemv(kernel, read.blocks, tokens, matrix.shapes.tile),
-        )
+        for first, config, options in self._split(kernel, tokens, (matrix,)):
+            self.launch(
+                residual_kernel,
+                (matrix.shapes.padded_rows // (ROWS * config.groups),),
+                self._parts(matrix, first),
+                read.words[first:],
+                self.workspace.x[first:],
+                self.or_nothing(bias),
+                scale,
+                self.or_nothing(gain),
+                out.words[first:],
+                target.sum_squares[first:],
+                WIDTH=self.model.spec.hidden_size,
+                READ=read.config,
+                OUT=out.config,
+                TILE=self._tile(matrix),
+                BIAS=bias is not None,
+                GAIN=gain is not None,
+                **options,
+            )
 
     def add_norm(
         self,
@@ -369,22 +376,24 @@ class StepLaunches:
         model, space = self.model, self.workspace
         spec = model.spec
         self._multiply_a((model.head,), source.activations, source.sum_squares, "head", tokens)
-        self.launch(
-            head_kernel,
-            (model.head.shapes.padded_rows // ROWS,),
-            self._parts(model.head),
-            source.activations.words,
-            space.logits,
-            space.best,
-            space.best_ids,
-            self.or_nothing(model.head_bias),
-            source.squares_args,
-            spec.logit_scale,
-            spec.logit_soft_cap,
-            VOCABULARY=spec.vocabulary_size,
-            TILE=self._tile(model.head),
-            CAPPED=spec.logit_soft_cap != 0,
-            BIAS=model.head_bias is not None,
-            SOURCE=self.source_config(source),
-            **self.gemv("head", source.activations.blocks, tokens, model.head.shapes.tile),
-        )
+        for first, config, options in self._split("head", tokens, (model.head,)):
+            read = source.after(first)
+            self.launch(
+                head_kernel,
+                (model.head.shapes.padded_rows // (ROWS * config.groups),),
+                self._parts(model.head, first),
+                read.activations.words,
+                space.logits[first:],
+                space.best[first:],
+                space.best_ids[first:],
+                self.or_nothing(model.head_bias),
+                read.squares_args,
+                spec.logit_scale,
+                spec.logit_soft_cap,
+                VOCABULARY=spec.vocabulary_size,
+                TILE=self._tile(model.head),
+                CAPPED=spec.logit_soft_cap != 0,
+                BIAS=model.head_bias is not None,
+                SOURCE=self.source_config(read),
+                **options,
+            )

@@ -24,6 +24,10 @@ class Source:
     sum_squares: Tensor
     norm: NormSpec | None = None
 
+    def after(self, tokens: int) -> "Source":
+        """That of the tokens after the first ones."""
+        return Source(self.activations.after(tokens), self.sum_squares[tokens:], self.norm)
+
     @property
     def squares_args(self) -> SumSquares:
         """What the consumer needs to apply the norm."""

@@ -22,8 +22,6 @@ from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 
-CACHED_AT = 24
-LOST_AT = 25
 ROWS = 16
 
 
@@ -43,6 +41,10 @@ class Activations:
     def of_blocks(self, blocks: int) -> "Activations":
         """The same memory with a shorter row length."""
         return Activations(self.words, self.planes, blocks)
+
+    def after(self, rows: int) -> "Activations":
+        """Those after the first `rows`."""
+        return Activations(self.words[rows:], self.planes, self.blocks)
 
 
 def has_floats(*matrices: DeviceMatrix) -> bool:

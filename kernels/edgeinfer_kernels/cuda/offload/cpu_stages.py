@@ -10,9 +10,10 @@ from torch import Tensor
 from edgeinfer_kernels.cpu.runtime.kernel_args import ANSWERED, LOST, SENT
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
-from edgeinfer_kernels.cuda.decode.workspace import LOST_AT, Activations
+from edgeinfer_kernels.cuda.decode.workspace import Activations
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_kernel, receive_sum_kernel, send_kernel
+from edgeinfer_kernels.sizes.cuda_buffers import LOST_AT
 from edgeinfer_kernels.stages import CpuStages
 
 

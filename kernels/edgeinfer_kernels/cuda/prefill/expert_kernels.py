@@ -165,7 +165,7 @@ def expert_gated_kernel(
         gates = ups
     if SOURCE.norm == ROOT_MEAN_SQUARE:
         own = SumSquares(sum_squares.sums + token * SOURCE.programs, sum_squares.epsilon)
-        inverse = inverse_norms(own, 1, SOURCE)
+        inverse = inverse_norms(own, 1, SOURCE, 1)
         ups, gates = ups * inverse, gates * inverse
     if GATED.is_weighted:
         weight = tl.load(weights + assignment)

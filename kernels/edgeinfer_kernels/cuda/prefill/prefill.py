@@ -16,6 +16,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.backend import OnHidden
 from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
+from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
@@ -28,8 +29,8 @@ from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blo
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
-from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
-from edgeinfer_kernels.sizes.cuda_buffers import SLOTS_AT, STATE_WORDS
+from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
+from edgeinfer_kernels.sizes.cuda_buffers import SEQUENCES_AT, STATE_WORDS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
@@ -62,11 +63,17 @@ OBSERVED_EVERY = 8
 """Streamed chunks of which one is observed: the host waits for its rows in every layer."""
 
 
-def chunk_words(start: int, tokens: int, step: RecurrentStep | None = None) -> Tensor:
-    """(STATE_WORDS,) int32: what kernels read of a chunk, in the places of a decode step's words."""
+def chunk_words(
+    start: int, tokens: int, step: RecurrentStep | None = None, sequence: DeviceSequence | None = None
+) -> Tensor:
+    """(STATE_WORDS,) int32: what kernels read of a chunk, in the places of a decode step's words: of a
+    `sequence`, or with the slots of `step`.
+    """
     words = torch.zeros(STATE_WORDS, dtype=torch.int32)
-    words[8] = start
-    words[SLOTS_AT : SLOTS_AT + 4] = torch.tensor([*(step or RecurrentStep()), tokens], dtype=torch.int32)
+    of_sequence: tuple[int, ...] = (start, *(step or RecurrentStep()), tokens)
+    if sequence is not None:
+        of_sequence = sequence.words(start, tokens)
+    words[SEQUENCES_AT : SEQUENCES_AT + len(of_sequence)] = torch.tensor(of_sequence, dtype=torch.int32)
     return words
 
 
@@ -103,8 +110,8 @@ class Prefill:
         self._words = arena.take((STATE_WORDS,), torch.int32)
         self._fetched_words = arena.take((STATE_WORDS * sizes.is_recurrent,), torch.int32)
         """Those for states that were fetched from the host."""
-        self.slots: StateSlots | None = None
-        """The slots of the recurrent states on the device."""
+        self.sequence: DeviceSequence | None = None
+        """The sequence of the next chunks."""
         self._h_scales = arena.take((chunk,), torch.float32)
         self._ones = arena.take((chunk,), torch.float32)
         self.products = Products(sizes, arena, chunk)
@@ -196,8 +203,7 @@ class Prefill:
 
     def _fill_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
         """Set the words of a chunk, and those for states that are fetched from the host."""
-        step = RecurrentStep() if self.slots is None else self.slots.begin(start, tokens)
-        self._words.copy_(chunk_words(start, tokens, step))
+        self._words.copy_(chunk_words(start, tokens, sequence=self.sequence))
         if sent and sent.host_slots is not None:
             fetched = RecurrentStep(sent.host_slots.begin(start, tokens).pending, 0, 1)
             self._fetched_words.copy_(chunk_words(start, tokens, fetched))

@@ -12,7 +12,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import NEURONS_PER_BLOCK, OUTPUTS_PER_TILE
 from edgeinfer_kernels.cuda.decode.gemv_kernels import ROOT_MEAN_SQUARE, close_rows, inverse_norms
-from edgeinfer_kernels.cuda.decode.projections import ROWS, load_ahead, project
+from edgeinfer_kernels.cuda.decode.projections import load_ahead, project
 from edgeinfer_kernels.cuda.triton_ops.activations import activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import (
     dot_tile,
@@ -23,6 +23,9 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import (
     wait_for_producers,
 )
 from edgeinfer_kernels.cuda.triton_ops.words import high_f16, low_f16
+
+ROWS = tl.constexpr(16)
+"""Rows of a program of gate and up, and outputs of one that adds the sums."""
 
 NEURONS = tl.constexpr(NEURONS_PER_BLOCK)
 TILE_OUTPUTS = tl.constexpr(OUTPUTS_PER_TILE)
@@ -89,7 +92,7 @@ def sparse_gated_kernel(
     COLUMNS: tl.constexpr = gates.shape[0]
     token, rows = tl.arange(0, COLUMNS), (row + tl.arange(0, 16))[None, :]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        gates *= inverse_norms(sum_squares, TOKENS, SOURCE)
+        gates *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if GATED.has_bias:
         gates += tl.load(gate_bias + rows)
     gates = tl.where((token < TOKENS)[:, None], gates, 0.0)
@@ -98,7 +101,7 @@ def sparse_gated_kernel(
     if tl.max(kept.to(tl.int32), axis=0) > 0:
         ups = _project_kept(up, activations, words, row, kept, BLOCKS, GEMV, SECOND)
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        ups *= inverse_norms(sum_squares, TOKENS, SOURCE)
+        ups *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if GATED.has_bias:
         ups += tl.load(up_bias + rows)
     value = activate_gated(gates, ups, GATED.activation)
@@ -303,12 +306,13 @@ def add_parts_kernel(
     segments,
     OUTPUTS: tl.constexpr,
     OUT: tl.constexpr,
-    TOKENS: tl.constexpr,
+    GEMV: tl.constexpr,
     BIAS: tl.constexpr,
     GAIN: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
     """x += scale·(Σ over the segments + bias); then x·gain as activations, and Σ x², as `residual_kernel`."""
+    TOKENS: tl.constexpr = GEMV.tokens
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     rows = (tl.program_id(0) * ROWS + tl.arange(0, 16))[None, :]
@@ -319,4 +323,4 @@ def add_parts_kernel(
     value = tl.where(inside, tl.load(pointers, mask=inside, other=0.0) + scale * value, 0.0)
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
-    close_rows(value, gain, out, sum_squares, TOKENS, OUTPUTS, OUT, GAIN)
+    close_rows(value, gain, out, sum_squares, OUTPUTS, OUT, GEMV, GAIN)

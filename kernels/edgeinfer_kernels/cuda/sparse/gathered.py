@@ -17,7 +17,7 @@ from edgeinfer_kernels.cuda.sparse.gather_kernels import (
     sum_parts_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import GatedConfig, GemvConfig
 from edgeinfer_kernels.sizes.gathered_neurons import GATHERED_SEGMENT
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ def launch_gated(
     out: Activations,
     tokens: int,
 ) -> None:
-    """Gate, and up of the neurons whose gate is positive, to the hidden rows."""
+    """Gate, and up of the neurons whose gate is positive, to the hidden rows of at most MAX_VECTOR_TOKENS
+    tokens.
+    """
     if ffn.gate is None:
         launches.gated(activation, ffn, source, out, tokens)
         return
@@ -41,6 +43,7 @@ def launch_gated(
     config = GatedConfig(
         gate.shapes.tile, up.shapes.tile, True, ffn.up_bias is not None, activation_code(activation)
     )
+    gemv, warps = launches.tuning.vector_gemv("gated", tokens, (gate.shapes, up.shapes))
     launches.launch(
         sparse_gated_kernel,
         (up.shapes.padded_rows // ROWS,),
@@ -54,7 +57,8 @@ def launch_gated(
         HIDDEN=out.config,
         GATED=config,
         SOURCE=launches.source_config(source),
-        **launches.gemv("gated", source.activations.blocks, tokens, gate.shapes.tile, up.shapes.tile),
+        GEMV=gemv,
+        warps=warps,
     )
 
 
@@ -118,6 +122,7 @@ def launch_add(
     bias: Tensor | None,
     scale: float,
     norm: NextNorm,
+    x: Tensor,
     target: Source,
     tokens: int,
 ) -> None:
@@ -127,7 +132,7 @@ def launch_add(
         add_parts_kernel,
         (launches.model.spec.hidden_size // ROWS,),
         space.parts,
-        launches.workspace.x,
+        x,
         launches.or_nothing(bias),
         scale,
         launches.or_nothing(norm.weight),
@@ -136,7 +141,7 @@ def launch_add(
         segments,
         OUTPUTS=launches.model.spec.hidden_size,
         OUT=out.config,
-        TOKENS=tokens,
+        GEMV=GemvConfig(0, 0, tokens),
         BIAS=bias is not None,
         GAIN=norm.weight is not None,
         warps=1,

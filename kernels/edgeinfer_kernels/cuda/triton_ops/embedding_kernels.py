@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.projections import ROWS
+from edgeinfer_kernels.cuda.triton_ops.step_words import POSITIONS_AT, step_start
 from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_elements, decode_rows
 from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantize, release_consumers, wait_for_producers
 
@@ -97,7 +98,7 @@ def add_position_rows_kernel(
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token = tl.program_id(0)
-    position = tl.load(words + 8 + token) if IN_STEP else tl.load(words + 8) + token
+    position = tl.load(words + POSITIONS_AT + token) if IN_STEP else step_start(words) + token
     position = tl.minimum(position, POSITIONS - 1).to(tl.int64)  # Padding may be after the last one.
     column = tl.arange(0, BLOCK)
     inside = column < WIDTH

@@ -109,11 +109,21 @@ class SourceConfig(NamedTuple):
 
 
 class GemvConfig(NamedTuple):
-    """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens."""
+    """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
+    groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0.
+    """
 
     step: int
     vector: int
     tokens: int
+    groups: int = 1
+    warps: int = 0
+
+    @property
+    def columns(self) -> int:
+        """Rows of the results: a power of two, on tensor cores at least 8."""
+        columns = 1 << (self.tokens - 1).bit_length()
+        return max(8, columns) if self.warps else columns
 
 
 class GatedConfig(NamedTuple):
@@ -206,8 +216,9 @@ class AttentionConfig(NamedTuple):
 
 
 class SplitConfig(NamedTuple):
-    """How a decode step's attention is divided: new tokens of a sequence, query rows of a KV head, KV splits,
-    positions of a tile; is_batch: each token of the step is the one of its sequence.
+    """How a decode step's attention is divided: new tokens of a sequence, query rows of a program, KV splits,
+    positions of a tile; is_batch: each token of the step is the one of its sequence. query_tokens: those
+    whose queries a program has.
     """
 
     tokens: int
@@ -215,6 +226,7 @@ class SplitConfig(NamedTuple):
     splits: int
     positions: int
     is_batch: bool = False
+    query_tokens: int = 8
 
 
 class LatentConfig(NamedTuple):

@@ -5,33 +5,63 @@ what follows from a position; limits and slopes of heads.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.sizes import cuda_buffers
+
+POSITIONS_AT = tl.constexpr(cuda_buffers.POSITIONS_AT)
+MASKS_AT = tl.constexpr(cuda_buffers.MASKS_AT)
+CACHED_AT = tl.constexpr(cuda_buffers.CACHED_AT)
+SEQUENCES_AT = tl.constexpr(cuda_buffers.SEQUENCES_AT)
+SEQUENCE_WORDS = tl.constexpr(cuda_buffers.SEQUENCE_WORDS)
+
 
 @triton.jit
 def step_start(words):
     """The first position of a step, or of a chunk."""
-    return tl.load(words + 8)
+    return tl.load(words + SEQUENCES_AT)
 
 
 @triton.jit
 def step_pending(words):
     """Number of positions between the source slot's and the step."""
-    return tl.load(words + 26)
+    return tl.load(words + (SEQUENCES_AT + 1))
 
 
 @triton.jit
 def step_source(words):
-    return tl.load(words + 27).to(tl.int64)
+    return tl.load(words + (SEQUENCES_AT + 2)).to(tl.int64)
 
 
 @triton.jit
 def step_target(words):
-    return tl.load(words + 28).to(tl.int64)
+    return tl.load(words + (SEQUENCES_AT + 3)).to(tl.int64)
 
 
 @triton.jit
 def step_tokens(words):
     """Number of tokens of a step, without padding."""
-    return tl.load(words + 29)
+    return tl.load(words + (SEQUENCES_AT + 4))
+
+
+@triton.jit
+def step_ring(words):
+    """The first row of a sequence in the rings of recurrent states."""
+    return tl.load(words + (SEQUENCES_AT + 5))
+
+
+@triton.jit
+def own_words(words, IS_BATCH: tl.constexpr):
+    """The words of a program's sequence: in a batch program_id(2)."""
+    if IS_BATCH:
+        words += tl.program_id(2) * SEQUENCE_WORDS
+    return words
+
+
+@triton.jit
+def own_row(rows, stride, IS_BATCH: tl.constexpr):
+    """The rows of a program's sequence: in a batch one for each, `stride` apart."""
+    if IS_BATCH:
+        rows += tl.program_id(2).to(tl.int64) * stride
+    return rows
 
 
 @triton.jit

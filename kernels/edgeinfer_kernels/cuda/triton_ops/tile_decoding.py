@@ -16,15 +16,19 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     NIBBLE_2,
     NO_SCALE,
     PAIR,
+    SHORT,
     SIGNED,
     SINGLE,
     code_offset,
     code_value,
+    f16_twice,
     half_of_e4m3,
     high_f16,
     look_up,
     low_f16,
     scaled_codes,
+    scaled_codes_plus,
+    twice,
     unsigned_quad,
 )
 
@@ -78,9 +82,10 @@ def decode_rows(tile, TILE: tl.constexpr):
     parts = ()
     if TILE.scale == FLOAT16:
         # One rounding, as of the product in float32: a code is exact in float16.
+        factor = twice(tile[1])
         for group in tl.static_range(8):
             codes = unsigned_quad(tile[0], group, TILE)
-            parts = parts + scaled_codes(codes, tile[1], code_offset(TILE))
+            parts = parts + scaled_codes(codes, factor, code_offset(TILE))
     else:
         for element in tl.static_range(32):
             parts = parts + (decode_tile(tile, element, TILE).to(tl.float16),)
@@ -93,6 +98,42 @@ def decode_rows(tile, TILE: tl.constexpr):
     ROWS: tl.constexpr = parts[0].shape[0]
     BLOCKS: tl.constexpr = parts[0].shape[1]
     return tl.reshape(parts[0], (ROWS, 32 * BLOCKS))
+
+
+@triton.jit
+def half_factors(tile, UPPER: tl.constexpr, TILE: tl.constexpr):
+    """The factor of the codes of elements 16·UPPER… of every block, and what is added to the products of
+    formats with minimums, as float16, twice in a word.
+    """
+    _, scale, factor = tile
+    if TILE.scale == FLOAT16:
+        return twice(scale), scale
+    elif TILE.scale == BFLOAT16:
+        return f16_twice((scale << 16).to(tl.float32, bitcast=True)), scale
+    elif TILE.scale == E4M3:
+        return f16_twice(factor.to(tl.float32, bitcast=True) * half_of_e4m3(scale, UPPER)), scale
+    elif TILE.scale == PAIR:
+        return twice(scale), twice(scale >> 16)
+    elif TILE.scale == SIGNED:
+        step = ((scale << (24 - 8 * UPPER)) >> 24).to(tl.float32)
+        return f16_twice(low_f16(factor) * TILE.unit * step), scale
+    elif TILE.scale == MINIMUM:
+        lowest = high_f16(factor) * ((scale >> 8) & 255).to(tl.float32)
+        return f16_twice(low_f16(factor) * (scale & 255).to(tl.float32)), f16_twice(-lowest)
+    else:
+        lowest = high_f16(factor) * ((scale >> (8 + 4 * UPPER)) & 15).to(tl.float32)
+        step = ((scale >> (4 * UPPER)) & 15).to(tl.float32)
+        return f16_twice(low_f16(factor) * step), f16_twice(-lowest)
+
+
+@triton.jit
+def decode_quad(words, factors, GROUP: tl.constexpr, TILE: tl.constexpr):
+    """Weights 4·GROUP… of every block, four tensors in float16; `factors` are those of their half."""
+    codes = unsigned_quad(words, GROUP, TILE)
+    if TILE.scale == PAIR or TILE.scale == MINIMUM or TILE.scale == SHORT:
+        return scaled_codes_plus(codes, factors[0], factors[1], code_offset(TILE))
+    else:
+        return scaled_codes(codes, factors[0], code_offset(TILE))
 
 
 @triton.jit

@@ -54,7 +54,7 @@ def release_consumers(DEPENDENT: tl.constexpr):
 
 
 @triton.jit
-def _masked_load(pointers, mask, MASKED: tl.constexpr):
+def masked_load(pointers, mask, MASKED: tl.constexpr):
     if MASKED:
         return tl.load(pointers, mask=mask, other=0)
     else:
@@ -99,10 +99,19 @@ def load_tile(
     `rows` and `blocks` are index vectors; the matrix has BLOCKS blocks per row. MASKED: `blocks` may exceed
     that; VECTOR: `blocks` come from `blocks_at`. kept: None, or a mask of the rows that are read (MASKED).
     """
-    inside = (blocks < BLOCKS)[None, :]
+    SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
+    super_blocks = _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR)
+    return load_tile_at(matrix, rows[:, None], blocks[None, :], super_blocks, BLOCKS, MASKED, TILE, kept)
+
+
+@triton.jit
+def load_tile_at(
+    matrix, row, block, super_block, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr, kept=None
+):
+    """`load_tile` of indices that broadcast; `super_block`: the offsets of the super-block scales."""
+    inside = block < BLOCKS
     if kept is not None:
         inside = inside & kept[:, None]
-    row, block = rows[:, None], blocks[None, :]
     if TILE.code == BYTE:
         PLANES: tl.constexpr = 8
     elif TILE.code == NIBBLE_1:
@@ -118,25 +127,19 @@ def load_tile(
     pointers = matrix[0] + row * (PLANES * BLOCKS) + block
     words = ()
     for plane in tl.static_range(PLANES):
-        words = words + (_masked_load(pointers + plane * BLOCKS, inside, MASKED),)
+        words = words + (masked_load(pointers + plane * BLOCKS, inside, MASKED),)
     if TILE.scale == NO_SCALE:
         scale = words[0]
     elif TILE.scale == PAIR:
-        scale = _masked_load(matrix[1] + row * BLOCKS + block, inside, MASKED)
+        scale = masked_load(matrix[1] + row * BLOCKS + block, inside, MASKED)
     else:
-        scale = _masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
+        scale = masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
     SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
     if TILE.scale == SIGNED:
-        pair = _masked_load(
-            matrix[2] + (row // 2) * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR),
-            inside,
-            MASKED,
-        )
+        pair = masked_load(matrix[2] + (row // 2) * SUPER_BLOCKS + super_block, inside, MASKED)
         factor = pair >> ((row & 1) * 16)
     elif TILE.scale == MINIMUM or TILE.scale == SHORT:
-        factor = _masked_load(
-            matrix[2] + row * SUPER_BLOCKS + _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR), inside, MASKED
-        )
+        factor = masked_load(matrix[2] + row * SUPER_BLOCKS + super_block, inside, MASKED)
     elif TILE.scale == E4M3:
         factor = tl.load(matrix[2] + row)
     else:
@@ -152,11 +155,11 @@ def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.const
     if TILE.scale == NO_SCALE:
         for element in tl.static_range(32):
             pointers = activations + (INTEGER_PLANES + element) * BLOCKS + blocks
-            value = _masked_load(pointers, inside, MASKED).to(tl.float32, bitcast=True)
+            value = masked_load(pointers, inside, MASKED).to(tl.float32, bitcast=True)
             planes = planes + (value[None, :],)
     else:
         for plane in tl.static_range(INTEGER_PLANES):
-            value = _masked_load(activations + plane * BLOCKS + blocks, inside, MASKED)
+            value = masked_load(activations + plane * BLOCKS + blocks, inside, MASKED)
             if plane == 8 or plane == 9:
                 value = value.to(tl.float32, bitcast=True)
             planes = planes + (value[None, :],)

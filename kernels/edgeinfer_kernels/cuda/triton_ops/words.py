@@ -171,34 +171,78 @@ def code_value(codes, BYTE_INDEX: tl.constexpr, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def scaled_codes(codes, scale, OFFSET: tl.constexpr):
-    """Four codes minus the offset, times the float16 scale in the low bits of a word, rounded to float16.
+def twice(word):
+    """The low 16 bits of a word in both of its halves."""
+    if not USES_PTX:
+        return (word & 0xFFFF) | (word << 16)
+    else:
+        return _instruction("prmt.b32 $0, $1, $2, $3;", word, word, word * 0 + 0x1010)
+
+
+@triton.jit
+def f16_twice(value):
+    """A float32 as float16, in both halves of a word."""
+    return twice(value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32))
+
+
+@triton.jit
+def scaled_codes(codes, factor, OFFSET: tl.constexpr):
+    """Four codes minus the offset, times a float16, rounded to float16. `factor` has it twice.
 
     Two at a time, as in `code_value` with 2¹⁰.
     """
     if not USES_PTX:
-        factor = low_f16(scale)
+        scale = low_f16(factor)
         return (
-            (factor * code_value(codes, 0, OFFSET)).to(tl.float16),
-            (factor * code_value(codes, 1, OFFSET)).to(tl.float16),
-            (factor * code_value(codes, 2, OFFSET)).to(tl.float16),
-            (factor * code_value(codes, 3, OFFSET)).to(tl.float16),
+            (scale * code_value(codes, 0, OFFSET)).to(tl.float16),
+            (scale * code_value(codes, 1, OFFSET)).to(tl.float16),
+            (scale * code_value(codes, 2, OFFSET)).to(tl.float16),
+            (scale * code_value(codes, 3, OFFSET)).to(tl.float16),
         )
     else:
         POWERS: tl.constexpr = 0x64006400 + 0x00010001 * OFFSET
         first, second = tl.inline_asm_elementwise(
             """{
-            .reg .b32 factor;
-            prmt.b32 factor, $3, $3, 0x1010;
             prmt.b32 $0, $2, 0x64646464, 0x4140;
             prmt.b32 $1, $2, 0x64646464, 0x4342;
             sub.f16x2 $0, $0, $4;
             sub.f16x2 $1, $1, $4;
-            mul.f16x2 $0, $0, factor;
-            mul.f16x2 $1, $1, factor;
+            mul.f16x2 $0, $0, $3;
+            mul.f16x2 $1, $1, $3;
             }""",
             "=&r,=&r,r,r,r",
-            [codes, scale, POWERS],
+            [codes, factor, POWERS],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+        return _halves(first) + _halves(second)
+
+
+@triton.jit
+def scaled_codes_plus(codes, factor, summand, OFFSET: tl.constexpr):
+    """As `scaled_codes`, plus another float16, of which a word has two as well; rounded once."""
+    if not USES_PTX:
+        scale, plus = low_f16(factor), low_f16(summand)
+        return (
+            (scale * code_value(codes, 0, OFFSET) + plus).to(tl.float16),
+            (scale * code_value(codes, 1, OFFSET) + plus).to(tl.float16),
+            (scale * code_value(codes, 2, OFFSET) + plus).to(tl.float16),
+            (scale * code_value(codes, 3, OFFSET) + plus).to(tl.float16),
+        )
+    else:
+        POWERS: tl.constexpr = 0x64006400 + 0x00010001 * OFFSET
+        first, second = tl.inline_asm_elementwise(
+            """{
+            prmt.b32 $0, $2, 0x64646464, 0x4140;
+            prmt.b32 $1, $2, 0x64646464, 0x4342;
+            sub.f16x2 $0, $0, $5;
+            sub.f16x2 $1, $1, $5;
+            fma.rn.f16x2 $0, $0, $3, $4;
+            fma.rn.f16x2 $1, $1, $3, $4;
+            }""",
+            "=&r,=&r,r,r,r,r",
+            [codes, factor, summand, POWERS],
             dtype=(tl.int32, tl.int32),
             is_pure=True,
             pack=1,

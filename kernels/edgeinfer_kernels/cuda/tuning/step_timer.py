@@ -8,9 +8,9 @@ from triton.errors import TritonError
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.decode.workspace import CACHED_AT
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
+from edgeinfer_kernels.sizes.cuda_buffers import CACHED_AT, MASKS_AT, POSITIONS_AT, SEQUENCES_AT
 
 REPLAYS = 24
 ROUNDS = 3
@@ -74,8 +74,8 @@ class StepTimer:
         space, position = self._step.workspace, max(position, 0)
         state = torch.zeros_like(space.state)
         for token in range(tokens):
-            state[8 + token], state[16 + token] = position + token, (2 << token) - 1
-        state[CACHED_AT] = position
+            state[POSITIONS_AT + token], state[MASKS_AT + token] = position + token, (2 << token) - 1
+        state[CACHED_AT] = state[SEQUENCES_AT] = position
         space.state.copy_(state)
 
 

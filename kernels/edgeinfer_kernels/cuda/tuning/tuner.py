@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, TensorShape, Tuning
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, blocks_of
 from edgeinfer_kernels.matrix import Matrix
 
@@ -28,7 +28,7 @@ KERNEL_SOURCES = (
     "decode/gemv_kernels.py", "decode/decode_attention.py", "decode/step_rope.py", "decode/decode_step.py",
     "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py", "prefill/expert_kernels.py",
     "blocks/attention.py", "blocks/feed_forward.py", "blocks/moe.py", "blocks/latent_attention.py",
-    "decode/latent_kernels.py",
+    "decode/latent_kernels.py", "decode/tensor_cores.py", "triton_ops/tile_decoding.py",
 )  # fmt: skip
 """If one of these files changes, saved tunings become invalid."""
 
@@ -36,6 +36,7 @@ _SHAPES = (
     Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
     Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
 )  # fmt: skip
+_TENSOR = ((32, 8, 2), (32, 4, 2), (16, 8, 2), (16, 4, 2), (16, 4, 4), (64, 4, 1))
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 
@@ -57,6 +58,10 @@ CANDIDATES = (
         4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})
     ),
     TuningCandidates(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
+    TuningCandidates(16, tuple({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
+    TuningCandidates(16, tuple({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
+    TuningCandidates(16, tuple({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
+    TuningCandidates(8, ({"tensor_above": 4},)),
 )
 """Kernel by kernel; those that read most are first."""
 
@@ -177,13 +182,15 @@ def _as_tuning(saved: Any) -> Tuning | None:
     usual = Tuning()
     values: dict[str, Any] = {}
     for name, value in saved.items():
-        is_shape = isinstance(getattr(usual, name), Shape)
+        usual_value = getattr(usual, name)
+        is_shape = isinstance(usual_value, Shape | TensorShape)
         numbers = value if isinstance(value, list) else [value]
-        if is_shape != isinstance(value, list) or len(numbers) != (len(fields(Shape)) if is_shape else 1):
+        wanted = len(fields(usual_value)) if is_shape else 1
+        if is_shape != isinstance(value, list) or len(numbers) != wanted:
             return None
         if not all(_is_tile_number(number, minimum=0 if is_shape else 1) for number in numbers):
             return None
-        values[name] = Shape(*numbers) if is_shape else value
+        values[name] = type(usual_value)(*numbers) if is_shape else value
     return Tuning(**values) if values["splits"] <= MAX_SPLITS else None
 
 

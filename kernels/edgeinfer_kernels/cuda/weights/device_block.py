@@ -81,6 +81,10 @@ class DeviceCache:
         """The cache of one head."""
         return self._of(lambda tensor: tensor[index : index + 1] if tensor.dim() > 1 else tensor)
 
+    def after(self, positions: int) -> "DeviceCache":
+        """The cache after its first positions."""
+        return self._of(lambda tensor: tensor[:, positions:] if tensor.dim() > 1 else tensor)
+
     def copied(self) -> "DeviceCache":
         """A copy in newly allocated memory."""
         return self._of(Tensor.clone)

@@ -77,8 +77,10 @@ class DeviceModel(DeviceBuilder):
         stages: Sequence[Stage] = (),
         per_layer_here: bool = False,
         gathered: Collection[int] = (),
+        sequences: int = 1,
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
+        self.sequences = sequences
         self._non_finite: list[tuple[str, Tensor]] = []
         """Names, and flags whether some of their rows have scales that are NaN or infinite."""
         here, there = shards_on(GPU, stages), shards_on(CPU, stages)
@@ -131,7 +133,8 @@ class DeviceModel(DeviceBuilder):
         name = f"layer {index.layer} {module.PART}"
         self.parts.append(Part(name, arena.used - begin, read=True))
         begin = arena.used
-        state = module.take_state(arena, spec, self.positions, self._kv)
+        several = {"sequences": self.sequences} if spec.recurrent else {}
+        state = module.take_state(arena, spec, self.positions, self._kv, **several)
         self._states[index] = state
         if spec.source_layer is not None:
             state = self._states[self.spec.state_source(index)]

@@ -37,7 +37,7 @@ def launch_step(kind: CacheType, capability: int) -> None:
     arena = Arena()
     model = DeviceModel(spec, weights, arena, POSITIONS, kv=kind)
     launches = StepLaunches(model, Workspace(model, arena), usual_tuning(capability), dependent=False)
-    for layout, tokens in ((BATCH, 8), (PAGES, 1), (PAGES, 8)):
+    for layout, tokens in ((BATCH, 16), (PAGES, 1), (PAGES, 16)):
         step = DecodeStep(launches)
         step.layout = layout
         step.launch(tokens)
@@ -66,7 +66,7 @@ def launch_latents(kind: CacheType, capability: int) -> None:
     latent.latent_rows_kernel[GRID](
         f, 1024, f, f, 1e-6, f, args, WORDS, LATENT=config, IN_STEP=True, DEPENDENT=False, num_warps=4
     )
-    split = latent_attention.split_config(usual_tuning(capability), spec, POSITIONS, 8, is_batch=True)
+    split = latent_attention.split_config(usual_tuning(capability), spec, POSITIONS, 16, is_batch=True)
     results = SplitArgs(f, f, WORDS)
     latent.latent_step_kernel[GRID](
         f, f, args, WORDS, 0.1, results, LATENT=config, SPLIT=split, DEPENDENT=False, num_warps=8

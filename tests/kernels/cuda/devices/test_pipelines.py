@@ -19,8 +19,8 @@ from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder, opened, read
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
-CHUNK = 16
-ROUNDING = 2e-2 if HAS_GPU else 0.0
+CHUNK = 17
+ROUNDING = 2e-2 if HAS_GPU else 2e-3
 """On a GPU sums of squares are added in any order."""
 MODELS: dict[str, RandomModel] = {
     "dense": replace(ZOO["llama"], layers=3),
@@ -61,12 +61,12 @@ def pipeline(decoder: Decoder, counts: Sequence[int]) -> Iterator[PipelineBacken
 @pytest.mark.parametrize(("name", "counts"), [("dense", (1, 2)), ("dense", (1, 1, 1)), ("experts", (2, 1))])
 def test_parts_have_the_logits_of_one_gpu(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
-        ids, one = decoder.ids(24), decoder.backend(str(devices(1)[0]))
-        expected = read(one, ids, (16, 5, 1))
+        ids, one = decoder.ids(24), decoder.backend(str(devices(1)[0]), chunk=CHUNK)
+        expected = read(one, ids, (17, 4, 1))
         sampled = one.sample_next(ids[0], 22)
         held = one.snapshot(22)
         with pipeline(decoder, counts) as several:
-            found = read(several, ids, (16, 5, 1))  # type: ignore[arg-type]
+            found = read(several, ids, (17, 4, 1))  # type: ignore[arg-type]
             assert several.sample_next(ids[0], 22) == sampled
             for array, other in zip(several.snapshot(22), held, strict=True):
                 np.testing.assert_allclose(

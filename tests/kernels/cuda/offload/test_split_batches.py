@@ -10,7 +10,9 @@ import pytest
 
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
+from edgeinfer.planning.device_plan import STATE_QUEUE
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -116,4 +118,33 @@ def test_requests_on_a_gpu_run_together(
         assert again.speed.cached_tokens >= PAGE
     with edgeinfer.load(path, **options, device="cpu") as model:
         alone = [model.generate(prompt, max_tokens=4, temperature=0.0).ids for prompt in prompts]
+    assert together == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["qwen3next", "jamba-moe"])
+def test_recurrent_requests_of_a_split_model_share_steps_if_all_states_are_on_the_gpu(
+    small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    monkeypatch.setattr(CudaBackend, "warm_up", lambda *_: None)
+    options: dict[str, Any] = {"context": 64, "threads": 2, "draft": None}
+    with edgeinfer.load(path, **options, parallel=2) as model:
+        assert model.plan is not None
+        nbytes = model.plan.bytes_on("gpu")
+    small_gpu(nbytes - 1)
+    prompts = [np.random.default_rng(seed).integers(3, VOCABULARY, 20).tolist() for seed in DECIDED]
+    with edgeinfer.load(path, **options, parallel=2) as model:
+        assert isinstance(model.engine, NativeEngine)
+        assert isinstance(model.engine.backend, SplitBackend)
+        assert isinstance(model.completer.scheduler.requests, JoinedRequests)
+        assert model.plan is not None
+        assert {layer.attention for layer in model.plan.layers} == {"gpu"}
+        assert (model.parallel, STATE_QUEUE in model.details) == (2, False)
+        assert model.engine.backend.gpu_shard.nbytes <= model.plan.bytes_on("gpu") < nbytes
+        together = [each.ids for each in model.generate(prompts, max_tokens=4, temperature=0.0)]
+        alone = [model.generate(prompt, max_tokens=4, temperature=0.0).ids for prompt in prompts]
+        again = model.generate([*prompts[0], *together[0], 5], max_tokens=2, temperature=0.0)
+        assert again.speed.cached_tokens >= len(prompts[0])
     assert together == alone

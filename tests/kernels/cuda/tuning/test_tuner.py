@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 
 from edgeinfer.shapes.known_shapes import find_shape
-from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import (
+    MAX_VECTOR_TOKENS,
+    RowKernel,
+    Shape,
+    TensorShape,
+    Tuning,
+    usual_tuning,
+)
 from edgeinfer_kernels.cuda.tuning.tuner import (
     CANDIDATES,
     FILE,
@@ -19,7 +26,8 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
-from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES
+from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from harness.empty_decoders import empty_decoder
 
 ALL = sum(len(trials.changes) for trials in CANDIDATES)
@@ -58,7 +66,8 @@ BEST = Tuning(
     qkv=Shape(32, 2), output=Shape(16, 1), gated=Shape(128, 16), down=Shape(64, 2), head=Shape(128, 4),
     positions=16, attention_warps=1, two=Shape(64, 4, 2),
     two_adding=Shape(64, 8), four=Shape(64, 4, 2), four_adding=Shape(32, 2, 2), eight=Shape(32, 4, 2),
-    eight_adding=Shape(64, 8, 2),
+    eight_adding=Shape(64, 8, 2), tensor=TensorShape(64, 4, 1), tensor_gated=TensorShape(16, 4, 4),
+    tensor_adding=TensorShape(32, 8, 2), tensor_above=4,
 )  # fmt: skip
 
 
@@ -67,16 +76,32 @@ def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     result = tune(step, Tuning(), 1e6, step.clock)
     assert result.tuning == BEST
     # Of one token, timed before the steps of several tokens were tuned.
-    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 1.6)
+    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 2.0)
     assert ALL - len(CANDIDATES) <= result.trials <= ALL
 
 
 def test_every_number_of_blocks_is_a_power_of_two() -> None:
-    for tuning, tokens, blocks in product((Tuning(), BEST), ALL_STEP_SIZES, (1, 3, 20, 32, 80, 1000)):
+    widths = range(1, MAX_VECTOR_TOKENS + 1)
+    for tuning, tokens, blocks in product((Tuning(), BEST), widths, (1, 3, 20, 32, 80, 1000)):
         for kernel in KERNELS:
             shape = tuning.shape(kernel, tokens)
             for step in (shape.step_for(blocks), shape.float_step_for(blocks, tokens)):
                 assert step & (step - 1) == 0 < step
+
+
+def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> None:
+    quantized, floats = (PlaneShapes.of("", kind, 80, 512) for kind in ("Q4_K", "F32"))
+    for tuning in (Tuning(), usual_tuning(75)):
+        for tokens in range(1, MAX_TOKENS + 1):
+            for matrix in (quantized, floats):
+                parts = tuning.token_parts("qkv", tokens, [matrix])
+                covered = [token for first, count in parts for token in range(first, first + count)]
+                assert covered == list(range(tokens))
+                is_tensor = tokens > 8 and matrix is quantized and tuning == Tuning()
+                assert len(parts) == (1 if is_tensor else -(-tokens // 8))
+                config, warps = tuning.gemv("qkv", parts[0][1], [matrix])
+                assert (config.warps == warps) == is_tensor
+                assert matrix.padded_rows % (16 * config.groups) == 0
 
 
 def test_less_than_a_third_of_a_percent_is_noise() -> None:

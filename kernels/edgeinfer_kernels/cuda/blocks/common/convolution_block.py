@@ -46,9 +46,19 @@ class DeviceConvolution:
         return [self.output]
 
 
-def take_state(arena: Arena, spec: RecurrentSpec, positions: int, kind: CacheType) -> RecurrentState:
-    """Allocate the state."""
-    return take_recurrent(arena, spec.recurrent)
+def take_state(
+    arena: Arena, spec: RecurrentSpec, positions: int, kind: CacheType, sequences: int = 1
+) -> RecurrentState:
+    """Allocate the states of some sequences."""
+    return take_recurrent(arena, spec.recurrent, sequences=sequences)
+
+
+def convolution_grid(step: "DecodeStep", tokens: int, pieces: int) -> tuple[int, int, int]:
+    """The programs of a step's convolution: positions, pending ones first, pieces, and sequences. A batch has
+    no pending positions.
+    """
+    own, sequences = step.by_sequence(tokens)
+    return own if step.is_batch else own + RING_ROWS, pieces, sequences
 
 
 def inactive_bytes(w: DeviceConvolution) -> int:

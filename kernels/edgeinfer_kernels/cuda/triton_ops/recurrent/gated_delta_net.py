@@ -15,7 +15,13 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import store_solution
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_pending, step_target, step_tokens
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    own_row,
+    own_words,
+    step_pending,
+    step_target,
+    step_tokens,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
@@ -43,13 +49,19 @@ def delta_convolution_kernel(
     """silu(conv) of one head of q, k or v of one position, pending ones first; q and k with length 1, q also
     by 1 / √HEAD_DIM. And the rows of the state of a step's tokens; g only if it is one number of each head.
 
-    Program (position, head), the last one for β and g. Reads 8·taps bytes per element, writes 8.
+    Program (position, head), the last one for β and g; in a batch (position, head, sequence). Reads 8·taps
+    bytes per element, writes 8.
     """
     DIMENSIONS: tl.constexpr = NET.dimensions
     TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     row, head = tl.program_id(0), tl.program_id(1)
+    words = own_words(words, CONFIG.is_batch)
+    rows = own_row(rows, NET.row_width, CONFIG.is_batch)
+    out = own_row(out, NET.channels, CONFIG.is_batch)
+    source = own_row(inputs.rows, inputs.stride, CONFIG.is_batch)
+    inputs = ProjectedRows(source, inputs.scales, inputs.stride)
     pending = step_pending(words)
     token = row - pending
     if row < pending + step_tokens(words):
@@ -119,12 +131,16 @@ def delta_step_kernel(
     rows, conv, words, state, out, NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence of a decode step, position by position; program (value head, COLUMNS columns of S).
+    """The recurrence of a decode step, position by position; program (value head, COLUMNS columns of S), in a
+    batch (…, sequence).
 
     Reads and writes every element of S once; results to `out` (tokens, value_heads · HEAD_DIM).
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words = own_words(words, CONFIG.is_batch)
+    rows, conv = own_row(rows, NET.row_width, CONFIG.is_batch), own_row(conv, NET.channels, CONFIG.is_batch)
+    out = own_row(out, NET.value_heads * NET.head_dim, CONFIG.is_batch)
     head = tl.program_id(0)
     key = tl.arange(0, NET.dimensions)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

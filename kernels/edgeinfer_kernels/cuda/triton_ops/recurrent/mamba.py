@@ -14,6 +14,8 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    own_row,
+    own_words,
     step_pending,
     step_source,
     step_start,
@@ -70,11 +72,14 @@ def mamba_convolution_kernel(
     """u = silu(conv(x) + bias) of BLOCK channels of a token to `out`, and x to its row of the state; `inputs`
     begin with x. With SCALED, z to `gates`, both with the row scales applied.
 
-    Program (token, piece). Reads 8·taps bytes per element, writes 8 (12 with z).
+    Program (token, piece), in a batch (0, piece, sequence). Reads 8·taps bytes per element, writes 8 (12 with
+    z).
     """
     TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words, inputs = own_words(words, CONFIG.is_batch), own_row(inputs, stride, CONFIG.is_batch)
+    rows, out = own_row(rows, NET.row_width, CONFIG.is_batch), own_row(out, NET.channels, CONFIG.is_batch)
     token = tl.program_id(0)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < NET.channels
@@ -182,13 +187,20 @@ def mamba_scan_kernel(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a step or of a chunk: (S C + D u) · silu(z) to `out` (tokens, channels), Δ to the
-    rows of the state. Program CHANNELS channels; S stays in registers.
+    rows of the state. Program CHANNELS channels, in a batch (channels, 0, sequence); S stays in registers.
 
     Reads and writes every element of S once, 12 bytes per element of u; the inputs of a token are loaded
     while the one before it is processed.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    IS_BATCH: tl.constexpr = CONFIG.is_batch
+    words, rows = own_words(words, IS_BATCH), own_row(rows, NET.row_width, IS_BATCH)
+    out = own_row(out, NET.channels, IS_BATCH)
+    inputs = ScanInputs(
+        own_row(inputs.u, NET.channels, IS_BATCH), own_row(inputs.deltas, strides.deltas, IS_BATCH),
+        inputs.scales, own_row(inputs.z, strides.z, IS_BATCH), own_row(inputs.c, strides.c, IS_BATCH),
+    )  # fmt: skip
     channel = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     index = tl.arange(0, NET.states)
     is_channel, is_index = channel < NET.channels, index < NET.state_size

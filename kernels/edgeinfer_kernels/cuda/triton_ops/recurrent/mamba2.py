@@ -12,7 +12,13 @@ from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_pending, step_target, step_tokens
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    own_row,
+    own_words,
+    step_pending,
+    step_target,
+    step_tokens,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
@@ -25,11 +31,14 @@ def mamba2_convolution_kernel(
     """silu(conv + bias) of BLOCK channels of one position, pending ones first; and the rows of the state of a
     step's tokens, from rows of the projections that begin with xBC. Their dt begins at DT_AT.
 
-    Program (position, piece), the last piece for Δ. Reads 8·taps bytes per element, writes 8.
+    Program (position, piece), the last piece for Δ; in a batch (position, piece, sequence). Reads 8·taps
+    bytes per element, writes 8.
     """
     TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words, inputs = own_words(words, CONFIG.is_batch), own_row(inputs, stride, CONFIG.is_batch)
+    rows, out = own_row(rows, NET.row_width, CONFIG.is_batch), own_row(out, NET.channels, CONFIG.is_batch)
     row, piece = tl.program_id(0), tl.program_id(1)
     pending = step_pending(words)
     token = row - pending
@@ -69,12 +78,16 @@ def mamba2_step_kernel(
     rows, conv, words, state, a, d, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence of a decode step, position by position; program (head, COLUMNS columns of S).
+    """The recurrence of a decode step, position by position; program (head, COLUMNS columns of S), in a batch
+    (…, sequence).
 
     Reads and writes every element of S once; results to `out` (tokens, heads · HEAD_DIM).
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words = own_words(words, CONFIG.is_batch)
+    rows, conv = own_row(rows, NET.row_width, CONFIG.is_batch), own_row(conv, NET.channels, CONFIG.is_batch)
+    out = own_row(out, NET.heads * NET.head_dim, CONFIG.is_batch)
     head = tl.program_id(0)
     index = tl.arange(0, NET.states)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)

@@ -11,7 +11,10 @@ import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    own_row,
+    own_words,
     step_pending,
+    step_ring,
     step_source,
     step_start,
     step_target,
@@ -32,12 +35,15 @@ class StateArgs(NamedTuple):
 
 
 class StateConfig(NamedTuple):
-    """The layout of a recurrent state, as `RecurrentShape`; in elements."""
+    """The layout of a recurrent state, as `RecurrentShape`; in elements. is_batch: a step has one token of
+    each of several sequences, whose rings and slots are one after the other.
+    """
 
     row_width: int
     tail_rows: int
     tail_width: int
     slot_width: int
+    is_batch: bool = False
 
 
 @triton.jit
@@ -52,7 +58,7 @@ def load_row(rows, state, words, token, offsets, mask, CONFIG: tl.constexpr):
     in_tail = token < -pending
     at = tl.maximum(token, 0).to(tl.int64) * CONFIG.row_width
     value = tl.load(rows + at + offsets, mask=mask & is_here, other=0.0)
-    slot = (position + RING) % RING * CONFIG.row_width
+    slot = ((position + RING) % RING + step_ring(words)) * CONFIG.row_width
     value += tl.load(state.ring + slot + offsets, mask=mask & in_ring & is_real, other=0.0)
     tail = step_source(words) * CONFIG.slot_width + (token + pending + CONFIG.tail_rows) * CONFIG.tail_width
     return value + tl.load(state.slots + tail + offsets, mask=mask & in_tail & is_real, other=0.0)
@@ -81,13 +87,15 @@ def keep_rows_kernel(
 ):  # fmt: skip
     """Write the last rows before the step's end to the target slot, and the last RING rows to the ring.
 
-    One program for each row and BLOCK columns: `tail_rows` of the slot, then `count` of the ring. Reads and
-    writes 4 bytes per element.
+    One program for each row and BLOCK columns: `tail_rows` of the slot, then `count` of the ring; in a batch
+    for each sequence. Reads and writes 4 bytes per element.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     item = tl.program_id(0)
     offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    words = own_words(words, CONFIG.is_batch)
+    rows = own_row(rows, CONFIG.row_width, CONFIG.is_batch)
     tokens = step_tokens(words)
     if item < CONFIG.tail_rows:
         mask = offsets < CONFIG.tail_width
@@ -98,5 +106,5 @@ def keep_rows_kernel(
         token = tl.maximum(tokens - count, 0) + item - CONFIG.tail_rows
         mask = (offsets < CONFIG.row_width) & (token < tokens)
         row = tl.load(rows + token.to(tl.int64) * CONFIG.row_width + offsets, mask=mask, other=0.0)
-        slot = (step_start(words) + token) % RING * CONFIG.row_width
+        slot = ((step_start(words) + token) % RING + step_ring(words)) * CONFIG.row_width
         tl.store(state.ring + slot + offsets, row, mask=mask)

@@ -16,7 +16,13 @@ from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, store_scaled
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import substitute
-from edgeinfer_kernels.cuda.triton_ops.step_words import step_pending, step_target, step_tokens
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    own_row,
+    own_words,
+    step_pending,
+    step_target,
+    step_tokens,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 CHUNK = 16
@@ -70,11 +76,14 @@ def token_shift_step_kernel(
 ):  # fmt: skip
     """The inputs of a decode step as activations, TOKENS rows for each; h = norm(x) to the rows of the state.
 
-    Program (token, input). Reads two rows of x, writes 12 words (44 with floats) per 32 columns.
+    Program (token, input), in a batch (0, input, sequence). Reads two rows of x, writes 12 words (44 with
+    floats) per 32 columns.
     """
     BLOCK: tl.constexpr = NET.block
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words, x = own_words(words, CONFIG.is_batch), own_row(x, NET.width, CONFIG.is_batch)
+    rows = own_row(rows, CONFIG.row_width, CONFIG.is_batch)
     token, number = tl.program_id(0), tl.program_id(1)
     offsets = tl.arange(0, BLOCK)
     h, value = _shifted(x, norm, rows, words, state, lerp, token, number, offsets, NET, CONFIG)
@@ -82,7 +91,8 @@ def token_shift_step_kernel(
         tl.store(rows + token * CONFIG.row_width + offsets, h, mask=offsets < NET.width)
     group = tl.arange(0, BLOCK // 16)
     value = tl.reshape(value, (BLOCK // 16, 16))
-    quantize(value, out, group, group < 2 * OUT.blocks, OUT, number * TOKENS + token)
+    row = number * TOKENS + token + tl.program_id(2)
+    quantize(value, out, group, group < 2 * OUT.blocks, OUT, row)
 
 
 @triton.jit
@@ -208,13 +218,16 @@ def time_mix_step_kernel(
     rows, receptance, words, state, out,
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The recurrence of a decode step, position by position; program (head, COLUMNS columns of Sᵀ).
+    """The recurrence of a decode step, position by position; program (head, COLUMNS columns of Sᵀ), in a
+    batch (…, sequence).
 
     Reads and writes every element of S once; S r to `out` (tokens, WIDTH).
     """
     WIDTH: tl.constexpr = NET.width
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words, rows = own_words(words, CONFIG.is_batch), own_row(rows, CONFIG.row_width, CONFIG.is_batch)
+    receptance, out = own_row(receptance, WIDTH, CONFIG.is_batch), own_row(out, WIDTH, CONFIG.is_batch)
     key, column, offsets, mask = _columns_of_head(NET, COLUMNS)
     head = tl.program_id(0)
     is_key, is_column = key < NET.head_dim, column < NET.head_dim

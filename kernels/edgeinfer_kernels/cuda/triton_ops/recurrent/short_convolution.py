@@ -5,6 +5,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled_pieces
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
+from edgeinfer_kernels.cuda.triton_ops.step_words import own_row, own_words
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
@@ -55,10 +56,13 @@ def step_convolution_kernel(
 ):  # fmt: skip
     """out = c · Σ taps · (b · x) of the tokens of a decode step.
 
-    One program per token and BLOCK channels. Reads at most 4·TAPS + 4 bytes per channel, writes 4.
+    Program (BLOCK channels, token), in a batch (BLOCK channels, 0, sequence). Reads at most 4·TAPS + 4 bytes
+    per channel, writes 4.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
+    words, inputs = own_words(words, CONFIG.is_batch), own_row(inputs, stride, CONFIG.is_batch)
+    rows, out = own_row(rows, CONFIG.row_width, CONFIG.is_batch), own_row(out, WIDTH, CONFIG.is_batch)
     token = tl.program_id(1)
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < WIDTH
