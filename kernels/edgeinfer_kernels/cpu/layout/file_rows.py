@@ -14,8 +14,8 @@ def _is_ternary(matrix: MatrixShape) -> bool:
 
 
 def file_rows_scratch(matrices: Iterable[MatrixShape]) -> int:
-    """Bytes of a thread's scratch in which 32 rows of any of these matrices are interleaved; of TQ1_0 sixteen,
-    which are widened before.
+    """Bytes of a thread's scratch in which 32 rows of any of these matrices are interleaved; of TQ1_0
+    sixteen, which are widened before.
     """
     return max((2 * group_bytes(matrix) for matrix in matrices), default=0)
 
