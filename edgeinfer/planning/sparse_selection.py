@@ -180,14 +180,17 @@ def _selection(
     predictors = {layer: trained.predictor if trained else None for layer, trained in trained_layers.items()}
     shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, predictors)
     experts = any(experts_of(source.weights, layer) for layer in predictors)
-    options = SparseOptions(sizes, shared, per_thread, experts, _gathered(source, predictors, profile))
+    gathered = _gathered(source, predictors, profile) if source.options.asks_sparse else {}
+    options = SparseOptions(sizes, shared, per_thread, experts, gathered)
     return SparseSelection(predictors, options, _note(source, trained_layers, shares, profile is not None))
 
 
 def _gathered(
     source: ModelSource, layers: SparseLayers, profile: ActivityProfile | None
 ) -> dict[int, SparseLayer]:
-    """The sparse layers of which a GPU may read only the active neurons, with the bytes of exact mode."""
+    """The sparse layers of which a GPU may read only the active neurons, with the bytes of exact mode; not
+    with "auto", until the slowdown of scattered reads on a GPU is measured.
+    """
     found = {}
     for layer in layers:
         index = sparse_index(source.specification, layer)

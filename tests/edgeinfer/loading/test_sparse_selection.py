@@ -82,6 +82,16 @@ def test_auto_mode_follows_the_profile_per_layer(path: Path) -> None:
         assert sparse_layers(model) == []
 
 
+def test_only_a_request_lets_a_gpu_gather_neurons(path: Path) -> None:
+    profiled(path, [0.1, 0.1, 0.1])
+    for sparse, layers in (("auto", []), ("exact", [0, 1, 2])):
+        with edgeinfer.load(path, device="cpu", sparse=sparse) as model:  # type: ignore[call-overload]
+            assert model.plan is not None
+            assert model.plan.options.sparse is not None
+            assert sorted(model.plan.options.sparse.layers) == [0, 1, 2]
+            assert sorted(model.plan.options.sparse.gathered) == layers
+
+
 def test_a_damaged_profile_is_a_warning_or_an_error_by_mode(path: Path) -> None:
     adjacent_profile_path(path).write_bytes(b"no profile")
     with edgeinfer.load(path, device="cpu") as model:

@@ -13,13 +13,11 @@ def _is_ternary(matrix: MatrixShape) -> bool:
     return kernel_format(matrix) != matrix.format
 
 
-def _scratch_bytes(matrix: MatrixShape) -> int:
-    return group_bytes(matrix) * (2 if _is_ternary(matrix) else 1)
-
-
 def file_rows_scratch(matrices: Iterable[MatrixShape]) -> int:
-    """Bytes of a thread's scratch in which sixteen rows of any of these matrices are interleaved."""
-    return max(map(_scratch_bytes, matrices), default=0)
+    """Bytes of a thread's scratch in which 32 rows of any of these matrices are interleaved; of TQ1_0
+    sixteen, which are widened before.
+    """
+    return max((2 * group_bytes(matrix) for matrix in matrices), default=0)
 
 
 def file_rows(matrix: Matrix, arena: Arena, kernels: Kernels, group_offset: int) -> int:

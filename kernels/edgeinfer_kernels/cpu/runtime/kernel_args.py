@@ -219,7 +219,7 @@ class FileRowsArgs(Structure):
 
     kernel: that of its interleaved rows. row_bytes: in the file; ternary: 1 if its rows are TQ1_0, which are
     converted to TQ2_0 first; layout_row_bytes, blocks, block_bytes, fields: of a row in the kernel's format.
-    group_offset: offset in a thread's scratch at which sixteen rows are interleaved.
+    group_offset: offset in a thread's scratch at which 16 or 32 rows are interleaved.
     """
 
     kernel: Int

@@ -84,16 +84,22 @@ def fill_group(matrix, first, group):
 def rows_in_file(
     matrix, columns, first_row, last_row, activations, stride, tokens, output, output_stride, scratch
 ):
-    """A GEMV kernel (see ROW_ARGUMENTS) whose weights are memory-mapped."""
+    """A GEMV kernel (see ROW_ARGUMENTS) whose weights are memory-mapped. With several tokens two groups are
+    multiplied together, because they share the loads of activations.
+    """
     group = scratch + matrix.group_offset
-    for first in range(first_row, last_row, ROWS_PER_GROUP):
+    step = ROWS_PER_GROUP if tokens == 1 or matrix.ternary != 0 else 2 * ROWS_PER_GROUP
+    for first in range(first_row, last_row, step):
+        rows = min(step, last_row - first)
         fill_group(matrix, first, group)
+        if rows > ROWS_PER_GROUP:
+            fill_group(matrix, first + ROWS_PER_GROUP, group + matrix.group_bytes)
         call_pointer_10(
             matrix.kernel,
             group,
             columns,
             0,
-            ROWS_PER_GROUP,
+            rows,
             activations,
             stride,
             tokens,
