@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles, BundleWindows
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
@@ -34,6 +35,7 @@ class WeightPlacement:
     is interleaved whenever it is multiplied. The layers of `sparse` read only the weights of active neurons
     in short steps; longer steps read the weights in the per-neuron layout from the file. All others are
     copied to the kernel layout; `on_loaded` is called after each. `packed`: those of another backend, by id.
+    `bundles`: the file with the neurons of the sparse layers; None: they are in memory.
     """
 
     matrices: Sequence[Matrix]
@@ -41,6 +43,7 @@ class WeightPlacement:
     sparse: SparseLayers
     on_loaded: OnLoaded | None = None
     packed: Mapping[int, PackedMatrix] = field(default_factory=dict)
+    bundles: Bundles | None = None
 
 
 class CpuDecoder:
@@ -89,7 +92,8 @@ class CpuDecoder:
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self.memories_by_neuron: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
         """The bytes of the matrices of sparse layers that are stored by neuron."""
-        self._sparse = self._sparse_blocks(feed_forwards, sparse)
+        self.windows: BundleWindows | None = None
+        self._sparse = self._sparse_blocks(feed_forwards, sparse, placement.bundles)
         self._lora: list[LoraArena | None] = [None]
         """The memory of the adapters in use, which all states share."""
 
@@ -116,13 +120,17 @@ class CpuDecoder:
         return packed
 
     def _sparse_blocks(
-        self, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers
+        self, feed_forwards: Mapping[int, FeedForwardWeights], layers: SparseLayers, bundles: Bundles | None
     ) -> dict[BlockIndex, int]:
         """The structures of the sparse feed-forwards."""
         if not layers:
             return {}
         indices, threads = self._sparse_indices, self.threads.threads
-        made = SparseBlocks(self.arena, self.kernels, feed_forwards, layers, threads, self.spec.hidden_size)
+        width = self.spec.hidden_size
+        made = SparseBlocks(self.arena, self.kernels, feed_forwards, layers, threads, width, bundles)
+        self.windows = made.windows
+        if self.windows is not None:
+            self.threads.checks.append(self.windows.reader.check)
         dense = {layer: self._dense(index) for layer, index in indices.items()}
         built = {indices[layer]: block for layer, block in made.build(dense, self.builder).items()}
         self.memories_by_neuron = made.memories
@@ -184,4 +192,7 @@ class CpuDecoder:
 
     def close(self) -> None:
         """Release the memory."""
+        if self.windows is not None:
+            self.threads.checks.remove(self.windows.reader.check)
+            self.windows.close()
         self.arena.clear()

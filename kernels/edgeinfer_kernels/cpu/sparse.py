@@ -1,12 +1,13 @@
 """A feed-forward that reads only active neurons: supported layers, structures and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles, BundleWindows, Window
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
@@ -142,7 +143,8 @@ def scattered_bytes(
 class SparseBlocks:
     """Builds the structures of sparse feed-forwards, and the memory that they share.
 
-    `feed_forwards`: the weights of each sparse layer on the CPU.
+    `feed_forwards`: the weights of each sparse layer on the CPU. `bundles`: the file from which those of
+    active neurons are read; None: all are in memory.
     """
 
     def __init__(
@@ -153,8 +155,10 @@ class SparseBlocks:
         layers: SparseLayers,
         threads: int,
         hidden_size: int,
+        bundles: Bundles | None = None,
     ) -> None:
         self._arena = arena
+        self.windows = BundleWindows(bundles, kernels, arena) if bundles else None
         self._kernels = kernels
         self._feed_forwards = feed_forwards
         self._layers = layers
@@ -174,13 +178,21 @@ class SparseBlocks:
         weights, predictor = self._feed_forwards[index], self._layers[index]
         sizes, neurons = self._sizes, weights.ffn_up.rows
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
-        rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
+        needed, window = rows_by_neuron(weights, predictor), None
+        if self.windows is None:
+            rows = {id(matrix): self._rows(matrix) for matrix in needed}
+            down = self._columns(weights.ffn_down)
+        else:
+            window = self.windows.add(index, weights, predicted=predictor is not None)
+            rows = self._rows_of_window(window, needed)
+            down = self._columns_of_window(window, weights.ffn_down)
         return self._arena.fill(
             SparseArgs,
             dense=dense,
             gate_rows=rows.get(id(weights.ffn_gate), 0),
             up_rows=rows.get(id(weights.ffn_up), 0),
-            down=self._columns(weights.ffn_down),
+            down=down,
+            window=window.address if window else 0,
             **(self._predictor(predictor, builder) if predictor else {}),
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
             sums_offset=sizes.sums_offset,
@@ -198,23 +210,49 @@ class SparseBlocks:
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
             weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
+            row_bytes=neuron_row_bytes(matrix),
         )
+
+    def _rows_of_window(self, window: Window, needed: Sequence[Matrix]) -> dict[int, int]:
+        """The rows of these matrices in a window's bundles, by id."""
+        return {
+            id(matrix): self._arena.fill(
+                NeuronRowsArgs,
+                kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
+                weights=window.memory + begin,
+                groups=row_groups(matrix.columns),
+                row_bytes=window.slot_bytes,
+                slots=window.slots,
+            )
+            for matrix, begin in window.layout.rows
+            if any(matrix is each for each in needed)
+        }
 
     def _columns(self, matrix: Matrix) -> int:
         layout, memory = ColumnLayout.of(matrix), lay_out_columns(matrix)
         self.memories[matrix.memory_key] = memory, "columns"
+        return self._fill_columns(matrix, layout, self._arena.keep(memory), layout.neuron_bytes)
+
+    def _columns_of_window(self, window: Window, matrix: Matrix) -> int:
+        columns = {"slots": window.slots, "bundles": window.memory}
+        return self._fill_columns(matrix, window.layout.factors, window.factors, window.slot_bytes, **columns)
+
+    def _fill_columns(
+        self, matrix: Matrix, layout: ColumnLayout, weights: int, neuron_bytes: int, **window: int
+    ) -> int:
         return self._arena.fill(
             NeuronColumnsArgs,
             kernel=self._kernels.address(f"neuron_sums_{matrix.format}"),
-            weights=self._arena.keep(memory),
+            weights=weights,
             blocks=layout.blocks,
             block_bytes=layout.block_bytes,
             blocks_per_super=layout.blocks_per_super,
             super_bytes=layout.super_bytes,
             super_factor_bytes=layout.super_factor_bytes,
             factor_bytes=layout.factor_bytes,
-            neuron_bytes=layout.neuron_bytes,
+            neuron_bytes=neuron_bytes,
             outputs=layout.outputs,
+            **window,
         )
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:

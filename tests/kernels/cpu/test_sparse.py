@@ -79,9 +79,11 @@ def neuron_rows(
         np.array([*expected, *[0] * ROWS_AHEAD], np.int32),
         np.full(matrix.rows, np.nan, np.float32),
     )
-    kernels.function(f"neuron_rows_{matrix.format}", 6)(
+    kernels.function(f"neuron_rows_{matrix.format}", 8)(
         address(laid_out),
         row_groups(matrix.columns),
+        neuron_row_bytes(matrix),
+        0,
         address(neurons),
         len(expected),
         address(lanes),
@@ -102,7 +104,8 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    names = [name for name in field_types(NeuronColumnsArgs) if name not in ("kernel", "weights")]
+    others = ("kernel", "weights", "slots", "bundles")
+    names = [name for name in field_types(NeuronColumnsArgs) if name not in others]
     columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
     out, scratch = (
         np.full((len(quantized), layout.outputs), np.nan, np.float32),

@@ -2,8 +2,9 @@
 
 Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
 up is computed for the active ones. These steps are one phase: a thread processes a piece of the neurons
-completely, so no thread waits for a list. Then each thread adds up down for its part of the neurons, and the
-sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
+completely, so no thread waits for a list. If the neurons are on disk, gate is computed for all pieces first,
+and the bundles of the active neurons are read. Then each thread adds up down for its part of the neurons, and
+the sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
 block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
 
@@ -17,6 +18,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     operands,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
+from edgeinfer_kernels.cpu.native.disk.bundle_window import take_bundles
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -27,7 +29,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
-    call_pointer_6,
+    call_pointer_8,
     call_pointer_10,
     load_i32,
     store_i32,
@@ -78,10 +80,12 @@ def fill_row(row, first, last, value):
 @device_function
 def multiply_listed_rows(rows, neurons, count, lanes, out):
     """out[n] = row n · x for the listed neurons."""
-    call_pointer_6(
+    call_pointer_8(
         rows.kernel,
         rows.weights,
         rows.groups,
+        rows.row_bytes,
+        rows.slots,
         neurons,
         count,
         lanes,
@@ -146,7 +150,9 @@ def activate_neurons(dense, token, tokens, first, last):
 
 @device_function
 def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
-    """Phase: from the normed x to the hidden activations, in pieces of the neurons."""
+    """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
+    is computed already.
+    """
     columns = dense.hidden.columns
     piece = block.neurons_per_piece
     while True:
@@ -154,10 +160,34 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
         if first >= columns:
             break
         last = min(columns, first + piece)
-        find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+        if block.window.address == 0:
+            find_neurons(block, dense, tokens, first, last, dense_scratch, own)
         for token in range(tokens):
             compute_active(block, dense, token, first, last, own)
             activate_neurons(dense, token, tokens, first, last)
+
+
+@device_function
+def window_phases(pool, counter, thread, block, dense, tokens, dense_scratch, own):
+    """Phases: find the active neurons, and read their bundles; returns whether the window holds them all."""
+    hidden, piece = dense.hidden, block.neurons_per_piece
+    columns = hidden.columns
+    while True:
+        first = next_item(pool, counter) * piece
+        if first >= columns:
+            break
+        find_neurons(block, dense, tokens, first, min(columns, first + piece), dense_scratch, own)
+    barrier(pool)
+    if thread == 0:
+        rows, bias = dense.gate, block.predictor_bias
+        if block.predictor_second.address == 0:
+            matrix = dense.gate_matrix
+            if matrix.address == 0:
+                matrix, rows = dense.up_matrix, hidden.floats
+            bias = matrix.bias
+        take_bundles(block.window, rows, hidden.float_stride, bias, tokens, columns)
+    barrier(pool)
+    return block.window.is_complete
 
 
 @device_function
@@ -239,7 +269,9 @@ def predict_phase(pool, thread, block, tokens, own):
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
 def sparse_feed_forward_block(block, step_args, pool, thread):
-    """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
+    """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons; all of them if
+    they don't fit the window.
+    """
     dense = block.dense
     tokens = step_args.tokens
     if tokens > SPARSE_TOKENS:
@@ -257,6 +289,13 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
     predict_phase(pool, thread, block, tokens, own)
+    is_complete = 1
+    if block.window.address != 0:
+        is_complete = window_phases(pool, 4, thread, block, dense, tokens, dense_scratch, own)
+    if is_complete == 0:
+        barrier_and_clear(pool)
+        feed_forward_block(dense, step_args, pool, thread)
+        return
     neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
     barrier(pool)
     gate_matrix = dense.gate_matrix
