@@ -23,6 +23,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -95,7 +96,9 @@ class EngineBuilder:
             source.weights,
             pool.states[0],
             kernels,
-            CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
+            CpuOptions(
+                batch, threads, self._left_in_file(), self._sparse_layers, has_head, bundles=self._bundles
+            ),
             routing=Routing.allocate(source.specification, batch),
             on_loaded=progress,
             pool=self.thread_pool,
@@ -171,7 +174,11 @@ class EngineBuilder:
 
     @property
     def _sparse_layers(self) -> SparseLayers:
-        return self.sparse.layers if self.plan.options.sparse else {}
+        return self.sparse.planned(self.plan.options.sparse)[0]
+
+    @property
+    def _bundles(self) -> Bundles | None:
+        return self.sparse.planned(self.plan.options.sparse)[1]
 
     def _begin_expert_cache(self, gpu_shard: "CudaBackend") -> str | None:
         """Enable the expert cache if it is planned; None, or the reason why the experts stay fixed."""
@@ -203,6 +210,8 @@ class EngineBuilder:
         warnings = [kernels.warning] if kernels.warning else []
         if self.sparse.note and self.plan.options.sparse == self.sparse.options:
             warnings.append(self.sparse.note)
+        if (bundles := self._bundles) is not None:
+            warnings.append(self.sparse.window_note(bundles.slots))
         if self.plan.options.disk:
             warnings.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
         return warnings

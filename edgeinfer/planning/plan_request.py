@@ -41,6 +41,8 @@ def request_for(
         repack=options.repack,
         sparse=sparse.options,
         sparse_required=options.asks_sparse,
+        bundled=sparse.on_disk.options if sparse.on_disk else None,
+        bundle_error=sparse.bundle_error,
         routing=routing,
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",

@@ -21,8 +21,8 @@ class ReadFunction:
 
 
 def can_read_directly() -> bool:
-    """Whether the system has pread; Windows has not."""
-    return hasattr(os, "pread")
+    """Whether the system has pread and preadv; Windows has not."""
+    return hasattr(os, "preadv")
 
 
 def read_function() -> ReadFunction:

@@ -44,7 +44,11 @@ SCATTERED_SLOWDOWN = 1.5
 SPARSE_BLOCKS = 2
 """Overhead of a sparse feed-forward besides reading, in that of a dense one: twice the barriers; counted."""
 DISK_BYTES_PER_SECOND = 2.0e9
-"""Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
+"""Bytes per second of large reads of an SSD, if it isn't measured; assumed."""
+DISK_READ_SECONDS = 10e-6
+"""Seconds of a read with dozens in flight, besides its bytes, if it isn't measured; assumed."""
+MAPPED_DISK_SHARE = 0.6
+"""Share of the disk's rate at which page faults of a memory map read, with read-ahead; sparsity.md."""
 
 # Prompts: seconds per chunk.
 ATTENTION_PREFILL_SHARE = 0.25

@@ -6,7 +6,7 @@ from dataclasses import replace
 from edgeinfer_offload.machine.cost_constants import MAPPED_SLOWDOWN
 from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.placement_problem import PlacementProblem
-from edgeinfer_offload.planner.plan_items import PlacementItems
+from edgeinfer_offload.planner.plan_items import LONG_STEPS, PlacementItems
 from edgeinfer_offload.planner.plan_types import PlannedItem
 
 
@@ -49,7 +49,8 @@ def _move(items: list[PlannedItem], layers: list[LayerPlacement], missing: float
 def _wait(items: list[PlannedItem], problem: PlacementProblem) -> float:
     """Add disk time to memory-mapped items that don't fit the page cache; returns the seconds per prompt."""
     read = sum(item.bytes for item in items if item.device == "disk" and item.weights_read)
-    disk = problem.disk_seconds(read, _cpu_bytes(items))
+    long_steps = sum(item.bytes for item in items if item.item.endswith(LONG_STEPS))
+    disk = problem.disk_seconds(read + long_steps, _cpu_bytes(items))
     if not disk:
         return 0.0
     for index, item in enumerate(items):
@@ -61,7 +62,7 @@ def _wait(items: list[PlannedItem], problem: PlacementProblem) -> float:
                 reading_ms=item.reading_ms + waiting,
                 bound="disk",
             )
-    return read * disk
+    return (read + long_steps) * disk
 
 
 _EXPERTS, _FEED_FORWARD, _ATTENTION, _HEAD, _NEVER = range(5)

@@ -14,6 +14,7 @@ from edgeinfer_offload.machine.cost_constants import (
     DRAFT_READS,
     DRAFT_WEIGHT,
     LIBRARY_BYTES,
+    MAPPED_DISK_SHARE,
     MAPPED_SLOWDOWN,
     MAX_PREFILL_SLOWDOWN,
     SPLIT_TOKEN_SECONDS,
@@ -309,7 +310,7 @@ class PlacementProblem:
         to the `held` bytes of main memory.
         """
         cached = self.machine.processor.free_bytes - held >= nbytes
-        return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
+        return 0.0 if cached else 1 / (MAPPED_DISK_SHARE * self.machine.disk.bytes_per_second)
 
     def best(self, vram: float) -> Placement | None:
         """The fastest placement within `vram` bytes of GPU memory; None: main memory is too small for all of

@@ -21,6 +21,8 @@ from edgeinfer_offload.planner.roofline import Work
 
 DEVICES = ("cpu", "gpu")
 """Names of the sides."""
+LONG_STEPS = "feed-forward, long steps"
+"""The item of weights that only prompts read from the file, as short steps read them by neuron."""
 
 
 @dataclass(frozen=True)
@@ -101,14 +103,17 @@ def _granule_items(
             name, read = f"{block.granules_label}, all for {count} of {total}", read * count / total
         if cold and device_index == CPU:
             name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
+            name += " from disk" if cold.disk_read_bytes else ""
             read = (cold.read + cold.predictor) / (cold.held + cold.predictor)
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
         work = _granule_work(problem, block, cost, device_index, count, read)
-        items.append(_layer_item(index, name, device, device_index, cost, work, overlapped == device_index))
+        item = _layer_item(index, name, device, device_index, cost, work, overlapped == device_index)
+        from_disk = cold and device_index == CPU and cold.disk_reads
+        items.append(replace(item, bound="disk") if from_disk else item)
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)
-        items.append(_layer_item(index, "feed-forward, long steps", "disk", CPU, in_file, Work(0, 0)))
+        items.append(_layer_item(index, LONG_STEPS, "disk", CPU, in_file, Work(0, 0)))
     return items
 
 

@@ -1,7 +1,7 @@
 """Inputs and outputs of the planner: options, placements, items and costs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -15,6 +15,8 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
 from edgeinfer_offload.planner.roofline import Bound, Roofline, Work
 
+MIN_WINDOW_SLOTS = 64
+"""Neurons of a layer that a window holds at least: two blocks."""
 CPU_BATCH = 256
 """Maximum number of prompt tokens in one step on the CPU."""
 PROMPT = 512
@@ -38,6 +40,7 @@ class SparseLayer:
     - `in_file`: bytes of what is stored by neuron that are also memory-mapped, for long steps.
     - `activity`: the share of a token's active neurons in the first n groups of NEURON_GROUP, n = 0…; empty:
       proportional to the number of neurons.
+    - `disk_reads`: neurons that a token reads from the disk, each `disk_read_bytes`.
     """
 
     held: int
@@ -46,6 +49,8 @@ class SparseLayer:
     predictor: int
     in_file: int
     activity: tuple[float, ...] = ()
+    disk_reads: float = 0.0
+    disk_read_bytes: int = 0
 
     def cold(self, hot: int, neurons: int) -> "SparseLayer":
         """The rest of `neurons` if the first `hot` are elsewhere, in whole groups; the predictor remains."""
@@ -58,6 +63,8 @@ class SparseLayer:
             scattered,
             self.predictor,
             round(self.in_file * left),
+            disk_reads=self.disk_reads,
+            disk_read_bytes=self.disk_read_bytes,
         )
 
 
@@ -68,6 +75,68 @@ class SparseOptions:
     layers: Mapping[int, SparseLayer]
     shared_bytes: int
     thread_bytes: int
+    window_slots: int = 0
+    """Neurons of each layer in memory, the others being on disk; 0: all are in memory."""
+
+
+@dataclass(frozen=True)
+class BundledLayer:
+    """A sparse layer whose neurons are on disk, with a window of them in memory.
+
+    - `sparse`: the layer with all neurons in memory. `resident`: bytes in memory besides the window and the
+      predictor; `slot_bytes`: of each neuron in the window; `read_bytes`: of the read of a neuron.
+    - `named`: the share of its neurons that a token needs. `cover`: the share of these that the hottest
+      n/(length - 1) of all neurons have, n = 0…; empty: proportional to the number of neurons.
+    """
+
+    sparse: SparseLayer
+    resident: int
+    slot_bytes: int
+    read_bytes: int
+    neurons: int
+    named: float
+    cover: tuple[float, ...] = ()
+
+    def with_slots(self, slots: int) -> SparseLayer:
+        """The layer with a window of `slots` neurons: the hottest, if a token doesn't need more."""
+        held = min(slots, self.neurons)
+        position = held / self.neurons * max(len(self.cover) - 1, 0)
+        covered = held / self.neurons
+        if self.cover:
+            first = min(int(position), len(self.cover) - 2)
+            step = self.cover[first + 1] - self.cover[first]
+            covered = self.cover[first] + (position - first) * step
+        if held < self.named * self.neurons:
+            covered = 0.0
+        return replace(
+            self.sparse,
+            held=self.resident + held * self.slot_bytes,
+            disk_reads=self.named * self.neurons * (1 - covered),
+            disk_read_bytes=self.read_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class BundledOptions:
+    """The sparse layers of a bundle file, and the memory that they share, as in `SparseOptions`."""
+
+    layers: Mapping[int, BundledLayer]
+    shared_bytes: int
+    thread_bytes: int
+
+    @property
+    def max_slots(self) -> int:
+        """Neurons of the largest layer."""
+        return max(layer.neurons for layer in self.layers.values())
+
+    def slots_in(self, nbytes: int) -> int:
+        """The largest windows that fit `nbytes`; those of small layers count as larger than they are."""
+        return min(self.max_slots, nbytes // sum(layer.slot_bytes for layer in self.layers.values()))
+
+    def with_slots(self, slots: int) -> SparseOptions:
+        """The sparse layers with windows of `slots` neurons."""
+        layers = {index: layer.with_slots(slots) for index, layer in self.layers.items()}
+        return SparseOptions(layers, self.shared_bytes, self.thread_bytes, slots)
 
 
 @dataclass(frozen=True)

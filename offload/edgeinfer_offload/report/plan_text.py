@@ -117,6 +117,11 @@ def _memory(plan: PlanData) -> list[str]:
         if plan.rereads_file:
             room = binary_size(plan.file_cache_bytes)
             lines[-1] += f"; the page cache has {room}, so each token reads the rest from the disk again"
+    if plan.options.sparse and (slots := plan.options.sparse.window_slots):
+        lines.append(
+            f"active neurons: {slots} neurons of each layer are in memory, the others are read from the "
+            "bundle file"
+        )
     if plan.repacking:
         lines.append(_repacked(plan))
     if (count := plan.options.sequences) > 1:

@@ -104,7 +104,7 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    others = ("kernel", "weights", "slots", "bundles")
+    others = ("kernel", "weights", "slots", "bundles", "first_block")
     names = [name for name in field_types(NeuronColumnsArgs) if name not in others]
     columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
     out, scratch = (

@@ -56,7 +56,7 @@ def from_disk() -> MemoryPlan:
         (
             from_disk(),
             "disk",
-            "Doesn't fit. 2.21 GiB of weights stay on disk, about 0.71 tokens/s",
+            "Doesn't fit. 2.21 GiB of weights stay on disk, about 0.46 tokens/s",
         ),
     ],
     ids=["gpu", "split", "cpu", "mapped", "disk"],

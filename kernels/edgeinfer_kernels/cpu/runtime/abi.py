@@ -41,8 +41,8 @@ SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
 
 READ_JOBS = 8192
 """Reads of a file that can be submitted before the first has ended."""
-MAX_SLOT_USES = 7
-"""Uses of a window's slot that are counted: so often it is passed over before another bundle is read into it.
+MAX_SLOT_USES = 15
+"""Uses of a window's slot that are counted: it is passed over as often before another bundle is read into it.
 """
 
 

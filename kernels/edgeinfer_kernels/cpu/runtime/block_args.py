@@ -180,7 +180,7 @@ class NeuronColumnsArgs(Structure):
     """A down projection in the per-neuron layout; lengths in bytes, see `neuron_layout.ColumnLayout`.
 
     slots: 0, or the index of each neuron's weights, int32, from `bundles` on, neuron_bytes apart; then
-    `weights` has the factors only.
+    `weights` has the factors only. first_block: the first of the `blocks` that are summed; 0: sums begin.
     """
 
     kernel: Int
@@ -195,6 +195,7 @@ class NeuronColumnsArgs(Structure):
     outputs: Int
     slots: Int
     bundles: Int
+    first_block: Int
 
 
 @structure()

@@ -57,7 +57,7 @@ class BundleWindowArgs(Structure):
     slots: the slot of each neuron, -1: none; neurons: the neuron of each slot, -1: none; uses: of each slot,
     for the clock; all int32. steps: the last step that used each slot, int64; step: the number of this one.
     hand: that of the clock. reads, hits: bundles that were read, and found, since the start; finished: reads
-    that have ended. is_complete: whether the window holds all bundles of this step.
+    that have ended. first, last: the neurons of this round, whose bundles are all in the window.
     """
 
     reader: Annotated[int, DiskReaderArgs]
@@ -74,5 +74,6 @@ class BundleWindowArgs(Structure):
     hand: Int
     reads: Int
     hits: Int
-    is_complete: Int
+    first: Int
+    last: Int
     finished: Word

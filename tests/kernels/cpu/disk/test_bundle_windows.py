@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from tests.kernels.conftest import BEST, PORTABLE, best_formats, built_kernels
-from tests.kernels.cpu.test_sparse import NEURONS, Rows, decoder, inputs, select_all
+from tests.kernels.cpu.test_sparse import NEURONS, Rows, decoder, inputs, relative, select_all
 
 
 def write_bundles(path: Path, weights: DecoderWeights, slots: int) -> Bundles:
@@ -111,17 +111,19 @@ def test_a_small_window_reads_again_what_it_has_overwritten(tmp_path: Path) -> N
         assert hits > reads / 4
 
 
-def test_a_step_that_needs_more_neurons_than_the_window_holds_uses_the_mapped_weights(tmp_path: Path) -> None:
-    spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
-    dense = feed_forwards_of_dense(spec, weights)
-    with loaded(spec, weights, {0: None, 1: None}, write_bundles(tmp_path / "b", weights, 16)) as read:
+@pytest.mark.parametrize(
+    ("gated", "predicted", "slots"), [(True, False, 64), (True, True, 70), (False, False, 200)]
+)
+def test_a_step_that_needs_more_neurons_than_the_window_holds_takes_several_rounds(
+    tmp_path: Path, gated: bool, predicted: bool, slots: int
+) -> None:
+    spec, weights = decoder("relu_squared", gated, ("Q8_0", "Q8_0", "Q6_K"))
+    sparse = {layer: select_all(weights) if predicted else None for layer in range(2)}
+    with loaded(spec, weights, sparse, None) as held:
+        expected = feed_forwards(held, inputs(3))
+    with loaded(spec, weights, sparse, write_bundles(tmp_path / "b", weights, slots)) as read:
         for _ in range(2):
-            assert np.array_equal(feed_forwards(read, inputs(3)), dense)
-
-
-def feed_forwards_of_dense(spec: DecoderSpec, weights: DecoderWeights) -> Rows:
-    with loaded(spec, weights, {}, None) as backend:
-        return feed_forwards(backend, inputs(3))
+            assert relative(feed_forwards(read, inputs(3)), expected) < 1e-6
 
 
 def test_a_file_that_was_cut_gives_an_error_instead_of_wrong_numbers(tmp_path: Path) -> None:

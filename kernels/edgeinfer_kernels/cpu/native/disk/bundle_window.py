@@ -8,14 +8,13 @@ from edgeinfer_kernels.cpu.native.disk.disk_reader import start_reads, submit_re
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import add, load_floats, positive_lanes
 from edgeinfer_kernels.cpu.native.simd.scalars import (
-    atomic_load,
     load_i32,
     load_i64,
     store_i32,
     store_i64,
     trailing_zeros,
 )
-from edgeinfer_kernels.cpu.runtime.abi import MAX_SLOT_USES
+from edgeinfer_kernels.cpu.runtime.abi import MAX_SLOT_USES, NEURONS_PER_BLOCK
 
 
 @device_function
@@ -67,9 +66,9 @@ def use_bundle(window, neuron):
 
 
 @device_function
-def use_positive(window, row, bias, neurons):
-    """`use_bundle` of every neuron whose projection plus bias is above 0; 0: not all have slots."""
-    for i in range(0, neurons, 16):
+def use_positive(window, row, bias, first):
+    """`use_bundle` of a block's neurons whose projection plus bias is above 0; 0: not all have slots."""
+    for i in range(first, first + NEURONS_PER_BLOCK, 16):
         value = load_floats(row + 4 * i)
         if bias != 0:
             value = add(value, load_floats(bias + 4 * i))
@@ -82,17 +81,24 @@ def use_positive(window, row, bias, neurons):
 
 
 @device_function
+def use_blocks(window, rows, stride, bias, tokens, first, neurons):
+    """Hold the bundles of the neurons from `first` on that are positive for one of the tokens; returns the
+    first neuron of the block that has no slots any more.
+    """
+    for block in range(first, neurons, NEURONS_PER_BLOCK):
+        for token in range(tokens):
+            if use_positive(window, rows + token * stride, bias, block) == 0:
+                return block
+    return neurons
+
+
+@device_function
 def take_bundles(window, rows, stride, bias, tokens, neurons):
-    """Read the bundles of all neurons that are positive for one of the tokens, and wait for them. Sets
-    `is_complete`: whether the window holds them all.
+    """Read the bundles of the neurons from `last` on that are positive for one of the tokens, as far as there
+    are slots, and wait for them. Sets `first` to the old and `last` to the new end, in whole blocks.
     """
     window.step += 1
-    window.is_complete = 1
-    for token in range(tokens):
-        if use_positive(window, rows + token * stride, bias, neurons) == 0:
-            window.is_complete = 0
-            break
+    window.first = window.last
+    window.last = use_blocks(window, rows, stride, bias, tokens, window.first, neurons)
     start_reads(window.reader)
     wait_for_reads(window.reader, window.finished, window.reads)
-    if atomic_load(window.reader.failed) != 0:
-        window.is_complete = 0

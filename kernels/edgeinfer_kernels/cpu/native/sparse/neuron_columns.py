@@ -348,7 +348,7 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     @device_function
     def list_step(columns, step, part, parts, tokens, activations, stride, scratch):
         index = step // tokens
-        block = block_of_part(index, part, parts)
+        block = columns.first_block + block_of_part(index, part, parts)
         at, _ = block_address(columns, block)
         neuron_bytes = columns.neuron_bytes
         rows, slots = at + columns.factor_bytes, columns.slots
@@ -384,7 +384,8 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             distance = BLOCKS_AHEAD
             first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
             part, parts = 0, 1
-        for token in range(tokens):
+        begins = columns.first_block
+        for token in range(tokens if begins == 0 else 0):
             for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = blocks_of_part(columns.blocks, part, parts) * tokens
@@ -395,11 +396,11 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             ahead = min(step + distance, steps - 1)
             list_step(columns, ahead, part, parts, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
-            next_block = block_of_part(ahead // tokens, part, parts)
+            next_block = begins + block_of_part(ahead // tokens, part, parts)
             next_factors, next_f16_scales = block_address(columns, next_block)
             quads = load_i64(active + QUADS)
             index = step // tokens
-            block = block_of_part(index, part, parts)
+            block = begins + block_of_part(index, part, parts)
             token = step - index * tokens
             factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block

@@ -39,6 +39,7 @@ from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
     LIST_BYTES,
     MAX_NEURONS_PER_PIECE,
+    NEURONS_PER_BLOCK,
     ROWS_AHEAD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
@@ -153,13 +154,15 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
     """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
     is computed already.
     """
-    columns = dense.hidden.columns
+    begin, end = 0, dense.hidden.columns
+    if block.window.address != 0:
+        begin, end = block.window.first, block.window.last
     piece = block.neurons_per_piece
     while True:
-        first = next_item(pool, counter) * piece
-        if first >= columns:
+        first = begin + next_item(pool, counter) * piece
+        if first >= end:
             break
-        last = min(columns, first + piece)
+        last = min(end, first + piece)
         if block.window.address == 0:
             find_neurons(block, dense, tokens, first, last, dense_scratch, own)
         for token in range(tokens):
@@ -168,26 +171,29 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
 
 
 @device_function
-def window_phases(pool, counter, thread, block, dense, tokens, dense_scratch, own):
-    """Phases: find the active neurons, and read their bundles; returns whether the window holds them all."""
-    hidden, piece = dense.hidden, block.neurons_per_piece
-    columns = hidden.columns
+def find_phase(pool, counter, block, dense, tokens, dense_scratch, own):
+    """Phase: find the active neurons of all pieces, whose bundles are on disk."""
+    columns, piece = dense.hidden.columns, block.neurons_per_piece
     while True:
         first = next_item(pool, counter) * piece
         if first >= columns:
             break
         find_neurons(block, dense, tokens, first, min(columns, first + piece), dense_scratch, own)
-    barrier(pool)
-    if thread == 0:
-        rows, bias = dense.gate, block.predictor_bias
-        if block.predictor_second.address == 0:
-            matrix = dense.gate_matrix
-            if matrix.address == 0:
-                matrix, rows = dense.up_matrix, hidden.floats
-            bias = matrix.bias
-        take_bundles(block.window, rows, hidden.float_stride, bias, tokens, columns)
-    barrier(pool)
-    return block.window.is_complete
+
+
+@device_function
+def read_neurons(block, dense, tokens):
+    """Read the bundles of the next active neurons, and let down sum these."""
+    hidden, window, down = dense.hidden, block.window, block.down
+    rows, bias = dense.gate, block.predictor_bias
+    if block.predictor_second.address == 0:
+        matrix = dense.gate_matrix
+        if matrix.address == 0:
+            matrix, rows = dense.up_matrix, hidden.floats
+        bias = matrix.bias
+    take_bundles(window, rows, hidden.float_stride, bias, tokens, hidden.columns)
+    down.first_block = window.first // NEURONS_PER_BLOCK
+    down.blocks = (window.last - window.first) // NEURONS_PER_BLOCK
 
 
 @device_function
@@ -211,6 +217,27 @@ def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
         own + LIST_BYTES,
         by_outputs,
     )
+
+
+@device_function
+def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs):
+    """Phases: the sums over the active neurons, whose bundles are read; in several rounds if the window is
+    too small for all of them.
+    """
+    find_phase(pool, 4, block, dense, tokens, dense_scratch, own)
+    window = block.window
+    if thread == 0:
+        window.last = 0
+    while True:
+        barrier_and_clear(pool)
+        if thread == 0:
+            read_neurons(block, dense, tokens)
+        barrier(pool)
+        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        barrier(pool)
+        down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+        if window.last >= dense.hidden.columns:
+            return
 
 
 @device_function
@@ -269,9 +296,7 @@ def predict_phase(pool, thread, block, tokens, own):
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
 def sparse_feed_forward_block(block, step_args, pool, thread):
-    """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons; all of them if
-    they don't fit the window.
-    """
+    """As `feed_forward_block`, for at most SPARSE_TOKENS tokens, with only the active neurons."""
     dense = block.dense
     tokens = step_args.tokens
     if tokens > SPARSE_TOKENS:
@@ -289,19 +314,15 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
     predict_phase(pool, thread, block, tokens, own)
-    is_complete = 1
-    if block.window.address != 0:
-        is_complete = window_phases(pool, 4, thread, block, dense, tokens, dense_scratch, own)
-    if is_complete == 0:
-        barrier_and_clear(pool)
-        feed_forward_block(dense, step_args, pool, thread)
-        return
-    neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
-    barrier(pool)
     gate_matrix = dense.gate_matrix
     predictor = block.predictor_second
     by_outputs = 1 if gate_matrix.address == 0 and predictor.address == 0 else 0
-    down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+    if block.window.address != 0:
+        window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs)
+    else:
+        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        barrier(pool)
+        down_phase(pool, thread, block, dense, tokens, own, by_outputs)
     if by_outputs == 0:
         barrier(pool)
         add_sums(thread, pool.threads, block, tokens)
