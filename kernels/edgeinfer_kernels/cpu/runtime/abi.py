@@ -41,6 +41,8 @@ SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
 
 READ_JOBS = 8192
 """Reads of a file that can be submitted before the first has ended."""
+READ_PIECE = 1 << 20
+"""Bytes that a thread reads at a time of weights that are read in order."""
 MAX_SLOT_USES = 15
 """Uses of a window's slot that are counted: it is passed over as often before another bundle is read into it.
 """

@@ -3,6 +3,7 @@
 from typing import Annotated
 
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.runtime.kernel_args import FileRowsArgs
 from edgeinfer_kernels.cpu.runtime.structure import Int, Structure, Word, structure
 
 
@@ -47,6 +48,57 @@ class DiskReaderArgs(Structure):
     wait_function: Int
     wake_function: Int
     futex: Int
+
+
+@structure()
+class WantedReads(Structure):
+    """The number of reads that were submitted for a slot, since the start."""
+
+    count: Int
+
+
+@structure()
+class StreamedPartArgs(Structure):
+    """A matrix of a streamed block: `nbytes` from `offset` of the file, read to `target` in the slot, where its
+    rows begin after `skipped` bytes.
+    """
+
+    rows: Annotated[int, FileRowsArgs]
+    target: Int
+    offset: Int
+    nbytes: Int
+    skipped: Int
+
+
+@structure()
+class FileStreamArgs(Structure):
+    """The blocks that are read from the file in turn.
+
+    blocks: the address of `count` StreamedBlockArgs. memory: slots of slot_bytes. next, submitted: the numbers, over all steps, of the next block that is used
+    and of the first that isn't submitted. finished: of each slot the word that counts its reads, a cache line
+    apart; wanted: how many were submitted.
+    """
+
+    reader: Annotated[int, DiskReaderArgs]
+    blocks: Int
+    count: Int
+    slots: Int
+    memory: Int
+    slot_bytes: Int
+    next: Int
+    submitted: Int
+    finished: Int
+    wanted: Annotated[int, WantedReads]
+
+
+@structure()
+class StreamedBlockArgs(Structure):
+    """A block whose weights are read from the file by every step; `index`: its number among these."""
+
+    stream: Annotated[int, FileStreamArgs]
+    index: Int
+    parts: Annotated[int, StreamedPartArgs]
+    part_count: Int
 
 
 @structure()
