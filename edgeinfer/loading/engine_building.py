@@ -10,7 +10,7 @@ from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
-from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
+from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading, streamed_file
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
@@ -97,7 +97,13 @@ class EngineBuilder:
             pool.states[0],
             kernels,
             CpuOptions(
-                batch, threads, self._left_in_file(), self._sparse_layers, has_head, bundles=self._bundles
+                batch,
+                threads,
+                in_file := self._left_in_file(),
+                self._sparse_layers,
+                has_head,
+                bundles=self._bundles,
+                streamed=streamed_file(source.file, in_file) if plan.reads_ahead else None,
             ),
             routing=Routing.allocate(source.specification, batch),
             on_loaded=progress,

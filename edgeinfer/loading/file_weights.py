@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -28,11 +30,26 @@ def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -
     return [*result, weights.output] if plan.head == "disk" and not spec.is_encoder else result
 
 
+def streamed_file(file: GGUFFile, matrices: Iterable[Matrix]) -> StreamedFile:
+    """The file, with the offsets of those of the matrices that are contiguous in it."""
+    offsets = {}
+    for matrix in matrices:
+        info = file.tensors.get(matrix.name)
+        if info is None or matrix.experts != 1 or not matrix.raw.flags.c_contiguous:
+            continue
+        before = address(matrix.raw) - address(file.raw(matrix.name))
+        if 0 <= before <= info.nbytes - matrix.raw.nbytes:
+            offsets[id(matrix)] = info.offset + before
+    return StreamedFile(file.path, offsets)
+
+
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:
     """Enable read-ahead for these matrices if the page cache can't hold the memory-mapped weights; returns a
     message for the user.
     """
-    if plan.rereads_file:
+    if plan.reads_ahead:
+        effect = "each token reads them from the disk"
+    elif plan.rereads_file:
         _read_in_order(file, matrices)
         effect = "each token waits for the disk"
     else:

@@ -68,6 +68,8 @@ class PlanRequest:
     ram: int | None = None
     kv: CacheType = "f16"
     repack: bool = True
+    streamed: bool = False
+    """Whether blocks on disk can be read ahead of a step."""
     sparse: SparseOptions | None = None
     sparse_required: bool = False
     bundled: BundledOptions | None = None
@@ -171,6 +173,7 @@ def _options(request: PlanRequest) -> PlanOptions:
         vram=request.vram,
         ram=request.ram,
         repack=request.repack,
+        streamed=request.streamed,
         routing=request.routing,
         draft=request.required_draft,
         lora=request.lora,

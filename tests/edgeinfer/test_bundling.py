@@ -3,19 +3,23 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError, SettingError
+from edgeinfer.options import LoadKeywords
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.bundle_file import bundle_path
 from tests.model_zoo import ZOO
 
+Sparse = Literal["exact", "off"]
 ARCEE = replace(ZOO["arcee"], width=512, feed_forward=4096, formats=("Q8_0",), layers=3)
 IDS = list(range(20, 32))
 CONTEXT = 64
@@ -27,15 +31,14 @@ def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return ARCEE.write(tmp_path / "m.gguf")
 
 
-def planned(path: Path, ram: int | None = None, sparse: str = "exact") -> MemoryPlan:
+def planned(path: Path, ram: int | None = None, sparse: Sparse = "exact") -> MemoryPlan:
     return plan_model(path, **options(ram, sparse)).plan
 
 
-def options(ram: int | None, sparse: str) -> dict[str, object]:
-    return {
-        "device": "cpu", "threads": 2, "context": CONTEXT, "ram": ram, "sparse": sparse,
-        "draft": None, "parallel": 1,
-    }  # fmt: skip
+def options(ram: int | None, sparse: Sparse) -> LoadKeywords:
+    return LoadKeywords(
+        device="cpu", threads=2, context=CONTEXT, ram=ram, sparse=sparse, draft=None, parallel=1
+    )
 
 
 def too_little(path: Path) -> int:
@@ -44,7 +47,7 @@ def too_little(path: Path) -> int:
     return planned(path).bytes_on("cpu") - 3 * down.bytes // 4
 
 
-def logits(model: edgeinfer.Model) -> np.ndarray:
+def logits(model: edgeinfer.Model) -> npt.NDArray[np.float32]:
     return np.stack([model.engine.append([token]) for token in IDS])
 
 

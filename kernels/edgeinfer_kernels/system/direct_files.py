@@ -51,7 +51,7 @@ def open_direct(path: Path, sector: int) -> int:
 
 def _reads(descriptor: int, sector: int) -> bool:
     """Whether the disk reads from and to addresses of whole sectors: some need 4 KiB."""
-    memory = memoryview(allocate(2 * PROBE_BYTES)).cast("B")
+    memory = allocate(2 * PROBE_BYTES).data.cast("B")
     try:
         return os.preadv(descriptor, [memory[sector : 2 * sector]], sector) == sector
     except OSError:

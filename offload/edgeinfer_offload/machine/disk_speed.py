@@ -54,7 +54,7 @@ def _reads_per_second(file: int, nbytes: int, threads: int, seconds: float) -> f
 def _read(file: int, nbytes: int, places: int, seed: int, end: float) -> int:
     """Read until `end`; return the number of reads."""
     choose, done = random.Random(seed), 0
-    target: list[memoryview] = [memoryview(allocate(nbytes)).cast("B")[:nbytes]]
+    target: list[memoryview] = [allocate(nbytes).data.cast("B")[:nbytes]]
     read: Callable[[int, list[memoryview], int], int] = os.preadv
     while time.perf_counter() < end:
         read(file, target, choose.randrange(places) * SMALL_BYTES)

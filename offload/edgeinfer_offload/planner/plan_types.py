@@ -26,6 +26,8 @@ SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
 Limit = Literal["memory", "compute", "latency", "disk"]
 PlacementName = Literal["gpu", "split", "cpu", "disk"]
+READ_AHEAD = "buffers for reading ahead"
+"""The item of a plan that reads blocks on disk ahead of a step."""
 DRAFT, DRAFT_HEAD = "draft model", "draft head"
 DRAFTS = (DRAFT, DRAFT_HEAD)
 """The items that only drafting waits for."""
@@ -151,6 +153,7 @@ class PlanOptions:
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model. `lora`: adapters.
+    - `streamed`: blocks on disk can be read ahead of a step, past the page cache.
     - `expert_cache`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
       them if they fit, so that the GPU's can change while decoding.
     - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `min_context` (a
@@ -167,6 +170,7 @@ class PlanOptions:
     ram: int | None = None
     repack: bool = True
     disk: bool = False
+    streamed: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None
     sparse: SparseOptions | None = None
@@ -374,6 +378,11 @@ class PlanData:
     def rereads_file(self) -> bool:
         """Whether every token waits for the disk, because the page cache is too small."""
         return self.file_weight_bytes > self.file_cache_bytes
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether blocks on disk are read ahead of a step, past the page cache."""
+        return any(item.item == READ_AHEAD for item in self.items)
 
     @property
     def weight_bytes_per_token(self) -> int:

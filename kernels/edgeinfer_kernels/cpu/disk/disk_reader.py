@@ -36,6 +36,7 @@ class DiskReader:
         for name in WAIT_FIELDS:
             setattr(self.args, name, getattr(waiting, name))
         self.args.file, self.args.read_function = self._file, reading.address
+        self.args.file_bytes = os.fstat(self._file).st_size
         self.args.jobs = ctypes.addressof(jobs)
         serve = kernels.function("read_jobs", 1)
         workers = [threading.Thread(target=serve, args=(self.address,), daemon=True) for _ in range(threads)]

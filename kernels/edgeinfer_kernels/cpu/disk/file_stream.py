@@ -99,7 +99,7 @@ class FileStream:
         return StreamedBlockArgs(stream=stream, index=number, parts=address, part_count=len(parts))
 
     def around(self, index: BlockIndex, calls: Sequence[Call]) -> list[Call]:
-        """The kernels of a block, after those that wait for its weights and before those that release them."""
+        """The kernels of a block, between those that wait for its weights and that release them."""
         if index not in self._blocks:
             return list(calls)
         block = self._blocks[index]

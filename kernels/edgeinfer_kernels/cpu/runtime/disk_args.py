@@ -24,7 +24,8 @@ class DiskReaderArgs(Structure):
     taken: the next job's number that a thread takes. submitted: jobs that may be read; negative: shutdown.
     finished: jobs that were read. failed: nonzero after a read failed. sleeping, waiting: threads that wait
     in the OS kernel, for a job or for reads. awaited: the value of a counter for which a thread waits.
-    file, read_function: its descriptor, and the address of the C function pread. jobs: READ_JOBS, a ring;
+    file, read_function: its descriptor, and the address of the C function pread. file_bytes: its size when it
+    was opened. jobs: READ_JOBS, a ring;
     filled: jobs in it, counted from the start; drained: of these, those that have surely ended. The others:
     see `ThreadPoolArgs`.
     """
@@ -37,6 +38,7 @@ class DiskReaderArgs(Structure):
     waiting: Word
     awaited: Word
     file: Int
+    file_bytes: Int
     read_function: Int
     jobs: Annotated[int, ReadJob]
     filled: Int
@@ -59,8 +61,8 @@ class WantedReads(Structure):
 
 @structure()
 class StreamedPartArgs(Structure):
-    """A matrix of a streamed block: `nbytes` from `offset` of the file, read to `target` in the slot, where its
-    rows begin after `skipped` bytes.
+    """A matrix of a streamed block: `nbytes` from `offset` of the file, read to `target` in the slot, where
+    its rows begin after `skipped` bytes.
     """
 
     rows: Annotated[int, FileRowsArgs]
@@ -74,9 +76,9 @@ class StreamedPartArgs(Structure):
 class FileStreamArgs(Structure):
     """The blocks that are read from the file in turn.
 
-    blocks: the address of `count` StreamedBlockArgs. memory: slots of slot_bytes. next, submitted: the numbers, over all steps, of the next block that is used
-    and of the first that isn't submitted. finished: of each slot the word that counts its reads, a cache line
-    apart; wanted: how many were submitted.
+    blocks: the address of `count` StreamedBlockArgs. memory: slots of slot_bytes. next, submitted: the
+    numbers, over all steps, of the next block that is used and of the first that isn't submitted. finished:
+    of each slot the word that counts its reads, a cache line apart; wanted: how many were submitted.
     """
 
     reader: Annotated[int, DiskReaderArgs]

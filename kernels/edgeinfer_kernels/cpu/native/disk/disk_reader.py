@@ -58,9 +58,9 @@ def submit_read(reader, target, nbytes, offset, counter):
 
 @device_function
 def read_job(reader, job):
-    """Read the bytes of a job; sets `failed` if the file has fewer or can't be read."""
+    """Read the bytes of a job up to the end of the file; sets `failed` if they can't be read."""
     target, nbytes, offset = job.target, job.nbytes, job.offset
-    while nbytes > 0:
+    while nbytes > 0 and offset < reader.file_bytes:
         count = call_read(reader.read_function, reader.file, target, nbytes, offset)
         if count <= 0:
             atomic_store(reader.failed, 1)

@@ -2,7 +2,7 @@
 
 The blocks of a model are used in the same order by every step, so the weights of the next ones are read while
 this one is computed, and the first ones while a token is sampled or drafted. A step that uses other blocks
-begins anew.
+discards what was read ahead.
 """
 
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier
@@ -48,7 +48,7 @@ def read_ahead(stream):
 
 
 @device_function
-def begin_anew(stream, index):
+def restart(stream, index):
     """Let the block `index` be the next one: drop what was read ahead."""
     for slot in range(stream.slots):
         wait_for_slot(stream, slot)
@@ -63,7 +63,7 @@ def streamed_block_begin(block, step_args, pool, thread):
         return
     stream = block.stream
     if stream.next % stream.count != block.index:
-        begin_anew(stream, block.index)
+        restart(stream, block.index)
     read_ahead(stream)
     slot = stream.next % stream.slots
     wait_for_slot(stream, slot)
