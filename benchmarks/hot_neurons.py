@@ -6,7 +6,8 @@ python benchmarks/hot_neurons.py --one-layer --shapes relu-7b --threads 1,2
 
 Every case runs our dense split, the sparse ones and llama.cpp's settings in turns. Without a GPU the same
 runs on the CPU alone, without budgets. Cases that `--seconds` leaves no time for are listed as skipped.
-`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options.
+`--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options. `--from-disk`:
+models that memory can't hold.
 """
 
 import argparse
@@ -25,6 +26,7 @@ from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.cuda_runs import gpu_name
+from harness.disk import from_disk
 from harness.hot_neurons import one_layer
 from harness.hot_neurons.comparison import (
     HEAD,
@@ -144,6 +146,9 @@ def _print(row: list[str]) -> None:
 
 def main() -> None:
     """Run the benchmark with the options of the command line."""
+    if "--from-disk" in sys.argv:
+        from_disk.main()
+        return
     if "--one-layer" in sys.argv:
         one_layer.main()
         return

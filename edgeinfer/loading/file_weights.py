@@ -35,7 +35,7 @@ def streamed_file(file: GGUFFile, matrices: Iterable[Matrix]) -> StreamedFile:
     offsets = {}
     for matrix in matrices:
         info = file.tensors.get(matrix.name)
-        if info is None or matrix.experts != 1 or not matrix.raw.flags.c_contiguous:
+        if info is None or info.part != 0 or matrix.experts != 1 or not matrix.raw.flags.c_contiguous:
             continue
         before = address(matrix.raw) - address(file.raw(matrix.name))
         if 0 <= before <= info.nbytes - matrix.raw.nbytes:

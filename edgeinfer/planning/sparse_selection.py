@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from math import isnan, nan
 
 import numpy as np
 
 from edgeinfer.errors import Detail, SettingError
 from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.profiling.file_predictors import file_predictor
 from edgeinfer.profiling.predictor_training import TrainedPredictor, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardWeights
@@ -201,6 +203,7 @@ def _predictors(
             )
         except (ValueError, KeyError) as error:
             raise SettingError(f"sparse: the profile's predictor doesn't fit: {error}") from error
+        trained = trained or _of_file(source, profile, layer)
         if trained:
             predictors[layer] = trained
     if not predictors:
@@ -209,6 +212,15 @@ def _predictors(
             "train them with edgeinfer profile --predictor"
         )
     return predictors
+
+
+def _of_file(source: ModelSource, profile: ActivityProfile | None, layer: int) -> TrainedPredictor | None:
+    """The predictor of the model's file, of unknown quality."""
+    found = file_predictor(source.file, source.specification, source.weights, layer)
+    if found is None:
+        return None
+    share = _share(profile, layer)
+    return TrainedPredictor(found, nan, share, share)
 
 
 def _where_profitable(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseSelection:
@@ -286,6 +298,7 @@ def _note(
     )
     trained = [each for each in trained_layers.values() if each]
     if trained:
-        recall = min(each.recall for each in trained)
-        line += f"; predicted, with a recall of {recall:.1%} or more: the output differs slightly"
+        known = [each.recall for each in trained if not isnan(each.recall)]
+        recall = f" with a recall of {min(known):.1%} or more" if known else " by the predictors of the file"
+        line += f"; predicted,{recall}: the output differs slightly"
     return Detail(line)

@@ -67,6 +67,7 @@ def test_active_neurons_are_read_from_disk_with_the_logits_of_the_model_in_memor
         assert np.array_equal(logits(model), expected)
         windows = backend(model).decoder.windows
         assert windows is not None
+        assert model.plan is not None
         sparse = model.plan.options.sparse
         assert sparse is not None
         slots = sparse.window_slots
@@ -84,6 +85,7 @@ def test_plan_and_load_read_the_same_neurons_from_disk(path: Path) -> None:
     plan = planned(path, ram)
     assert plan.options.sparse is not None
     with edgeinfer.load(path, **options(ram, "exact")) as model:
+        assert model.plan is not None
         assert [(i.item, i.device, i.bytes) for i in model.plan.items] == [
             (i.item, i.device, i.bytes) for i in plan.items
         ]

@@ -261,6 +261,7 @@ class SparseBlocks:
             "predictor_rows": self._rows(predictor.first),
             "predictor_second": builder.matrix(predictor.second),
             "predictor_bias": self._arena.keep(padded_vector(predictor.bias)),
+            "rectified": int(predictor.rectified),
             "predicted": self._memory,
             "predicted_stride": sizes.predicted,
             "predicted_offset": sizes.predicted_offset,

@@ -15,6 +15,8 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
 from edgeinfer_offload.planner.roofline import Bound, Roofline, Work
 
+READ_ITERATIONS = 8
+"""Steps of the iteration that finds how many neurons a token reads."""
 MIN_WINDOW_SLOTS = 64
 """Neurons of a layer that a window holds at least: two blocks."""
 CPU_BATCH = 256
@@ -100,22 +102,34 @@ class BundledLayer:
     cover: tuple[float, ...] = ()
 
     def with_slots(self, slots: int) -> SparseLayer:
-        """The layer with a window of `slots` neurons: the hottest, if a token doesn't need more."""
+        """The layer with a window of `slots` neurons."""
         held = min(slots, self.neurons)
-        position = held / self.neurons * max(len(self.cover) - 1, 0)
-        covered = held / self.neurons
-        if self.cover:
-            first = min(int(position), len(self.cover) - 2)
-            step = self.cover[first + 1] - self.cover[first]
-            covered = self.cover[first] + (position - first) * step
-        if held < self.named * self.neurons:
-            covered = 0.0
         return replace(
             self.sparse,
             held=self.resident + held * self.slot_bytes,
-            disk_reads=self.named * self.neurons * (1 - covered),
+            disk_reads=self._reads(held),
             disk_read_bytes=self.read_bytes,
         )
+
+    def _reads(self, slots: int) -> float:
+        """Neurons that a token reads: its own but for those among the hottest. On average half of those that
+        are read are in slots that would otherwise have hot ones.
+        """
+        needed = self.named * self.neurons
+        if slots >= self.neurons or slots < needed:
+            return 0.0 if slots >= self.neurons else needed
+        reads = needed
+        for _ in range(READ_ITERATIONS):
+            reads = (reads + needed * (1 - self._covered(max(0.0, slots - reads / 2)))) / 2
+        return reads
+
+    def _covered(self, slots: float) -> float:
+        """The share of active neurons among the hottest `slots`."""
+        if not self.cover:
+            return slots / self.neurons
+        position = slots / self.neurons * (len(self.cover) - 1)
+        first = min(int(position), len(self.cover) - 2)
+        return self.cover[first] + (position - first) * (self.cover[first + 1] - self.cover[first])
 
 
 @dataclass(frozen=True)

@@ -203,7 +203,8 @@ class SparseArgs(Structure):
     """A sparse feed-forward.
 
     gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_rows,
-    predictor_second: 0 without one; predictor_bias: float32 per neuron. predicted: float32 rows of `rank`
+    predictor_second: 0 without one; predictor_bias: float32 per neuron; rectified: whether the first products
+    are rectified, see `NeuronPredictor`. predicted: float32 rows of `rank`
     columns. scratch, of each thread: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes; from
     `sums_offset` on as many rows in which down is accumulated; from `predicted_offset` on the int8 blocks of
     `predicted`. window: of the bundles of active neurons, 0: all neurons are in memory.
@@ -216,6 +217,7 @@ class SparseArgs(Structure):
     predictor_rows: Annotated[int, NeuronRowsArgs]
     predictor_second: Matrix
     predictor_bias: Int
+    rectified: Int
     predicted: Int
     predicted_stride: Int
     predicted_offset: Int

@@ -8,6 +8,8 @@ the sums of the threads are added. Without a gate and a predictor everything bef
 block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
 
+import math
+
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_piece, feed_forward_block
@@ -23,7 +25,9 @@ from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
+    at_least,
     load_floats,
+    multiply,
     positive_lanes,
     splat_f32,
     store_floats,
@@ -35,6 +39,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i32,
     trailing_zeros,
 )
+from edgeinfer_kernels.cpu.native.simd.vector_math import sum_of_products
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
     LIST_BYTES,
@@ -273,10 +278,21 @@ def list_every(first, last, step, neurons):
 
 
 @device_function
-def predict_phase(pool, thread, block, tokens, own):
+def rectify(row, rank, x, norm):
+    """row = relu(row)·r, where r is the root mean square of x, which the norm divides by."""
+    mean = sum_of_products(x, x, norm.padded) / np.float32(norm.width)
+    factor = splat_f32(np.float32(math.sqrt(mean + norm.epsilon)))
+    for i in range(0, rank, 16):
+        value = at_least(load_floats(row + 4 * i), np.float32(0))
+        store_floats(row + 4 * i, multiply(value, factor))
+
+
+@device_function
+def predict_phase(pool, thread, block, step_args, own):
     """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
     Then each thread quantizes the result for itself.
     """
+    tokens, norm = step_args.tokens, block.dense.norm
     rows = block.predictor_rows
     if rows.address == 0:
         return
@@ -289,6 +305,11 @@ def predict_phase(pool, thread, block, tokens, own):
             multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
         first += count * threads
     barrier(pool)
+    if block.rectified != 0:
+        for token in range(thread, tokens, threads):
+            x = step_args.x + token * step_args.x_stride
+            rectify(block.predicted + token * block.predicted_stride, rank, x, norm)
+        barrier(pool)
     for token in range(tokens):
         to = own + block.predicted_offset + token * block.predicted_quantized_stride
         quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)
@@ -313,7 +334,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
-    predict_phase(pool, thread, block, tokens, own)
+    predict_phase(pool, thread, block, step_args, own)
     gate_matrix = dense.gate_matrix
     predictor = block.predictor_second
     by_outputs = 1 if gate_matrix.address == 0 and predictor.address == 0 else 0
