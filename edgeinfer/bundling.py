@@ -11,7 +11,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
-from edgeinfer_kernels.cpu.sparse import dense_layer, why_dense
+from edgeinfer_kernels.cpu.sparse import dense_layer, why_unbundled
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_offload.runtime.bundle_file import write_bundles
 
@@ -32,7 +32,7 @@ def bundle_neurons(model: str | Path) -> Path:
 
 def bundled_layers(spec: DecoderSpec, weights: DecoderWeights, name: str) -> Mapping[int, FeedForwardWeights]:
     """The feed-forwards that can be read by neurons. Raises `SettingError`: none can."""
-    reasons = {layer: why_dense(spec, weights, layer) for layer in range(len(spec.layers))}
+    reasons = {layer: why_unbundled(spec, weights, layer) for layer in range(len(spec.layers))}
     able = {layer: dense_layer(weights, layer) for layer, reason in reasons.items() if reason is None}
     if not able:
         raise SettingError(f"bundle: no layer of {name} can be read by neurons: {reasons[0]}")

@@ -25,6 +25,7 @@ from edgeinfer_kernels.cpu.sparse import (
     scattered_bytes,
     sparse_workspace_bytes,
     why_dense,
+    why_unbundled,
 )
 from edgeinfer_kernels.system.direct_files import can_read_directly
 from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
@@ -128,8 +129,12 @@ def _with_disk(
     profile: ActivityProfile | None,
 ) -> SparseSelection:
     """The selection with the layers of the model's bundle file, if it has one."""
-    feed_forwards = {layer: dense_layer(source.weights, layer) for layer in predictors}
-    if not can_read_directly():
+    feed_forwards = {
+        layer: dense_layer(source.weights, layer)
+        for layer in predictors
+        if why_unbundled(source.specification, source.weights, layer) is None
+    }
+    if not feed_forwards or not can_read_directly():
         return selection
     try:
         file = find_bundles(source.file.path, feed_forwards)
@@ -141,7 +146,7 @@ def _with_disk(
         layer: _bundled(weights, predictors[layer], profile, layer)
         for layer, weights in feed_forwards.items()
     }
-    own = {layer: trained.predictor if trained else None for layer, trained in predictors.items()}
+    own = {layer: trained.predictor if (trained := predictors[layer]) else None for layer in feed_forwards}
     shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, own)
     return replace(selection, on_disk=DiskSelection(own, BundledOptions(layers, shared, per_thread), file))
 

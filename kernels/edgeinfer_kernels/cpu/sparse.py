@@ -49,14 +49,25 @@ def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | N
 def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
     if spec.activation not in RELU_ACTIVATIONS:
         return f"its activation is {spec.activation}, which is never exactly zero"
-    if spec.sub_norm is not None or (weights.gate_scale, weights.up_scale) != (1, 1):
-        return "its neurons have a norm or scales"
+    scale, bias = weights.gate_scale, weights.ffn_gate_bias
+    if weights.ffn_gate is None:
+        scale, bias = weights.up_scale, weights.ffn_up_bias
+    if scale <= 0 or (scale != 1 and bias is not None):
+        return f"its projection has the scale {scale}, with which its sign doesn't show what is active"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"
     if weights.ffn_up.columns % NEURONS_PER_BLOCK or weights.ffn_up.rows % NEURONS_PER_BLOCK:
         return f"{weights.ffn_up.name} isn't a multiple of {NEURONS_PER_BLOCK} in both its sizes"
     return None
+
+
+def why_unbundled(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | None:
+    """The reason why a layer's neurons cannot be read from bundles; None: they can."""
+    reason, index = why_dense(spec, weights, layer), feed_forward_index(spec, layer)
+    if reason is None and index is not None and spec.residual(index).block.sub_norm is not None:
+        return "a norm of its neurons needs all of them at once"
+    return reason
 
 
 def rows_by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:

@@ -17,6 +17,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     multiply_rows,
     normalize_and_quantize,
+    normalize_rows,
     operands,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
@@ -343,6 +344,9 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     else:
         neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
         barrier(pool)
+        if dense.sub_norm.address != 0:
+            normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
+            barrier(pool)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
     if by_outputs == 0:
         barrier(pool)
