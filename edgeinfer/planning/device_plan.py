@@ -14,16 +14,10 @@ from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
-from edgeinfer_offload.planner.plan_types import (
-    CPU_BATCH,
-    DRAFTS,
-    MIN_WINDOW_SLOTS,
-    BundledOptions,
-    PlanOptions,
-    SparseOptions,
-)
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
 GIB = 1 << 30
@@ -41,9 +35,6 @@ MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
 MAX_SPARSE_RATIO = 0.9
 """Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
-DRAFTED = 4
-"""Tokens that a step gives with a draft model, as DRAFT_READS assumes: three are accepted."""
-NO_WINDOW = PlanError("main memory can't hold what is needed besides the neurons")
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
 
@@ -405,47 +396,16 @@ def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
 def _on_cpu_with_disk(
     request: PlanRequest, machine: Machine, options: PlanOptions, measured: Callable[[Machine], Machine]
 ) -> DevicePlan:
-    """The fastest CPU plan of a model whose weights main memory can't hold at any context: some are read by
-    every token, or the neurons that are active; with the draft model in memory, or without it.
-    """
+    """The fastest CPU plan of a model whose weights main memory can't hold at any context."""
     drafts = [options.draft] if request.draft is None or request.draft_required else [None, request.draft]
-    if request.bundled is not None or len(drafts) > 1:
-        machine = measured(machine)
-    plans, refusal = list[MemoryPlan](), None
-    for draft in drafts:
-        dense = replace(options, disk=True, sparse=None, draft=draft)
-        with_neurons = _with_window(request, machine, replace(options, draft=draft))
-        for each in (dense if not request.sparse_required else None, with_neurons):
-            try:
-                plans += [plan_memory(request.sizes, machine, each)] if each else []
-            except PlanError as error:
-                refusal = refusal or error
-    if not plans:
-        raise _out_of_memory(request, refusal or NO_WINDOW, 0) from refusal
-    plan = min(plans, key=_seconds_with_draft)
-    return DevicePlan(plan, 0, (NO_DRAFT,) if request.draft and plan.draft is None else ())
-
-
-def _with_window(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions | None:
-    """The options with the largest windows of neurons that fit; None: they can't hold those of a token."""
-    bundled = request.bundled
-    if bundled is None:
-        return None
-    ram = machine.processor.free_bytes if request.ram is None else request.ram
-    needed = replace(machine.processor, free_bytes=max(ram, request.sizes.nbytes * 4))
-    without = replace(options, sparse=bundled.with_slots(0), ram=None)
+    only_sparse, bundled = request.sparse_required, request.bundled
     try:
-        plan = plan_memory(request.sizes, replace(machine, processor=needed), without)
-    except PlanError:
-        return None
-    slots = bundled.slots_in(min(ram, machine.processor.free_bytes) - plan.bytes_on("cpu"))
-    return replace(options, sparse=bundled.with_slots(slots)) if slots >= MIN_WINDOW_SLOTS else None
-
-
-def _seconds_with_draft(plan: MemoryPlan) -> float:
-    """Seconds of a token; with a draft model of one that is accepted, as its step gives several."""
-    drafting = sum(item.ms_per_token for item in plan.items if item.item in DRAFTS) / 1000
-    return plan.prediction.seconds if plan.draft is None else plan.prediction.seconds / DRAFTED + drafting
+        plan = plan_from_disk(
+            request.sizes, measured(machine), options, drafts, bundled, only_sparse=only_sparse
+        )
+    except PlanError as error:
+        raise _out_of_memory(request, error, 0) from error
+    return DevicePlan(plan, 0, (NO_DRAFT,) if request.draft and plan.draft is None else ())
 
 
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:

@@ -378,7 +378,7 @@ def test_a_norm_of_the_neurons_is_that_of_the_active_ones(gated: bool, predicted
     normed = replace(second.block, sub_norm=NormSpec("rms", 1e-5))
     spec = replace(spec, layers=(LayerSpec((attention, replace(second, block=normed))),))
     w = dense_layer(weights, 0)
-    scales = {"gate_scale": 0.7, "up_scale": 1.3} if gated else {"up_scale": 0.7}
+    scales: dict[str, Any] = {"gate_scale": 0.7, "up_scale": 1.3} if gated else {"up_scale": 0.7}
     weight = np.random.default_rng(4).uniform(0.5, 1.5, NEURONS).astype(np.float32)
     block = replace(w, ffn_gate_bias=None, ffn_up_bias=None, sub_norm=SubNorm(weight), **scales)
     weights = with_feed_forward(weights, block)
