@@ -215,7 +215,7 @@ class CpuDecoder:
     def close(self) -> None:
         """Release the memory."""
         for each in (self.windows, self.stream):
-            if each is not None:
+            if each is not None and each.reader.check in self.threads.checks:
                 self.threads.checks.remove(each.reader.check)
                 each.close()
         self.arena.clear()

@@ -3,7 +3,7 @@
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 from edgeinfer_kernels.cpu.disk.bundle_layout import SECTOR_BYTES
 from edgeinfer_kernels.cpu.disk.disk_reader import READ_THREADS
 from edgeinfer_kernels.pages import allocate
-from edgeinfer_kernels.system.direct_files import can_read_directly, open_direct
+from edgeinfer_kernels.system.direct_files import can_read_directly, open_direct, read_at
 from edgeinfer_offload.machine.hardware import Disk
 
 LARGE_BYTES, SMALL_BYTES = 1 << 20, 4096
@@ -54,9 +54,8 @@ def _reads_per_second(file: int, nbytes: int, threads: int, seconds: float) -> f
 def _read(file: int, nbytes: int, places: int, seed: int, end: float) -> int:
     """Read until `end`; return the number of reads."""
     choose, done = random.Random(seed), 0
-    target: list[memoryview] = [allocate(nbytes).data.cast("B")[:nbytes]]
-    read: Callable[[int, list[memoryview], int], int] = os.preadv
+    target = allocate(nbytes).data.cast("B")[:nbytes]
     while time.perf_counter() < end:
-        read(file, target, choose.randrange(places) * SMALL_BYTES)
+        read_at(file, target, choose.randrange(places) * SMALL_BYTES)
         done += 1
     return done
