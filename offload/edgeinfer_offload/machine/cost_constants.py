@@ -47,6 +47,8 @@ DISK_BYTES_PER_SECOND = 2.0e9
 """Bytes per second of large reads of an SSD, if it isn't measured; assumed."""
 DISK_READ_SECONDS = 10e-6
 """Seconds of a read with dozens in flight, besides its bytes, if it isn't measured; assumed."""
+WINDOW_HIT_SHARE = 0.9
+"""Share of the activations of as many hottest neurons that a window of recent ones holds; sparsity.md."""
 MAPPED_DISK_SHARE = 0.6
 """Share of the disk's rate at which page faults of a memory map read, with read-ahead; sparsity.md."""
 

@@ -11,6 +11,7 @@ from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Device, Stage
+from edgeinfer_offload.machine.cost_constants import WINDOW_HIT_SHARE
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
 from edgeinfer_offload.planner.roofline import Bound, Roofline, Work
@@ -120,7 +121,8 @@ class BundledLayer:
             return 0.0 if slots >= self.neurons else needed
         reads = needed
         for _ in range(READ_ITERATIONS):
-            reads = (reads + needed * (1 - self._covered(max(0.0, slots - reads / 2)))) / 2
+            hits = WINDOW_HIT_SHARE * self._covered(max(0.0, slots - reads / 2))
+            reads = (reads + needed * (1 - hits)) / 2
         return reads
 
     def _covered(self, slots: float) -> float:
