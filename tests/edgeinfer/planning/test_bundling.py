@@ -91,6 +91,7 @@ def test_plan_and_load_read_the_same_neurons_from_disk(path: Path) -> None:
         ]
         assert model.plan.options.sparse == plan.options.sparse
     assert [item.bound for item in plan.items if "from disk" in item.item] == ["disk"] * 3
+    assert plan.explain().startswith("Doesn't fit. Active neurons are read from disk, ")
     assert f"{plan.options.sparse.window_slots} neurons of each layer are in memory" in plan.explain()
 
 

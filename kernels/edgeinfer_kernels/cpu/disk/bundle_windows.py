@@ -10,7 +10,7 @@ from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.disk.bundle_layout import BundleLayout
 from edgeinfer_kernels.cpu.disk.disk_reader import DiskReader
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.disk_args import BundleWindowArgs
 from edgeinfer_kernels.pages import Bytes, allocate
 
@@ -78,7 +78,7 @@ class BundleWindows:
         slots, slot_bytes = self._bundles.slots, layout.read_bytes(predicted=predicted)
         args = BundleWindowArgs(
             reader=self.reader.address,
-            memory=keep(allocate(slots * slot_bytes)),
+            memory=address(self.reader.target(slots * slot_bytes)),
             slot_count=slots,
             slot_bytes=slot_bytes,
             file_offset=bundles.offset,

@@ -13,6 +13,7 @@ from edgeinfer_kernels.cpu.disk.bundle_layout import SECTOR_BYTES
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, READ_JOBS
 from edgeinfer_kernels.cpu.runtime.disk_args import DiskReaderArgs, ReadJob
 from edgeinfer_kernels.cpu.runtime.thread_pool import WAIT_FIELDS
+from edgeinfer_kernels.pages import Bytes, allocate
 from edgeinfer_kernels.system.direct_files import open_direct, read_function
 from edgeinfer_kernels.system.waiting import wait_functions
 
@@ -42,11 +43,17 @@ class DiskReader:
         workers = [threading.Thread(target=serve, args=(self.address,), daemon=True) for _ in range(threads)]
         for worker in workers:
             worker.start()
-        kept_alive = (self._memory, jobs, kernels, waiting, reading)
+        self._targets: list[Bytes] = []
+        kept_alive: list[object] = [self._memory, jobs, kernels, waiting, reading, self._targets]
         stop = kernels.function("stop_reads", 1)
         self._end = weakref.finalize(
             self, _stop, os.getpid(), self._file, stop, self.address, workers, kept_alive
         )
+
+    def target(self, nbytes: int) -> Bytes:
+        """Memory to read to, which exists as long as the threads do."""
+        self._targets.append(allocate(nbytes))
+        return self._targets[-1]
 
     def check(self) -> None:
         """Raise `BackendError` if a read failed."""
@@ -67,10 +74,11 @@ def _stop(
     stop: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
-    kept_alive: tuple[object, ...],
+    kept_alive: list[object],
 ) -> None:
     if os.getpid() == process:  # a forked child has no threads
         stop(address)
         for worker in workers:
             worker.join()
     os.close(file)
+    kept_alive.clear()

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cpu.block_builder import Call, PackedMatrix
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.disk.bundle_layout import SECTOR_BYTES, whole_sectors
 from edgeinfer_kernels.cpu.disk.disk_reader import DiskReader
-from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
+from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.disk_args import (
     FileStreamArgs,
@@ -20,7 +20,6 @@ from edgeinfer_kernels.cpu.runtime.disk_args import (
 )
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.pages import allocate
 
 STREAM_SLOTS = 2
 """Blocks of which one is computed while the others are read."""
@@ -67,14 +66,14 @@ class FileStream:
             reader=self.reader.address,
             count=len(matrices),
             slots=STREAM_SLOTS,
-            memory=arena.keep(allocate(self.nbytes)),
+            memory=address(self.reader.target(self.nbytes)),
             slot_bytes=slot_bytes,
             finished=arena.keep(np.zeros(STREAM_SLOTS * CACHE_LINE // 8, np.int64)),
             wanted=arena.fill_all(WantedReads, [WantedReads()] * STREAM_SLOTS),
         )
-        address = arena.keep_args(self.args)
+        stream = arena.keep_args(self.args)
         made = [
-            self._block(address, number, [(m, packed[id(m)], file.offsets[id(m)]) for m in each])
+            self._block(stream, number, [(m, packed[id(m)], file.offsets[id(m)]) for m in each])
             for number, each in enumerate(matrices.values())
         ]
         self.args.blocks = arena.fill_all(StreamedBlockArgs, made)
@@ -95,8 +94,8 @@ class FileStream:
                 )
             )
             target += nbytes
-        address = self._arena.fill_all(StreamedPartArgs, parts)
-        return StreamedBlockArgs(stream=stream, index=number, parts=address, part_count=len(parts))
+        first = self._arena.fill_all(StreamedPartArgs, parts)
+        return StreamedBlockArgs(stream=stream, index=number, parts=first, part_count=len(parts))
 
     def around(self, index: BlockIndex, calls: Sequence[Call]) -> list[Call]:
         """The kernels of a block, between those that wait for its weights and that release them."""

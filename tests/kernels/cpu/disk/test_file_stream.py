@@ -1,6 +1,8 @@
 """Blocks that every step reads from the file give the results of memory-mapped ones, in any order."""
 
+import gc
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.disk.disk_reader import DiskReader
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile, stream_bytes
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -101,3 +104,16 @@ def test_the_slots_take_the_planned_bytes(tmp_path: Path) -> None:
     with loaded(spec, weights, file) as streamed:
         assert streamed.decoder.stream is not None
         assert streamed.decoder.stream.nbytes == stream_bytes([matrix.raw.nbytes for matrix in largest])
+
+
+def test_memory_that_is_read_to_exists_until_the_reads_have_ended(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(bytes(1 << 20))
+    reader = DiskReader(path, built_kernels(BEST, []), 2)
+    target = weakref.ref(reader.target(1 << 20))
+    gc.collect()
+    assert target() is not None
+    reader.close()
+    del reader
+    gc.collect()
+    assert target() is None
