@@ -208,7 +208,7 @@ class EngineBuilder:
 
     def _left_in_file(self) -> Sequence[Any]:
         source = self.source
-        if not source.options.repack:
+        if not self.plan.options.repack:
             return source.weights.matrices(head=not source.specification.is_encoder)
         return left_in_file(self.plan, source.specification, source.weights)
 
@@ -218,7 +218,7 @@ class EngineBuilder:
             warnings.append(self.sparse.note)
         if (bundles := self._bundles) is not None:
             warnings.append(self.sparse.window_note(bundles.slots))
-        if self.plan.options.disk:
+        if self.plan.options.disk or self.plan.options.repack != self.source.options.repack:
             warnings.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
         return warnings
 

@@ -50,7 +50,9 @@ DISK_READ_SECONDS = 10e-6
 WINDOW_HIT_SHARE = 0.9
 """Share of the activations of as many hottest neurons that a window of recent ones holds; sparsity.md."""
 MAPPED_DISK_SHARE = 0.6
-"""Share of the disk's rate at which page faults of a memory map read, with read-ahead; sparsity.md."""
+"""Share of the disk's rate at which page faults read mapped weights next to others in memory; sparsity.md."""
+KEPT_PAGES_SHARE = 0.5
+"""Share of the page cache that still helps the next token, if all weights are mapped; sparsity.md."""
 
 # Prompts: seconds per chunk.
 ATTENTION_PREFILL_SHARE = 0.25

@@ -23,7 +23,8 @@ def plan_from_disk(
     only_sparse: bool,
 ) -> MemoryPlan:
     """The plan that takes the least time per token: some blocks are on disk and read by each token, or the
-    neurons are, and only the active ones are read; with one of the draft models in memory, or None.
+    neurons are, and only the active ones are read; with one of the draft models in memory, or None. Without
+    one, all weights may be mapped, if they can't be read ahead.
 
     `only_sparse`: the neurons must be on disk.
 
@@ -37,6 +38,8 @@ def plan_from_disk(
         ways = [with_window(sizes, machine, each, bundled)] if bundled else []
         if not only_sparse:
             ways.append(replace(each, disk=True, sparse=None))
+        if not only_sparse and draft is None and not options.streamed:
+            ways.append(replace(each, repack=False, sparse=None))
         for way in filter(None, ways):
             try:
                 plans.append(plan_memory(sizes, machine, way))

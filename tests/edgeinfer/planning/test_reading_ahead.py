@@ -7,6 +7,7 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.options import LoadKeywords
+from edgeinfer.planning import plan_request
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.machine import this_machine
@@ -86,3 +87,18 @@ def test_an_automatic_draft_model_is_taken_if_the_plan_is_faster_with_it(
     cost = sum(item.ms_per_token for item in drafting.items if item.item == "draft model")
     is_faster = drafting.ms_per_token / 4 + cost < baseline.ms_per_token
     assert (automatic.draft == "cpu") == is_faster
+
+
+def test_a_system_that_can_not_read_ahead_maps_what_memory_does_not_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, _ = greedy(None)
+    limit_memory(monkeypatch, 22)
+    monkeypatch.setattr(plan_request, "can_read_directly", lambda: False)
+    planned = plan_model("tiny", **options(None)).plan
+    assert not planned.reads_ahead
+    assert planned.rereads_file
+    with edgeinfer.load("tiny", **options(None)) as model:
+        assert items(model.plan) == items(planned)
+        assert model.generate(PROMPT, max_tokens=40, temperature=0.0).text == expected
+        assert any("memory-mapped" in warning for warning in model.warnings)

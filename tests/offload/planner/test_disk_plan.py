@@ -113,3 +113,14 @@ def test_nothing_that_fits_is_an_error_with_the_missing_bytes() -> None:
     with pytest.raises(PlanError, match="the model needs"):
         planned(0.01)
     assert plan_memory(dense_model(), machine(24), OPTIONS).options.disk is False
+
+
+def test_all_weights_are_mapped_if_that_is_faster_and_none_can_be_read_ahead() -> None:
+    slow = replace(OPTIONS, streamed=False)
+    little, much = planned(2.5, slow), planned(4.6, slow)
+    assert (little.options.repack, little.options.disk) == (False, False)
+    assert (much.options.repack, much.options.disk) == (True, True)
+    assert planned(2.5).options.repack
+    for ram, chosen in ((2.5, little), (4.6, much)):
+        for way in (replace(slow, disk=True), replace(slow, repack=False)):
+            assert chosen.ms_per_token <= plan_memory(dense_model(), machine(ram), way).ms_per_token
