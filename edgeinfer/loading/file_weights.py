@@ -64,8 +64,8 @@ def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:
 
     Measured (a 1.1B of which 260 MiB don't fit the memory that its process may use, two threads): 0.42 to
     0.71 s per token; 0.40 to 1.25 without it. A thread that prefetches the next matrix takes 0.64 to 1.47,
-    because it evicts pages that are still needed. If all weights are mapped the system would drop each page after
-    it is read: 2.0 s per token of a 1.1B with half of its memory, 0.4 to 0.6 without.
+    because it evicts pages that are still needed. If all weights are mapped the system would drop each page
+    after it is read: 2.0 s per token of a 1.1B with half of its memory, 0.4 to 0.6 without.
     """
     for matrix in matrices:
         if matrix.experts == 1 and matrix.name in file.tensors:
