@@ -123,6 +123,20 @@ def test_predictors_that_know_the_gate_give_the_dense_logits(plain: Path, tmp_pa
         assert any("by the predictors of the file" in detail for detail in model.details)
 
 
+def test_a_quantized_file_stays_in_the_dialect_with_its_predictors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    source = replace(LLAMA, formats=("F16",)).write(tmp_path / "source.gguf")
+    dialect, small = tmp_path / "model.powerinfer.gguf", tmp_path / "small.gguf"
+    write(dialect, source, "F16", true_predictors(source))
+    with pytest.raises(EdgeInferError, match=r"ffn_gate\.weight is F16"):
+        logits(dialect, "predicted")
+    edgeinfer.quantize(dialect, small, "Q8_0")
+    dense = logits(small)
+    assert np.abs(logits(small, "predicted") - dense).max() < 0.05 * np.abs(dense).max()
+
+
 def test_a_threshold_above_all_scores_leaves_out_all_neurons(plain: Path, tmp_path: Path) -> None:
     paths = []
     for threshold in (0.0, 1e9):

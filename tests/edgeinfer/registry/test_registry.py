@@ -233,7 +233,15 @@ def test_every_entry_has_a_valid_form() -> None:
     assert len(set(digests)) == len(digests)
 
 
-SPARSE = ("nemotron-mini-4b", "nemotron-3-nano-4b", "afm-4.5b", "smallthinker-4b-a0.6b", "bamboo-7b")
+SPARSE = (
+    "nemotron-mini-4b",
+    "nemotron-3-nano-4b",
+    "afm-4.5b",
+    "smallthinker-4b-a0.6b",
+    "bamboo-7b",
+    "relullama-7b",
+    "prosparse-7b",
+)
 
 
 def test_entries_with_a_relu_say_what_their_sparsity_brings() -> None:
