@@ -9,7 +9,7 @@ python benchmarks/hot_neurons.py --shapes moe-2b --active 0.05,0.1,0.2 --threads
 Every case runs our dense split, the sparse ones and llama.cpp's settings in turns. Without a GPU the same
 runs on the CPU alone, without budgets. Cases that `--seconds` leaves no time for are listed as skipped.
 `--one-layer`: a single feed-forward on the CPU, dense against sparse, with other options; on a GPU, where
-active neurons are gathered, with `--device cuda`.
+active neurons are gathered, with `--device cuda`. `--from-disk`: models that memory can't hold.
 """
 
 import argparse
@@ -28,6 +28,7 @@ from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_kernels.system.processor import usable_cpus
 from harness import suites
 from harness.cuda_runs import gpu_name
+from harness.disk import from_disk
 from harness.hot_neurons import gathered_layer, one_layer
 from harness.hot_neurons.comparison import (
     HEAD,
@@ -147,6 +148,9 @@ def _print(row: list[str]) -> None:
 
 def main() -> None:
     """Run the benchmark with the options of the command line."""
+    if "--from-disk" in sys.argv:
+        from_disk.main()
+        return
     if "--one-layer" in sys.argv:
         (gathered_layer if "--device" in sys.argv else one_layer).main()
         return

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from edgeinfer import errors, options, tokenizer
+    from edgeinfer.bundling import bundle_neurons
     from edgeinfer.chat import Chat
     from edgeinfer.chat_templates.tool_calls import ParsedReply, ToolCall, parse_tool_calls
     from edgeinfer.download.pulling import PulledModel, pull
@@ -40,6 +41,7 @@ __all__ = [
     "Speed",
     "Token",
     "ToolCall",
+    "bundle_neurons",
     "convert",
     "errors",
     "load",
@@ -69,6 +71,7 @@ _MODULES = {
     "Speed": "results",
     "Token": "results",
     "ToolCall": "chat_templates.tool_calls",
+    "bundle_neurons": "bundling",
     "convert": "quantizing",
     "load": "loading.loading",
     "majority": "results",

@@ -10,6 +10,7 @@ from edgeinfer.hugging_face.families.family import Family
 from edgeinfer.hugging_face.families.table import FAMILIES
 from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.hugging_face.json_files import read_json
+from edgeinfer.hugging_face.powerinfer_file import PowerInferFile, is_powerinfer
 from edgeinfer.hugging_face.settings import model_metadata, text_config
 from edgeinfer.hugging_face.stored import Stored, of_values
 from edgeinfer.hugging_face.tensors import FolderTensors
@@ -29,12 +30,21 @@ def is_model_folder(folder: Path) -> bool:
 
 
 def open_file(path: Path, *, unknown_types: bool = False) -> GGUFFile:
-    """The model at a path: a GGUF file, or a folder. `unknown_types`: as for `GGUFFile.open`.
+    """The model at a path: a GGUF file, one of PowerInfer, or a folder. `unknown_types`: as for
+    `GGUFFile.open`.
 
     Raises:
         FolderError: a folder that isn't supported. FormatError, OSError: it can't be read.
     """
-    return open_folder(path) if path.is_dir() else GGUFFile.open(path, unknown_types=unknown_types)
+    if path.is_dir():
+        return open_folder(path)
+    file = GGUFFile.open(path, unknown_types=unknown_types)
+    return PowerInferFile(file, _spill_folder()) if is_powerinfer(file) else file
+
+
+def _spill_folder() -> Path:
+    """The folder of temporary files with computed tensors."""
+    return user_folder("cache") / "folders"
 
 
 def open_folder(folder: Path, *, in_memory: bool = False) -> FolderFile:
@@ -51,7 +61,7 @@ def open_folder(folder: Path, *, in_memory: bool = False) -> FolderFile:
     tensors = ShardedTensors.open(folder)
     try:
         metadata, stored = _contents(folder, family, config, tensors)
-        spill = None if in_memory else user_folder("cache") / "folders"
+        spill = None if in_memory else _spill_folder()
         return FolderFile(folder, tensors, metadata, stored, spill)
     except (KeyError, TypeError, ValueError) as error:
         tensors.close()

@@ -10,7 +10,7 @@ from edgeinfer.engine.encoder_engine import EncoderEngine
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
-from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading
+from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading, streamed_file
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
@@ -23,6 +23,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_formats, kernel_units
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -107,7 +108,15 @@ class EngineBuilder:
             source.weights,
             pool.states[0],
             kernels,
-            CpuOptions(batch, threads, self._left_in_file(), self._sparse_layers, has_head),
+            CpuOptions(
+                batch,
+                threads,
+                in_file := self._left_in_file(),
+                self._sparse_layers,
+                has_head,
+                bundles=self._bundles,
+                streamed=streamed_file(source.file, in_file) if plan.reads_ahead else None,
+            ),
             routing=Routing.allocate(source.specification, batch),
             on_loaded=progress,
             pool=self.thread_pool,
@@ -185,7 +194,11 @@ class EngineBuilder:
 
     @property
     def _sparse_layers(self) -> SparseLayers:
-        return self.sparse.layers if self.plan.options.sparse else {}
+        return self.sparse.planned(self.plan.options.sparse)[0]
+
+    @property
+    def _bundles(self) -> Bundles | None:
+        return self.sparse.planned(self.plan.options.sparse)[1]
 
     def _begin_expert_cache(self, gpu_shard: "CudaBackend") -> str | None:
         """Enable the expert cache if it is planned; None, or the reason why the experts stay fixed."""
@@ -209,7 +222,7 @@ class EngineBuilder:
 
     def _left_in_file(self) -> Sequence[Any]:
         source = self.source
-        if not source.options.repack:
+        if not self.plan.options.repack:
             return source.weights.matrices(head=not source.specification.is_encoder)
         return left_in_file(self.plan, source.specification, source.weights)
 
@@ -217,7 +230,9 @@ class EngineBuilder:
         warnings = [kernels.warning] if kernels.warning else []
         if self.sparse.note and self.plan.options.sparse == self.sparse.options:
             warnings.append(self.sparse.note)
-        if self.plan.options.disk:
+        if (bundles := self._bundles) is not None:
+            warnings.append(self.sparse.window_note(bundles.slots))
+        if self.plan.options.disk or self.plan.options.repack != self.source.options.repack:
             warnings.append(prepare_reading(self.source.file, self._left_in_file(), self.plan))
         return warnings
 

@@ -21,6 +21,7 @@ from edgeinfer_offload.machine.this_machine import (
     measure_gpu,
     unmeasured_machine,
     with_cpu_speeds,
+    with_disk_speed,
     with_gpu,
     with_gpus,
 )
@@ -70,7 +71,8 @@ class _Loading:
 
     def on_cpu(self) -> LoadedEngine:
         """All on the CPU."""
-        planned = plan_devices(replace(self.request, device="cpu"), unmeasured_machine(self._threads()))
+        machine = unmeasured_machine(self._threads())
+        planned = plan_devices(replace(self.request, device="cpu"), machine, self._with_disk_speed)
         return EngineBuilder(self.source, planned, sparse=self.sparse).build()
 
     def on_gpu(self, gpu: Gpu) -> LoadedEngine:
@@ -132,6 +134,9 @@ class _Loading:
         formats = kernel_formats(self.source.weights)
         with_cpu = with_cpu_speeds(replace(machine, processor=threads), cache, formats, sizes.nbytes)
         return with_gpu(with_cpu, gpu, graphics.free_bytes, cache)
+
+    def _with_disk_speed(self, machine: Machine) -> Machine:
+        return with_disk_speed(self._with_cpu_speeds(machine), user_folder("cache"), self.source.file.path)
 
     def _with_cpu_speeds(self, machine: Machine) -> Machine:
         formats, nbytes = kernel_formats(self.source.weights), self.source.sizes.nbytes

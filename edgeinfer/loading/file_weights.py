@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
+from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -28,12 +30,28 @@ def left_in_file(plan: MemoryPlan, spec: DecoderSpec, weights: DecoderWeights) -
     return [*result, weights.output] if plan.head == "disk" and not spec.is_encoder else result
 
 
+def streamed_file(file: GGUFFile, matrices: Iterable[Matrix]) -> StreamedFile:
+    """The file, with the offsets of those of the matrices that are contiguous in it."""
+    offsets = {}
+    for matrix in matrices:
+        info = file.tensors.get(matrix.name)
+        if info is None or info.part != 0 or matrix.experts != 1 or not matrix.raw.flags.c_contiguous:
+            continue
+        before = address(matrix.raw) - address(file.raw(matrix.name))
+        if 0 <= before <= info.nbytes - matrix.raw.nbytes:
+            offsets[id(matrix)] = info.offset + before
+    return StreamedFile(file.path, offsets)
+
+
 def prepare_reading(file: GGUFFile, matrices: Iterable[Matrix], plan: MemoryPlan) -> str:
     """Enable read-ahead for these matrices if the page cache can't hold the memory-mapped weights; returns a
     message for the user.
     """
-    if plan.rereads_file:
-        _read_in_order(file, matrices)
+    if plan.reads_ahead:
+        effect = "each token reads them from the disk"
+    elif plan.rereads_file:
+        if plan.options.repack:
+            _read_in_order(file, matrices)
         effect = "each token waits for the disk"
     else:
         effect = "tokens take longer"
@@ -46,7 +64,8 @@ def _read_in_order(file: GGUFFile, matrices: Iterable[Matrix]) -> None:
 
     Measured (a 1.1B of which 260 MiB don't fit the memory that its process may use, two threads): 0.42 to
     0.71 s per token; 0.40 to 1.25 without it. A thread that prefetches the next matrix takes 0.64 to 1.47,
-    because it evicts pages that are still needed.
+    because it evicts pages that are still needed. If all weights are mapped the system would drop each page
+    after it is read: 2.0 s per token of a 1.1B with half of its memory, 0.4 to 0.6 without.
     """
     for matrix in matrices:
         if matrix.experts == 1 and matrix.name in file.tensors:

@@ -14,6 +14,7 @@ from edgeinfer.errors import (
     shown,
 )
 from edgeinfer.hugging_face.folder_file import FolderFile
+from edgeinfer.hugging_face.powerinfer_file import PowerInferFile
 from edgeinfer.loading.activity_counting import begin_counting, closing
 from edgeinfer.loading.draft_file import DraftTarget, OpenDraft, open_draft
 from edgeinfer.loading.draft_loading import LoadedDrafter, load_drafter
@@ -84,7 +85,7 @@ def load(model: str | Path | None = None, **options: Any) -> "Model | RemoteMode
         return load_llama_cpp(model_file, load_options)
     file = open_model(model_file.path, model_file.name)
     try:
-        if isinstance(file, FolderFile):
+        if isinstance(file, FolderFile | PowerInferFile):
             file.prepare(load_options.progress)
         return _load_own(model_file, file, load_options)
     except BaseException as error:

@@ -192,9 +192,9 @@ class LoadOptions:
         commands="run chat serve batch plan bench embed rank", default_note="what is free", common=True,
     )  # fmt: skip
     ram: int | None = _option(
-        None, "Maximum main memory, as 12GiB. Weights beyond it stay on the disk (mmap).", argument="size",
+        None, "Maximum main memory, as 12GiB. Weights beyond it are read from the disk.", argument="size",
         convert=parse_bytes, metavar="SIZE",
-        commands="run chat serve batch plan embed rank", default_note="what is free",
+        commands="run chat serve batch plan bench embed rank", default_note="what is free",
     )  # fmt: skip
     threads: int | None = _option(
         None, "CPU threads.", allowed=whole(1, MAX_THREADS), flags=("--threads", "-t"),

@@ -14,9 +14,10 @@ from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 
 GIB = 1 << 30
@@ -61,8 +62,14 @@ class PlanRequest:
     ram: int | None = None
     kv: CacheType = "f16"
     repack: bool = True
+    streamed: bool = False
+    """Whether blocks on disk can be read ahead of a step."""
     sparse: SparseOptions | None = None
     sparse_required: bool = False
+    bundled: BundledOptions | None = None
+    """The sparse layers whose neurons are in a bundle file, for a model that main memory can't hold."""
+    bundle_error: str = ""
+    """Why its bundle file can't be used."""
     routing: tuple[tuple[float, ...], ...] | None = None
     parallel: int = 1
     draft: ModelSizes | None = None
@@ -110,7 +117,7 @@ def plan_devices(
         GpuUnavailableError: "cuda" was requested, and no part can run there.
     """
     if request.device == "cpu" or machine.graphics is None:
-        return _on_cpu(request, machine)
+        return _on_cpu(request, machine, measured)
     if len(machine.gpus) > 1:
         try:
             return _on_gpus(request, machine, measured)
@@ -124,7 +131,7 @@ def plan_devices(
     except GpuUnavailableError as error:
         if request.device != "auto":
             raise
-        planned = _on_cpu(request, machine)
+        planned = _on_cpu(request, machine, measured)
         return replace(planned, memory=replace(planned.memory, limit_reason=str(error)))
 
 
@@ -160,6 +167,7 @@ def _options(request: PlanRequest) -> PlanOptions:
         vram=request.vram,
         ram=request.ram,
         repack=request.repack,
+        streamed=request.streamed,
         routing=request.routing,
         draft=request.required_draft,
         lora=request.lora,
@@ -293,16 +301,17 @@ def _split_with_disk(
         raise GpuUnavailableError(f"{request.name}: {error}") from error
 
 
-def _on_cpu(request: PlanRequest, machine: Machine) -> DevicePlan:
+def _on_cpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     options = replace(_options(request), device="cpu", sparse=request.sparse)
     options = replace(options, sequences=_sequences(request, machine, options))
     fitting = largest_context(request.sizes, machine, options, request.trained_context)
     try:
         plan = plan_memory(request.sizes, machine, options)
     except PlanError as error:
-        if fitting or request.sparse_required or request.draft_required or not request.repack:
+        is_dense = not request.sparse_required or request.bundled is not None
+        if fitting or not is_dense or not request.repack:
             raise _out_of_memory(request, error, fitting) from error
-        return _on_cpu_with_disk(request, machine, options)
+        return _on_cpu_with_disk(request, machine, options, measured)
     if request.draft is None or request.draft_required:
         return DevicePlan(plan, fitting)
     try:
@@ -405,13 +414,19 @@ def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
     return (STATE_QUEUE if shared is None else SPLIT_QUEUE,)
 
 
-def _on_cpu_with_disk(request: PlanRequest, machine: Machine, options: PlanOptions) -> DevicePlan:
-    """The CPU plan with disk offload, for weights that main memory can't hold at any context."""
+def _on_cpu_with_disk(
+    request: PlanRequest, machine: Machine, options: PlanOptions, measured: Callable[[Machine], Machine]
+) -> DevicePlan:
+    """The fastest CPU plan of a model whose weights main memory can't hold at any context."""
+    drafts = [options.draft] if request.draft is None or request.draft_required else [None, request.draft]
+    only_sparse, bundled = request.sparse_required, request.bundled
     try:
-        plan = plan_memory(request.sizes, machine, replace(options, disk=True, sparse=None))
+        plan = plan_from_disk(
+            request.sizes, measured(machine), options, drafts, bundled, only_sparse=only_sparse
+        )
     except PlanError as error:
         raise _out_of_memory(request, error, 0) from error
-    return DevicePlan(plan, 0, (NO_DRAFT,) if request.draft else ())
+    return DevicePlan(plan, 0, (NO_DRAFT,) if request.draft and plan.draft is None else ())
 
 
 def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> OutOfMemoryError:
@@ -424,4 +439,5 @@ def _out_of_memory(request: PlanRequest, refusal: PlanError, fitting: int) -> Ou
         remedy = "leave the draft model out (draft=None)"
     else:
         remedy = "take a smaller model or fewer bits per weight"
-    return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}")
+    unused = f"; {request.bundle_error}" if request.bundle_error else ""
+    return OutOfMemoryError(f"{request.name}: {refusal}; {remedy}{unused}")

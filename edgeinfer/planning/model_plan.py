@@ -29,7 +29,13 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
-from edgeinfer_offload.machine.this_machine import measure_gpu, unmeasured_machine, with_cpu_speeds, with_gpus
+from edgeinfer_offload.machine.this_machine import (
+    measure_gpu,
+    unmeasured_machine,
+    with_cpu_speeds,
+    with_disk_speed,
+    with_gpus,
+)
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
@@ -82,7 +88,7 @@ def plan_model(model: str | Path | None = None, **options: Unpack[LoadKeywords])
             return _planned_header(header, device, load_options)
     with open_model(model_file.path, model_file.name) as file:
         request, warnings, note = _request(model_file, file, load_options)
-    return _planned(request, warnings, device, load_options, note)
+    return _planned(request, warnings, device, load_options, note, model_file.path)
 
 
 def plan_shape(shape: str, quant: str = "", **options: Unpack[LoadKeywords]) -> ModelPlan:
@@ -116,12 +122,13 @@ def _planned(
     device: str,
     load_options: LoadOptions,
     sparse_note: str | None = None,
+    path: Path | None = None,
 ) -> ModelPlan:
-    """`sparse_note`: for the user if the request's layers are sparse, or can't be."""
+    """`sparse_note`: for the user if the request's layers are sparse, or can't be. `path`: of its file."""
     is_on_cpu = request.device == "cpu" and is_device(device)
     machine, more = _machine("cpu" if is_on_cpu else device, load_options, request.sizes)
     try:
-        planned = plan_devices(request, machine)
+        planned = plan_devices(request, machine, lambda seen: _with_disk_speed(seen, path))
     except UnsupportedFormatError as error:
         raise UnsupportedModelError(str(error)) from error
     plan = with_one_gib_more(request, machine, planned)
@@ -129,6 +136,13 @@ def _planned(
         sparse_note = None if request.sparse_required else DENSE_NOTE
     notes = [sparse_note] if sparse_note else []
     return ModelPlan(request.name, plan, request, (*warnings, *notes, *more, *planned.warnings))
+
+
+def _with_disk_speed(machine: Machine, path: Path | None) -> Machine:
+    """The machine with the speed of the file's disk, if it is this one and there is a file."""
+    if path is None or machine.origin != "measured":
+        return machine
+    return with_disk_speed(machine, user_folder("cache"), path)
 
 
 def plan_on_machines(

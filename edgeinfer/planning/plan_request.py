@@ -10,6 +10,7 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, GPU_TEXT_TOKENS
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_kernels.system.direct_files import can_read_directly
 from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.planner.plan_types import CPU_BATCH
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
@@ -39,8 +40,11 @@ def request_for(
         kv=options.kv,
         parallel=1 if is_encoder else options.parallel,
         repack=options.repack,
+        streamed=has_file and can_read_directly() and len(source.file.parts) == 1,
         sparse=sparse.options,
         sparse_required=options.asks_sparse,
+        bundled=sparse.on_disk.options if sparse.on_disk else None,
+        bundle_error=sparse.bundle_error,
         routing=routing,
         draft=draft,
         draft_required=draft is not None and options.draft != "auto",

@@ -1,16 +1,20 @@
 """Selects the layers whose feed-forward or experts read only active neurons, by option, support and gain."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isnan, nan
 
 import numpy as np
 
 from edgeinfer.errors import Detail, SettingError
 from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.profiling.file_predictors import file_predictor
 from edgeinfer.profiling.predictor_training import TrainedPredictor, read_predictor
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.cpu.disk.bundle_layout import BundleLayout
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles, window_bytes
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cpu.sparse import (
     SparseLayers,
@@ -26,24 +30,61 @@ from edgeinfer_kernels.cpu.sparse import (
     sparse_unit,
     sparse_workspace_bytes,
     why_dense,
+    why_unbundled,
 )
 from edgeinfer_kernels.sizes.gathered_neurons import why_not_gathered
+from edgeinfer_kernels.system.direct_files import can_read_directly
 from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
-from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
+from edgeinfer_offload.planner.plan_types import BundledLayer, BundledOptions, SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
+from edgeinfer_offload.runtime.bundle_file import BundleFile, BundleFileError, find_bundles
 
 UNKNOWN_SHARE = 0.25
 """Assumed share of active neurons without a profile."""
 MAX_COST_RATIO = 0.9
+COVER_PARTS = 64
+"""Points of the curve that says how active the hottest neurons are."""
+
+
+@dataclass(frozen=True)
+class DiskSelection:
+    """The sparse layers whose neurons are in a bundle file, for a model that main memory can't hold."""
+
+    layers: SparseLayers
+    options: BundledOptions
+    file: BundleFile
 
 
 @dataclass(frozen=True)
 class SparseSelection:
-    """The sparse layers, their bytes in memory and read per token, and a message with the reason."""
+    """The sparse layers, their bytes in memory and read per token, and a message with the reason. `on_disk`:
+    the same if memory is too small, None: there are no bundles.
+    """
 
     layers: SparseLayers = field(default_factory=dict)
     options: SparseOptions | None = None
     note: str | None = None
+    on_disk: DiskSelection | None = None
+    bundle_error: str = ""
+    """Why the model's bundle file can't be used."""
+
+    def window_note(self, slots: int) -> Detail:
+        """A sentence on what is read from the bundle file."""
+        assert self.on_disk is not None
+        neurons = self.on_disk.options.max_slots
+        return Detail(
+            f"main memory is too small: active neurons are read from {self.on_disk.file.path.name}, and "
+            f"{min(slots, neurons)} of {neurons} neurons of each layer are held in memory"
+        )
+
+    def planned(self, options: SparseOptions | None) -> tuple[SparseLayers, Bundles | None]:
+        """The sparse layers of a plan with these options, and the bundles from which it reads them."""
+        if options is None:
+            return {}, None
+        if not options.window_slots:
+            return self.layers, None
+        assert self.on_disk is not None
+        return self.on_disk.layers, self.on_disk.file.window(options.window_slots)
 
 
 def select_sparse_layers(source: ModelSource) -> SparseSelection:
@@ -78,14 +119,66 @@ def select_sparse_layers(source: ModelSource) -> SparseSelection:
             raise SettingError(f"sparse: {error}") from error
         if requested == "auto":
             return SparseSelection(note=f"the feed-forward is dense: {error}")
-        return _exact(source, able, None)
-    if requested == "predicted":
-        return _predicted(source, able, profile)
-    if requested == "exact":
-        return _exact(source, able, profile)
-    if profile is None:
-        return SparseSelection()
-    return _where_profitable(source, able, profile)
+        profile = None
+    predictors = _predictors(source, able, profile) if requested == "predicted" else dict.fromkeys(able)
+    if requested != "auto":
+        selection = _selection(source, predictors, profile)
+    else:
+        selection = _where_profitable(source, able, profile) if profile else SparseSelection()
+    return _with_disk(source, selection, predictors, profile)
+
+
+def _with_disk(
+    source: ModelSource,
+    selection: SparseSelection,
+    predictors: Mapping[int, TrainedPredictor | None],
+    profile: ActivityProfile | None,
+) -> SparseSelection:
+    """The selection with the layers of the model's bundle file, if it has one."""
+    feed_forwards = {
+        layer: dense_layer(source.weights, layer)
+        for layer in predictors
+        if why_unbundled(source.specification, source.weights, layer) is None
+    }
+    if not feed_forwards or not can_read_directly():
+        return selection
+    try:
+        file = find_bundles(source.file.path, feed_forwards)
+    except BundleFileError as error:
+        return replace(selection, bundle_error=str(error))
+    if file is None:
+        return selection
+    layers = {layer: _bundled(source, predictors[layer], profile, layer) for layer in feed_forwards}
+    own = {layer: trained.predictor if (trained := predictors[layer]) else None for layer in feed_forwards}
+    shared, per_thread = sparse_workspace_bytes(source.specification.hidden_size, source.weights, own)
+    return replace(selection, on_disk=DiskSelection(own, BundledOptions(layers, shared, per_thread), file))
+
+
+def _bundled(
+    source: ModelSource, trained: TrainedPredictor | None, profile: ActivityProfile | None, layer: int
+) -> BundledLayer:
+    weights, active = dense_layer(source.weights, layer), _share(source, profile, layer)
+    is_predicted, layout = trained is not None, BundleLayout.of(weights)
+    none, one = (window_bytes(layout, slots, predicted=is_predicted) for slots in (0, 1))
+    return BundledLayer(
+        sparse=_sizes(weights, trained, active, ()),
+        resident=first_bytes(weights, predicted=is_predicted) + none,
+        slot_bytes=one - none,
+        read_bytes=layout.read_bytes(predicted=is_predicted),
+        neurons=layout.neurons,
+        named=trained.named if trained else active,
+        cover=_cover(profile, layer),
+    )
+
+
+def _cover(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
+    """The value of `BundledLayer.cover`."""
+    counts = profile.counts.get(f"neurons.{layer}") if profile else None
+    if counts is None or not counts.any():
+        return ()
+    hottest = np.sort(counts.sum(0, dtype=np.int64))[::-1].cumsum() / counts.sum()
+    parts = np.linspace(0, len(hottest), COVER_PARTS + 1).astype(np.int64)
+    return (0.0, *hottest[parts[1:] - 1].tolist())
 
 
 def _share(source: ModelSource, profile: ActivityProfile | None, layer: int) -> float:
@@ -108,12 +201,10 @@ def _activity(profile: ActivityProfile | None, layer: int) -> tuple[float, ...]:
     return (0.0, *(np.cumsum(groups) / groups.sum()).tolist())
 
 
-def _exact(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
-    predictors: dict[int, TrainedPredictor | None] = dict.fromkeys(able)
-    return _selection(source, predictors, profile)
-
-
-def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | None) -> SparseSelection:
+def _predictors(
+    source: ModelSource, able: list[int], profile: ActivityProfile | None
+) -> dict[int, TrainedPredictor | None]:
+    """The predictors of the profile. Raises `SettingError`: it has none, or they don't fit."""
     predictors: dict[int, TrainedPredictor | None] = {}
     for layer in able:
         if experts_of(source.weights, layer):
@@ -125,6 +216,7 @@ def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | 
             )
         except (ValueError, KeyError) as error:
             raise SettingError(f"sparse: the profile's predictor doesn't fit: {error}") from error
+        trained = trained or _of_file(source, profile, layer)
         if trained:
             predictors[layer] = trained
     if not predictors:
@@ -132,7 +224,16 @@ def _predicted(source: ModelSource, able: list[int], profile: ActivityProfile | 
             f"sparse: saw 'predicted', but {source.name} has no predictors; "
             "train them with edgeinfer profile --predictor"
         )
-    return _selection(source, predictors, profile)
+    return predictors
+
+
+def _of_file(source: ModelSource, profile: ActivityProfile | None, layer: int) -> TrainedPredictor | None:
+    """The predictor of the model's file, of unknown quality."""
+    found = file_predictor(source.file, source.specification, source.weights, layer)
+    if found is None:
+        return None
+    share = _share(source, profile, layer)
+    return TrainedPredictor(found, nan, share, share)
 
 
 def _where_profitable(source: ModelSource, able: list[int], profile: ActivityProfile) -> SparseSelection:
@@ -230,6 +331,7 @@ def _note(
     )
     trained = [each for each in trained_layers.values() if each]
     if trained:
-        recall = min(each.recall for each in trained)
-        line += f"; predicted, with a recall of {recall:.1%} or more: the output differs slightly"
+        known = [each.recall for each in trained if not isnan(each.recall)]
+        recall = f" with a recall of {min(known):.1%} or more" if known else " by the predictors of the file"
+        line += f"; predicted,{recall}: the output differs slightly"
     return Detail(line)

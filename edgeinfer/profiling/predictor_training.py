@@ -49,7 +49,7 @@ class TrainedPredictor:
 
     predictor: NeuronPredictor
     recall: float
-    """Share of the active neurons that it predicts active."""
+    """Share of the active neurons that it predicts active; NaN: unknown."""
     named: float
     """Share of all neurons that it predicts active."""
     active: float
@@ -91,7 +91,7 @@ def calibrated(
     `offset`: the neurons' biases. `fitted`: x and W·x, from which each neuron's error is estimated. The
     threshold is chosen on `calibration`, quality is measured on `evaluation`: x and which neurons are active.
     """
-    predictor = NeuronPredictor(_stored(first, "first"), _stored(second, "second"), offset)
+    predictor = stored_predictor(first, second, offset)
     x, target = fitted
     spread = np.std(target - _predicted(predictor, x), axis=0) + np.float32(1e-6)
     threshold = _threshold(predictor, spread, *calibration)
@@ -129,6 +129,11 @@ def _factors(w: Floats, x: Floats) -> tuple[Floats, Floats]:
     _, directions = np.linalg.eigh(seen.T @ seen)
     best = directions[:, ::-1]
     return (best.T @ inverse.T).astype(np.float32), (seen @ best).astype(np.float32)
+
+
+def stored_predictor(first: Floats, second: Floats, bias: Floats) -> NeuronPredictor:
+    """The predictor of these matrices, in the format of predictors."""
+    return NeuronPredictor(_stored(first, "first"), _stored(second, "second"), bias)
 
 
 def _stored(values: Floats, name: str) -> Matrix:

@@ -25,7 +25,7 @@ USUAL_QUANT = "Q4_K_M"
 """The quantization that lists and plans assume if none is given."""
 TEXTS = (
     "file", "repository", "url", "draft", "parameters", "licence", "notes", "prompt_style", "draft_sha256",
-    "head", "head_sha256",
+    "head", "head_sha256", "sparsity",
     "shape", "released", "kind",
 )  # fmt: skip
 OTHERS = (
@@ -65,6 +65,8 @@ class RegistryEntry:
     context: int | None = None
     licence: str = ""
     notes: str = ""
+    sparsity: str = ""
+    """What its activation sparsity brings; empty: none is known."""
     shape: str = ""
     """Name of its shape, from which it can be planned without a file."""
     released: str = ""

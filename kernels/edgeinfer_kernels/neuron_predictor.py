@@ -9,6 +9,9 @@ from edgeinfer_kernels.matrix import Matrix, Vector
 class NeuronPredictor:
     """A neuron is predicted active where second · (first · x) + bias > 0; x is the normed input.
 
+    `rectified`: where second · relu(r · (first · x)) + bias > 0; r is the root mean square of the input
+    before its norm, as PowerInfer's predictors read that.
+
     `first` (rank, hidden_size) and `second` (neurons, rank) are quantized, `first` in a format of sparse
     layers; rank is a multiple of 32.
 
@@ -18,6 +21,7 @@ class NeuronPredictor:
     first: Matrix
     second: Matrix
     bias: Vector
+    rectified: bool = False
 
     @property
     def rank(self) -> int:

@@ -20,6 +20,8 @@ from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
+from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
 from edgeinfer_kernels.cpu.hidden_states import KeptStates, take_states
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
@@ -60,7 +62,9 @@ class CpuOptions:
     `in_file` stay memory-mapped; each group of their rows is interleaved whenever it is multiplied. The
     layers of `sparse` read only the weights of active neurons in short steps. Longer steps read the weights
     in the per-neuron layout from the file instead. `head` False: another backend continues after the last
-    layer, and there are no logits. `packed`: matrices that another backend has packed, by id.
+    layer, and there are no logits. `packed`: matrices that another backend has packed, by id. `bundles`: the
+    file from which active neurons of the sparse layers are read; None: all are in memory. `streamed`: the
+    model's file, from which each step reads those of the matrices `in_file` in order.
     """
 
     batch: int = 256
@@ -69,6 +73,8 @@ class CpuOptions:
     sparse: SparseLayers = field(default_factory=dict)
     head: bool = True
     packed: Mapping[int, PackedMatrix] = field(default_factory=dict)
+    bundles: Bundles | None = None
+    streamed: StreamedFile | None = None
 
 
 class CpuBackend(MainMemoryBackend[Activations]):
@@ -104,7 +110,13 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.on_hidden: OnHidden | None = None
         self._kept = KeptStates()
         placement = WeightPlacement(
-            weights.matrices(head=options.head), options.in_file, options.sparse, on_loaded, options.packed
+            weights.matrices(head=options.head),
+            options.in_file,
+            options.sparse,
+            on_loaded,
+            options.packed,
+            options.bundles,
+            options.streamed,
         )
         blocks = {index: weights.residual(index) for index in spec.indices()}
         self.decoder = CpuDecoder(spec, weights, blocks, state, kernels, self.pool, self.batch, placement)
@@ -127,7 +139,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             can_evict=True,
             takes_lora=True,
             hands_out_hidden=True,
-            is_fork_safe=True,
+            is_fork_safe=self.decoder.windows is None and self.decoder.stream is None,
         ).limited_to(self.spec)
 
     def _build(self, head: bool) -> None:

@@ -10,6 +10,8 @@ from edgeinfer_kernels.blocks.moe import MoeWeights
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles, BundleWindows
+from edgeinfer_kernels.cpu.disk.file_stream import FileStream, StreamedFile
 from edgeinfer_kernels.cpu.embedding import Embedding, Scratch
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
@@ -42,6 +44,8 @@ class WeightPlacement:
     is interleaved whenever it is multiplied. The layers of `sparse` read only the weights of active neurons
     in short steps; longer steps read the weights in the per-neuron layout from the file. All others are
     copied to the kernel layout; `on_loaded` is called after each. `packed`: those of another backend, by id.
+    `bundles`: the file with the neurons of the sparse layers; None: they are in memory. `streamed`: the
+    model's file, from which each step reads these matrices of `in_file` in order.
     """
 
     matrices: Sequence[Matrix]
@@ -49,6 +53,8 @@ class WeightPlacement:
     sparse: SparseLayers
     on_loaded: OnLoaded | None = None
     packed: Mapping[int, PackedMatrix] = field(default_factory=dict)
+    bundles: Bundles | None = None
+    streamed: StreamedFile | None = None
 
 
 class CpuDecoder:
@@ -95,9 +101,27 @@ class CpuDecoder:
         self.builder = BlockBuilder(self.arena, self.workspace, self.packed, spec.hidden_size)
         self.memories_by_neuron: dict[MemoryKey, tuple[Bytes, MemoryOrder]] = {}
         """The bytes of the matrices of sparse layers that are stored by neuron."""
-        self._sparse = self._sparse_blocks(by_neuron, sparse)
+        self.windows: BundleWindows | None = None
+        self._sparse = self._sparse_blocks(by_neuron, sparse, placement.bundles)
+        self.stream = self._file_stream(placement)
         self._lora: list[LoraArena | None] = [None]
         """The memory of the adapters in use, which all states share."""
+
+    def _file_stream(self, placement: WeightPlacement) -> FileStream | None:
+        """The blocks with matrices that each step reads from the file; None: there are none."""
+        if (file := placement.streamed) is None:
+            return None
+        read = {id(matrix) for matrix in placement.in_file} & file.offsets.keys()
+        found = {
+            index: [matrix for matrix in residual.block.matrices() if id(matrix) in read]
+            for index, residual in self.blocks.items()
+        }
+        found = {index: matrices for index, matrices in found.items() if matrices}
+        if not found:
+            return None
+        stream = FileStream(file, found, self.packed, self.kernels, self.arena)
+        self.threads.checks.append(stream.reader.check)
+        return stream
 
     def _per_layer_embeddings(self, weights: DecoderWeights, scratch: Scratch) -> Embedding | None:
         """The per-layer embeddings; None: the model has none."""
@@ -122,13 +146,17 @@ class CpuDecoder:
         return packed
 
     def _sparse_blocks(
-        self, blocks: Mapping[int, SparseWeights], layers: SparseLayers
+        self, blocks: Mapping[int, SparseWeights], layers: SparseLayers, bundles: Bundles | None
     ) -> dict[BlockIndex, int]:
         """The structures of the sparse feed-forwards and experts."""
         if not layers:
             return {}
         indices, threads = self._sparse_indices, self.threads.threads
-        made = SparseBlocks(self.arena, self.kernels, blocks, layers, threads, self.spec.hidden_size)
+        width = self.spec.hidden_size
+        made = SparseBlocks(self.arena, self.kernels, blocks, layers, threads, width, bundles)
+        self.windows = made.windows
+        if self.windows is not None:
+            self.threads.checks.append(self.windows.reader.check)
         dense = {
             layer: self._dense(index)
             for layer, index in indices.items()
@@ -151,6 +179,8 @@ class CpuDecoder:
         """
         built = {index: self._built(index, options(index)) for index in self.blocks}
         self.calls = {index: list(block.calls) for index, block in built.items()}
+        if self.stream is not None:
+            self.calls = {index: self.stream.around(index, calls) for index, calls in self.calls.items()}
         for index, block in built.items():
             if block.before_parallel:
                 self.calls[self._first_parallel(index)][:0] = block.before_parallel
@@ -196,4 +226,8 @@ class CpuDecoder:
 
     def close(self) -> None:
         """Release the memory."""
+        for each in (self.windows, self.stream):
+            if each is not None and each.reader.check in self.threads.checks:
+                self.threads.checks.remove(each.reader.check)
+                each.close()
         self.arena.clear()

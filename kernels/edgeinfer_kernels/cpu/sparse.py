@@ -1,6 +1,6 @@
 """Feed-forwards and experts that read only active neurons: supported layers, structures and memory."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from edgeinfer_kernels.blocks.feed_forward import RELU_ACTIVATIONS, FeedForwardSpec, FeedForwardWeights
@@ -8,6 +8,7 @@ from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
+from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles, BundleWindows, Window
 from edgeinfer_kernels.cpu.layout.neuron_layout import (
     NEURON_FORMATS,
     ColumnLayout,
@@ -57,14 +58,28 @@ def why_dense(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | N
 def _why_dense(spec: FeedForwardSpec, weights: FeedForwardWeights) -> str | None:
     if spec.activation not in RELU_ACTIVATIONS:
         return f"its activation is {spec.activation}, which is never exactly zero"
-    if spec.sub_norm is not None or (weights.gate_scale, weights.up_scale) != (1, 1):
-        return "its neurons have a norm or scales"
+    scale, bias = weights.gate_scale, weights.ffn_gate_bias
+    if weights.ffn_gate is None:
+        scale, bias = weights.up_scale, weights.ffn_up_bias
+    if scale <= 0 or (scale != 1 and bias is not None):
+        return f"its projection has the scale {scale}, with which its sign doesn't show what is active"
     for matrix in (weights.ffn_gate, weights.ffn_up, weights.ffn_down):
         if matrix is not None and matrix.format not in NEURON_FORMATS:
             return f"{matrix.name} is {matrix.format}; sparse are {', '.join(NEURON_FORMATS)}"
     if weights.ffn_up.columns % NEURONS_PER_BLOCK or weights.ffn_up.rows % NEURONS_PER_BLOCK:
         return f"{weights.ffn_up.name} isn't a multiple of {NEURONS_PER_BLOCK} in both its sizes"
     return None
+
+
+def why_unbundled(spec: DecoderSpec, weights: DecoderWeights, layer: int) -> str | None:
+    """The reason why a layer's neurons cannot be read from bundles; None: they can."""
+    reason, index = why_dense(spec, weights, layer), sparse_index(spec, layer)
+    if reason is not None or index is None:
+        return reason
+    block = spec.residual(index).block
+    if isinstance(block, MoeSpec):
+        return "its neurons are those of experts"
+    return "a norm of its neurons needs all of them at once" if block.sub_norm is not None else None
 
 
 def rows_by_neuron(weights: FeedForwardWeights, predictor: NeuronPredictor | None) -> list[Matrix]:
@@ -176,7 +191,8 @@ def scattered_bytes(
 class SparseBlocks:
     """Builds the structures of sparse blocks, and the memory that they share.
 
-    `blocks`: the weights of each sparse layer on the CPU.
+    `blocks`: the weights of each sparse layer on the CPU. `bundles`: the file from which those of active
+    neurons are read; None: all are in memory.
     """
 
     def __init__(
@@ -187,8 +203,10 @@ class SparseBlocks:
         layers: SparseLayers,
         threads: int,
         hidden_size: int,
+        bundles: Bundles | None = None,
     ) -> None:
         self._arena = arena
+        self.windows = BundleWindows(bundles, kernels, arena) if bundles else None
         self._kernels = kernels
         self._blocks = blocks
         self._layers = layers
@@ -207,7 +225,7 @@ class SparseBlocks:
             weights = self._blocks[index]
             if isinstance(weights, MoeWeights):
                 return self._experts(weights)
-            return self._feed_forward(weights, self._layers[index], dense[index], builder)
+            return self._feed_forward(index, weights, dense[index], builder)
 
         with ThreadPoolExecutor(max_workers=self._threads) as pool:
             return dict(zip(self._layers, pool.map(block, self._layers), strict=True))
@@ -221,21 +239,25 @@ class SparseBlocks:
         return made
 
     def _feed_forward(
-        self,
-        weights: FeedForwardWeights,
-        predictor: NeuronPredictor | None,
-        dense: int,
-        builder: BlockBuilder,
+        self, index: int, weights: FeedForwardWeights, dense: int, builder: BlockBuilder
     ) -> int:
-        sizes, neurons = self._sizes, weights.ffn_up.rows
+        sizes, neurons, predictor = self._sizes, weights.ffn_up.rows, self._layers[index]
         share = neurons // (self._threads * PIECES_PER_THREAD) // NEURONS_PER_BLOCK * NEURONS_PER_BLOCK
-        rows = {id(matrix): self._rows(matrix) for matrix in rows_by_neuron(weights, predictor)}
+        needed, window = rows_by_neuron(weights, predictor), None
+        if self.windows is None:
+            rows = {id(matrix): self._rows(matrix) for matrix in needed}
+            down = self._columns(weights.ffn_down)
+        else:
+            window = self.windows.add(index, weights, predicted=predictor is not None)
+            rows = self._rows_of_window(window, needed)
+            down = self._columns_of_window(window, weights.ffn_down)
         return self._arena.fill(
             SparseArgs,
             dense=dense,
             gate_rows=rows.get(id(weights.ffn_gate), 0),
             up_rows=rows.get(id(weights.ffn_up), 0),
-            down=self._columns(weights.ffn_down),
+            down=down,
+            window=window.address if window else 0,
             **(self._predictor(predictor, builder) if predictor else {}),
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
             sums_offset=sizes.sums_offset,
@@ -253,12 +275,36 @@ class SparseBlocks:
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
             weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
+            row_bytes=neuron_row_bytes(matrix),
         )
+
+    def _rows_of_window(self, window: Window, needed: Sequence[Matrix]) -> dict[int, int]:
+        """The rows of these matrices in a window's bundles, by id."""
+        return {
+            id(matrix): self._arena.fill(
+                NeuronRowsArgs,
+                kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
+                weights=window.memory + begin,
+                groups=row_groups(matrix.columns),
+                row_bytes=window.slot_bytes,
+                slots=window.slots,
+            )
+            for matrix, begin in window.layout.rows
+            if any(matrix is each for each in needed)
+        }
 
     def _columns(self, matrix: Matrix) -> int:
         memory = lay_out_columns(matrix)
         self.memories[matrix.memory_key] = memory, "columns"
-        return self._arena.keep_args(columns_args(matrix, self._kernels, self._arena.keep(memory))[0])
+        layout = ColumnLayout.of(matrix)
+        made = columns_args(matrix.format, layout, self._kernels, self._arena.keep(memory))
+        return self._arena.keep_args(made)
+
+    def _columns_of_window(self, window: Window, matrix: Matrix) -> int:
+        own = {"slots": window.slots, "bundles": window.memory, "neuron_bytes": window.slot_bytes}
+        layout = window.layout.factors
+        made = columns_args(matrix.format, layout, self._kernels, window.factors, **own)
+        return self._arena.keep_args(made)
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
         sizes = self._sizes
@@ -266,6 +312,7 @@ class SparseBlocks:
             "predictor_rows": self._rows(predictor.first),
             "predictor_second": builder.matrix(predictor.second),
             "predictor_bias": self._arena.keep(padded_vector(predictor.bias)),
+            "rectified": int(predictor.rectified),
             "predicted": self._memory,
             "predicted_stride": sizes.predicted,
             "predicted_offset": sizes.predicted_offset,

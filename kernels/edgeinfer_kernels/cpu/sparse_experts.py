@@ -68,13 +68,14 @@ def lay_out_experts(stack: Matrix, nbytes: int, lay_out: Callable[[Matrix], Byte
     return memory
 
 
-def columns_args(matrix: Matrix, kernels: Kernels, first: int) -> list[NeuronColumnsArgs]:
-    """The structures of a down projection by neuron at the address `first`; one for each expert."""
-    layout, kernel = ColumnLayout.of(matrix), kernels.address(f"neuron_sums_{matrix.format}")
-    names = [name for name in field_types(NeuronColumnsArgs) if name not in ("kernel", "weights")]
-    fields = {name: getattr(layout, name) for name in names}
-    addresses = (first + index * layout.nbytes for index in range(matrix.experts))
-    return [NeuronColumnsArgs(kernel=kernel, weights=each, **fields) for each in addresses]
+def columns_args(
+    name: str, layout: ColumnLayout, kernels: Kernels, address: int, **window: int
+) -> NeuronColumnsArgs:
+    """The structure of a down projection by neuron at an address; `window`: the fields of a window of it."""
+    known = field_types(NeuronColumnsArgs)
+    fields = {field: getattr(layout, field) for field in known if hasattr(layout, field)}
+    kernel = kernels.address(f"neuron_sums_{name}")
+    return NeuronColumnsArgs(kernel=kernel, weights=address, **(fields | window))
 
 
 def build_sparse_experts(
@@ -94,14 +95,19 @@ def build_sparse_experts(
             kernel=kernels.address(f"neuron_rows_{up.format}"),
             weights=arena.keep(memory),
             groups=row_groups(up.columns),
+            row_bytes=neuron_row_bytes(up),
         )
-    memory = lay_out_experts(down, ColumnLayout.of(down).nbytes, lay_out_columns)
+    layout = ColumnLayout.of(down)
+    memory = lay_out_experts(down, layout.nbytes, lay_out_columns)
     memories[id(down)] = memory, "columns"
+    first = arena.keep(memory)
+    addresses = (first + index * layout.nbytes for index in range(down.experts))
+    columns = [columns_args(down.format, layout, kernels, each) for each in addresses]
     made = arena.fill(
         SparseExpertsArgs,
         up_rows=up_rows,
         up_stride=up_stride,
-        down=arena.fill_all(NeuronColumnsArgs, columns_args(down, kernels, arena.keep(memory))),
+        down=arena.fill_all(NeuronColumnsArgs, columns),
         scratch=scratch[0],
         scratch_stride=scratch[1],
         lanes_stride=scratch[2],

@@ -48,7 +48,15 @@ GATHERED_LAUNCHES = 4
 GPU_SCATTERED_SLOWDOWN = 2.0
 """Times as long as sequential reads take on a GPU, for the rows and columns of active neurons; assumed."""
 DISK_BYTES_PER_SECOND = 2.0e9
-"""Bytes per second of a memory map on an SSD, with read-ahead; assumed."""
+"""Bytes per second of large reads of an SSD, if it isn't measured; assumed."""
+DISK_READ_SECONDS = 10e-6
+"""Seconds of a read with dozens in flight, besides its bytes, if it isn't measured; assumed."""
+WINDOW_HIT_SHARE = 0.9
+"""Share of the activations of as many hottest neurons that a window of recent ones holds; sparsity.md."""
+MAPPED_DISK_SHARE = 0.6
+"""Share of the disk's rate at which page faults read mapped weights next to others in memory; sparsity.md."""
+KEPT_PAGES_SHARE = 0.5
+"""Share of the page cache that still helps the next token, if all weights are mapped; sparsity.md."""
 
 # Prompts: seconds per chunk.
 ATTENTION_PREFILL_SHARE = 0.25

@@ -7,6 +7,7 @@ from typing import Literal
 from edgeinfer_offload.machine.cost_constants import (
     CPU_BLOCK_SECONDS,
     DISK_BYTES_PER_SECOND,
+    DISK_READ_SECONDS,
     KERNEL_SHARE,
     KV_READ_SHARE,
     LAUNCH_SECONDS,
@@ -102,6 +103,20 @@ class Graphics:
 
 
 @dataclass(frozen=True)
+class Disk:
+    """The disk with the model's file, read past the page cache with dozens of reads in flight: bytes per
+    second of large reads, and the seconds that each read takes besides.
+    """
+
+    bytes_per_second: float = DISK_BYTES_PER_SECOND
+    read_seconds: float = DISK_READ_SECONDS
+
+    def seconds(self, reads: float, nbytes: float) -> float:
+        """Seconds of `reads` reads of `nbytes` each."""
+        return reads * (self.read_seconds + nbytes / self.bytes_per_second)
+
+
+@dataclass(frozen=True)
 class Machine:
     """All machine inputs of a plan: the CPU with main memory, and any number of GPUs. The planner places
     weights on the CPU and on the first GPU.
@@ -109,7 +124,7 @@ class Machine:
 
     processor: Processor
     gpus: tuple[Graphics, ...] = ()
-    disk_bytes_per_second: float = DISK_BYTES_PER_SECOND
+    disk: Disk = Disk()
     origin: Origin = "measured"
 
     @property

@@ -21,8 +21,9 @@ from edgeinfer_kernels.cpu.runtime.kernel_speed import KernelSpeed, cached_speed
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_SECONDS, SYNC_SECONDS
+from edgeinfer_offload.machine.disk_speed import disk_speed
 from edgeinfer_offload.machine.graphics_cards import find_card
-from edgeinfer_offload.machine.hardware import Graphics, Link, Machine, Origin, Processor
+from edgeinfer_offload.machine.hardware import Disk, Graphics, Link, Machine, Origin, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import measured_bandwidth, reading_bytes, stored_figures
 
@@ -80,6 +81,19 @@ def with_cpu_speeds(
         token_seconds=known.get(f"{prefix}token", 0.0),
     )
     return replace(machine, processor=processor, origin="measured")
+
+
+def with_disk_speed(machine: Machine, cache_folder: Path, path: Path) -> Machine:
+    """The machine with the speed of the disk that has this file: measured on first use in about a second,
+    then stored. Raises OSError: the file can't be read.
+    """
+    figures, prefix = stored_figures(cache_folder), f"disk {path.stat().st_dev} "
+    known = figures.known()
+    if f"{prefix}rate" not in known:
+        speed = disk_speed(path)
+        figures.keep({f"{prefix}rate": speed.bytes_per_second, f"{prefix}read": speed.read_seconds})
+        known = figures.known()
+    return replace(machine, disk=Disk(known[f"{prefix}rate"], known[f"{prefix}read"]))
 
 
 def with_known_cpu_speeds(

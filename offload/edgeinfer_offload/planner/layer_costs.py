@@ -75,7 +75,8 @@ class Pricing:
         scattering = (SCATTERED_SLOWDOWN - 1) * layer.scattered
         reading = (layer.read + scattering + layer.predictor) / self.machine.processor.rate(down.format)
         starting = SPARSE_BLOCKS * self.machine.processor.block_seconds
-        return Cost(layer.held + layer.predictor, reading + starting, reading)
+        waiting = self.machine.disk.seconds(layer.disk_reads, layer.disk_read_bytes)
+        return Cost(layer.held + layer.predictor, reading + starting + waiting, reading + waiting)
 
     def on_gpu(self, matrices: Iterable[MatrixSize], count: Callable[[], int], launches: int) -> Cost | None:
         """Matrices in planes; `count` returns all bytes of the part. None: no GPU, or no kernel for it."""

@@ -14,7 +14,9 @@ from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.cost_constants import (
     DRAFT_READS,
     DRAFT_WEIGHT,
+    KEPT_PAGES_SHARE,
     LIBRARY_BYTES,
+    MAPPED_DISK_SHARE,
     MAPPED_SLOWDOWN,
     MAX_PREFILL_SLOWDOWN,
     SPLIT_TOKEN_SECONDS,
@@ -312,8 +314,12 @@ class PlacementProblem:
         """Seconds per token for each of `nbytes` file bytes on disk. 0 if they fit the page cache in addition
         to the `held` bytes of main memory.
         """
-        cached = self.machine.processor.free_bytes - held >= nbytes
-        return 0.0 if cached else 1 / self.machine.disk_bytes_per_second
+        cached, rate = self.machine.processor.free_bytes - held, self.machine.disk.bytes_per_second
+        if cached >= nbytes:
+            return 0.0
+        if not self.options.repack:  # the page cache has all that memory leaves
+            return (1 - KEPT_PAGES_SHARE * max(0.0, cached) / nbytes) / rate
+        return 1 / (MAPPED_DISK_SHARE * rate)
 
     def best(self, vram: float) -> Placement | None:
         """The fastest placement within `vram` bytes of GPU memory; None: main memory is too small for all of

@@ -21,6 +21,8 @@ from edgeinfer_offload.planner.roofline import Work
 
 DEVICES = ("cpu", "gpu")
 """Names of the sides."""
+LONG_STEPS = "long steps"
+"""The item of weights that only prompts read from the file, as short steps read them by neuron."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +105,7 @@ def _granule_items(
             name, read = f"{block.granules_label}, all for {count} of {total}", read * count / total
         if cold and device_index == CPU:
             name += ", by neuron with a predictor" if cold.predictor else ", by neuron"
+            name += " from disk" if cold.disk_read_bytes else ""
             read *= (cold.read + cold.predictor) / (cold.held + cold.predictor)
         if device_index == GPU and costs.gathers[devices.granules]:
             hot = problem.sparse.gathered[index].hot(own, total)
@@ -110,10 +113,12 @@ def _granule_items(
         device = problem.weights_device if device_index == CPU else "gpu"
         cost = _shard_cost(costs, devices.granules, device_index)
         work = _granule_work(problem, block, cost, device_index, count, read)
-        items.append(_layer_item(index, name, device, device_index, cost, work, overlapped == device_index))
+        item = _layer_item(index, name, device, device_index, cost, work, overlapped == device_index)
+        from_disk = cold and device_index == CPU and cold.disk_reads
+        items.append(replace(item, bound="disk") if from_disk else item)
     if cold:
         in_file = Cost(cold.in_file, 0.0, 0.0)
-        name = f"{block.granules_label}, long steps"
+        name = f"{block.granules_label}, {LONG_STEPS}"
         items.append(_layer_item(index, name, "disk", CPU, in_file, Work(0, 0)))
     return items
 

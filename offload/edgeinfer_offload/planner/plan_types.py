@@ -1,7 +1,7 @@
 """Inputs and outputs of the planner: options, placements, items and costs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,10 +11,15 @@ from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Device, Stage
+from edgeinfer_offload.machine.cost_constants import WINDOW_HIT_SHARE
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import DeviceName, LayerPlacement, plan_stages
 from edgeinfer_offload.planner.roofline import Bound, Roofline, Work
 
+READ_ITERATIONS = 8
+"""Steps of the iteration that finds how many neurons a token reads."""
+MIN_WINDOW_SLOTS = 64
+"""Neurons of a layer that a window holds at least: two blocks."""
 CPU_BATCH = 256
 """Maximum number of prompt tokens in one step on the CPU."""
 PROMPT = 512
@@ -24,6 +29,8 @@ SHARED_ITEMS = (LIBRARIES, CUDA_CONTEXT)
 """Items that take GPU memory once per process, independent of the number of models."""
 Limit = Literal["memory", "compute", "latency", "disk"]
 PlacementName = Literal["gpu", "split", "cpu", "disk"]
+READ_AHEAD = "buffers for reading ahead"
+"""The item of a plan that reads blocks on disk ahead of a step."""
 DRAFT, DRAFT_HEAD = "draft model", "draft head"
 DRAFTS = (DRAFT, DRAFT_HEAD)
 """The items that only drafting waits for."""
@@ -38,6 +45,7 @@ class SparseLayer:
     - `in_file`: bytes of what is stored by neuron that are also memory-mapped, for long steps.
     - `activity`: the share of a token's active neurons in the first n groups of NEURON_GROUP, n = 0…; empty:
       proportional to the number of neurons.
+    - `disk_reads`: neurons that a token reads from the disk, each `disk_read_bytes`.
     """
 
     held: int
@@ -46,6 +54,8 @@ class SparseLayer:
     predictor: int
     in_file: int
     activity: tuple[float, ...] = ()
+    disk_reads: float = 0.0
+    disk_read_bytes: int = 0
 
     def cold(self, hot: int, neurons: int) -> "SparseLayer":
         """The rest of `neurons` if the first `hot` are elsewhere, in whole groups; the predictor remains."""
@@ -58,6 +68,8 @@ class SparseLayer:
             scattered,
             self.predictor,
             round(self.in_file * left),
+            disk_reads=self.disk_reads,
+            disk_read_bytes=self.disk_read_bytes,
         )
 
     def hot(self, hot: int, neurons: int) -> "SparseLayer":
@@ -85,6 +97,81 @@ class SparseOptions:
     thread_bytes: int
     has_experts: bool = False
     gathered: Mapping[int, SparseLayer] = field(default_factory=dict)
+    window_slots: int = 0
+    """Neurons of each layer in memory, the others being on disk; 0: all are in memory."""
+
+
+@dataclass(frozen=True)
+class BundledLayer:
+    """A sparse layer whose neurons are on disk, with a window of them in memory.
+
+    - `sparse`: the layer with all neurons in memory. `resident`: bytes in memory besides the window and the
+      predictor; `slot_bytes`: of each neuron in the window; `read_bytes`: of the read of a neuron.
+    - `named`: the share of its neurons that a token needs. `cover`: the share of these that the hottest
+      n/(length - 1) of all neurons have, n = 0…; empty: proportional to the number of neurons.
+    """
+
+    sparse: SparseLayer
+    resident: int
+    slot_bytes: int
+    read_bytes: int
+    neurons: int
+    named: float
+    cover: tuple[float, ...] = ()
+
+    def with_slots(self, slots: int) -> SparseLayer:
+        """The layer with a window of `slots` neurons."""
+        held = min(slots, self.neurons)
+        return replace(
+            self.sparse,
+            held=self.resident + held * self.slot_bytes,
+            disk_reads=self._reads(held),
+            disk_read_bytes=self.read_bytes,
+        )
+
+    def _reads(self, slots: int) -> float:
+        """Neurons that a token reads: its own but for those among the hottest. On average half of those that
+        are read are in slots that would otherwise have hot ones.
+        """
+        needed = self.named * self.neurons
+        if slots >= self.neurons or slots < needed:
+            return 0.0 if slots >= self.neurons else needed
+        reads = needed
+        for _ in range(READ_ITERATIONS):
+            hits = WINDOW_HIT_SHARE * self._covered(max(0.0, slots - reads / 2))
+            reads = (reads + needed * (1 - hits)) / 2
+        return reads
+
+    def _covered(self, slots: float) -> float:
+        """The share of active neurons among the hottest `slots`."""
+        if not self.cover:
+            return slots / self.neurons
+        position = slots / self.neurons * (len(self.cover) - 1)
+        first = min(int(position), len(self.cover) - 2)
+        return self.cover[first] + (position - first) * (self.cover[first + 1] - self.cover[first])
+
+
+@dataclass(frozen=True)
+class BundledOptions:
+    """The sparse layers of a bundle file, and the memory that they share, as in `SparseOptions`."""
+
+    layers: Mapping[int, BundledLayer]
+    shared_bytes: int
+    thread_bytes: int
+
+    @property
+    def max_slots(self) -> int:
+        """Neurons of the largest layer."""
+        return max(layer.neurons for layer in self.layers.values())
+
+    def slots_in(self, nbytes: int) -> int:
+        """The largest windows that fit `nbytes`; those of small layers count as larger than they are."""
+        return min(self.max_slots, nbytes // sum(layer.slot_bytes for layer in self.layers.values()))
+
+    def with_slots(self, slots: int) -> SparseOptions:
+        """The sparse layers with windows of `slots` neurons."""
+        layers = {index: layer.with_slots(slots) for index, layer in self.layers.items()}
+        return SparseOptions(layers, self.shared_bytes, self.thread_bytes, window_slots=slots)
 
 
 @dataclass(frozen=True)
@@ -99,6 +186,7 @@ class PlanOptions:
     - `depth`: number of cached tokens for which the plan is optimized; None: half of the context.
     - `routing`: for each MoE layer, the usage probability of each expert, by its number.
     - `sparse`: layers whose CPU part is sparse. `draft`: a draft model. `lora`: adapters.
+    - `streamed`: blocks on disk can be read ahead of a step, past the page cache.
     - `expert_cache`: use an expert cache: in a layer with some experts on the GPU, the CPU holds all of
       them if they fit, so that the GPU's can change while decoding.
     - Relaxations if nothing fits, in this order: `kv_may_shrink` (f16 to q8_0 on the GPU), `min_context` (a
@@ -115,6 +203,7 @@ class PlanOptions:
     ram: int | None = None
     repack: bool = True
     disk: bool = False
+    streamed: bool = False
     depth: int | None = None
     routing: tuple[tuple[float, ...], ...] | None = None
     sparse: SparseOptions | None = None
@@ -322,6 +411,11 @@ class PlanData:
     def rereads_file(self) -> bool:
         """Whether every token waits for the disk, because the page cache is too small."""
         return self.file_weight_bytes > self.file_cache_bytes
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether blocks on disk are read ahead of a step, past the page cache."""
+        return any(item.item == READ_AHEAD for item in self.items)
 
     @property
     def weight_bytes_per_token(self) -> int:

@@ -114,9 +114,16 @@ def _memory(plan: PlanData) -> list[str]:
     ]
     if plan.file_bytes:
         lines.append(f"disk: {binary_size(plan.file_bytes)} are memory-mapped")
-        if plan.rereads_file:
+        if plan.reads_ahead:
+            lines[-1] += "; each token reads those of the layers from the disk, ahead of their use"
+        elif plan.rereads_file:
             room = binary_size(plan.file_cache_bytes)
             lines[-1] += f"; the page cache has {room}, so each token reads the rest from the disk again"
+    if plan.options.sparse and (slots := plan.options.sparse.window_slots):
+        lines.append(
+            f"active neurons: {slots} neurons of each layer are in memory, the others are read from the "
+            "bundle file"
+        )
     if plan.repacking:
         lines.append(_repacked(plan))
     if (count := plan.options.sequences) > 1:

@@ -40,6 +40,8 @@ def _placement(plan: PlanData) -> str:
     layers, on_gpu = len(plan.layers), plan.gpu_layers
     if plan.placement == "disk":
         return f"Doesn't fit. {binary_size(plan.file_weight_bytes)} of weights stay on disk"
+    if plan.options.sparse and plan.options.sparse.window_slots:
+        return "Doesn't fit. Active neurons are read from disk"
     mapped = ", memory-mapped" if plan.file_weight_bytes else ""
     if plan.placement == "split":
         return f"Fits, split. {plan.gpu_weight_share:.0%} of the weights on the GPU{mapped}"

@@ -5,7 +5,13 @@ from pathlib import Path
 from edgeinfer_quant_formats.gguf.cursor import Cursor
 from edgeinfer_quant_formats.gguf.metadata import Metadata, read_metadata
 from edgeinfer_quant_formats.gguf.tensor_index import TensorInfo, read_tensor_table
-from edgeinfer_quant_formats.gguf.value_types import DEFAULT_ALIGNMENT, MAGIC, VERSIONS, ValueType
+from edgeinfer_quant_formats.gguf.value_types import (
+    DEFAULT_ALIGNMENT,
+    MAGIC,
+    POWERINFER_MAGIC,
+    VERSIONS,
+    ValueType,
+)
 from edgeinfer_quant_formats.mapped_file import MappedFile
 
 HEADER_BYTES = 4 + 4 + 8 + 8
@@ -39,7 +45,7 @@ def read_header(cursor: Cursor) -> tuple[int, int, int]:
     """Version, number of tensors and number of metadata keys. Raises `FormatError`."""
     magic = cursor.data[: len(MAGIC)]
     cursor.take(len(MAGIC), "magic")
-    if magic != MAGIC:
+    if magic not in (MAGIC, POWERINFER_MAGIC):
         raise cursor.error(f"magic {magic!r}, wanted {MAGIC!r}: not a GGUF file")
     version = cursor.uint32("version")
     swapped = int.from_bytes(version.to_bytes(4, "little"), "big")

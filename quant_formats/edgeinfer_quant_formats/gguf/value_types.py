@@ -39,5 +39,7 @@ SCALAR_DTYPES: dict[ValueType, np.dtype[Any]] = {
 }
 
 MAGIC = b"GGUF"
+POWERINFER_MAGIC = b"PWRI"
+"""Of a file of PowerInfer with predictors, which is a GGUF file otherwise."""
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32

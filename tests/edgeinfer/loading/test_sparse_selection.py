@@ -196,7 +196,14 @@ def test_a_llama_whose_file_names_a_relu_is_sparse(tmp_path: Path, name: str) ->
     assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
 
 
-def test_neurons_with_a_norm_are_not_sparse(tmp_path: Path) -> None:
-    model = replace(ZOO["bitnet"], extra={"hidden_activation": "relu2"}).write(tmp_path / "m.gguf")
-    with pytest.raises(SettingError, match="no layer of m can be: its neurons have a norm or scales"):
-        edgeinfer.load(model, device="cpu", sparse="exact")
+def test_a_bitnet_with_a_relu_is_sparse_but_has_no_bundles(tmp_path: Path) -> None:
+    model = replace(ZOO["bitnet"], width=256, feed_forward=512, extra={"hidden_activation": "relu2"})
+    path = replace(model, formats=("Q8_0",)).write(tmp_path / "m.gguf")
+    logits = []
+    for sparse in ("off", "exact"):
+        with edgeinfer.load(path, device="cpu", threads=2, sparse=sparse) as loaded:
+            assert bool(sparse_layers(loaded)) == (sparse == "exact")
+            logits.append(np.stack([loaded.engine.append([token]) for token in range(20, 30)]))
+    assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
+    with pytest.raises(SettingError, match="a norm of its neurons needs all of them at once"):
+        edgeinfer.bundle_neurons(path)

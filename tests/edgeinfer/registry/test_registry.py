@@ -223,12 +223,31 @@ def test_every_entry_has_a_valid_form() -> None:
         assert (entry.kind != "text") == entry.notes.startswith(("embeddings ", "scores ")), name
         assert len(entry.notes) < 90, name
         assert entry.notes[-1] not in ".;,", name
+        assert len(entry.sparsity) < 100, name
+        assert entry.sparsity == "" or entry.sparsity[-1] not in ".;,", name
         count = parameter_count(entry.parameters)
         assert 1e7 < count < 2e12, name
         for quant, size in entry.size_bytes.items():
             assert 0.4 * bits_of(quant or "Q4") / 8 < size / count < 2.6 * bits_of(quant or "Q4") / 8, name
     digests = [digest for entry in read_registry().values() for digest in entry.sha256.values()]
     assert len(set(digests)) == len(digests)
+
+
+SPARSE = (
+    "nemotron-mini-4b",
+    "nemotron-3-nano-4b",
+    "afm-4.5b",
+    "smallthinker-4b-a0.6b",
+    "bamboo-7b",
+    "relullama-7b",
+    "prosparse-7b",
+)
+
+
+def test_entries_with_a_relu_say_what_their_sparsity_brings() -> None:
+    entries = read_registry()
+    assert all("ReLU" in entries[name].sparsity for name in SPARSE)
+    assert entries["llama-3.1-8b"].sparsity == ""
 
 
 CARD_PARAMETERS = {"temperature", "top_p", "top_k", "min_p", "presence_penalty", "repeat_penalty"}

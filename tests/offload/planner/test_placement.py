@@ -144,7 +144,7 @@ def test_weights_over_main_memory_are_memory_mapped_if_allowed() -> None:
     assert {layer.rest for layer in plan.layers} == {"disk"}
     assert {layer.attention for layer in plan.layers} == {"cpu", "disk"}
     assert plan.head == "cpu"
-    assert sum(item.ms_per_token for item in spilled) > sum(item.bytes for item in spilled) / 2e9 * 1000
+    assert sum(item.ms_per_token for item in spilled) > sum(item.bytes for item in spilled) / 1.2e9 * 1000
     assert "each token reads the rest from the disk again" in plan.explain()
 
 
@@ -186,7 +186,8 @@ def test_memory_mapped_weights_use_no_memory() -> None:
     assert plan.head == "disk"
     roomy = plan_memory(dense_model(), cpu_only(8 * GIB), replace(PLAN_OPTIONS, repack=False))
     read = sum(item.weights_read for item in plan.items)
-    assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + read / 2e9 * 1000)
+    kept = (2 * GIB - plan.bytes_on("cpu")) / 2
+    assert plan.ms_per_token == pytest.approx(roomy.ms_per_token + (read - kept) / 2e9 * 1000, 0.01)
 
 
 def test_a_cache_type_without_gpu_kernels_keeps_the_model_on_the_cpu() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +47,24 @@ def test_a_smaller_file_is_written_and_reported_on_stderr(
     )
     with GGUFFile.open(target) as file:
         assert file.tensors["blk.0.attn_q.weight"].format.name == "Q4_K"
+
+
+def test_bundles_are_written_for_the_new_file_or_alone_for_the_old_one(
+    edgeinfer: CommandLine, tmp_path: Path
+) -> None:
+    source = replace(ZOO["arcee"], width=256, feed_forward=512, formats=("F16",)).write(tmp_path / "m.gguf")
+    target = tmp_path / "small.gguf"
+    outcome = edgeinfer("quantize", str(source), str(target), "--type", "Q8_0", "--bundle")
+    assert (outcome.code, outcome.out) == (0, "")
+    assert outcome.err.splitlines()[-1].startswith(f"edgeinfer: {target}.bundles: ")
+    written = Path(f"{target}.bundles").read_bytes()
+    Path(f"{target}.bundles").unlink()
+    outcome = edgeinfer("quantize", str(target), "--bundle")
+    assert (outcome.code, len(outcome.err.splitlines())) == (0, 1)
+    assert Path(f"{target}.bundles").read_bytes() == written
+    outcome = edgeinfer("quantize", str(source), "--bundle")
+    assert outcome.code == 1
+    assert "can be read by neurons" in outcome.err
 
 
 def test_a_dry_run_prints_the_format_of_each_tensor(edgeinfer: CommandLine, source: Path) -> None:

@@ -142,6 +142,7 @@ def _entry_fields(one: "ListedEntry") -> dict[str, object]:
         "kind": entry.kind,
         "shape": entry.shape or None,
         "notes": entry.notes or None,
+        "sparsity": entry.sparsity or None,
         "here": one.here is not None,
         "type": one.quant or None,
         "type_size_bytes": one.size_bytes,
@@ -244,6 +245,7 @@ def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
         ("from", entry.url or f"hf:{entry.repository}"),
         ("draft", entry.draft or ""),
         ("good for", entry.notes),
+        ("sparsity", entry.sparsity),
         ("sampling", file_report.shown_sampling(entry.sampling)),
     ]
     files = []
@@ -253,7 +255,7 @@ def _show_entry(missing: "NotPulledError", as_json: bool) -> None:
         known = [shown_bytes(size) if size else "", f"sha256 {digest}" if digest else ""]
         lines.append((quant or "file", ", ".join(filter(None, [entry.file_of(quant), *known]))))
     if as_json:
-        facts: dict[str, object] = {name.replace(" ", "_"): value or None for name, value in lines[:7]}
+        facts: dict[str, object] = {name.replace(" ", "_"): value or None for name, value in lines[:8]}
         facts["sampling"] = dict(entry.sampling)
         print(json.dumps({**facts, "files": files, "here": False}, indent=2))
     else:

@@ -26,6 +26,7 @@ def quantize(
     target: own.Target = None,
     type: own.TypeName = None,
     hot_first: own.HotFirst = False,
+    bundle: own.Bundle = False,
     imatrix: own.Imatrix = None,
     fit: own.Fit = None,
     bpw: own.BitsPerWeight = None,
@@ -45,6 +46,9 @@ def quantize(
     from edgeinfer.quantizing import quantize as quantize_file
 
     overrides = own.overrides(tensor or [])
+    if bundle and target is None and not dry_run:
+        _write_bundles(model)
+        return
     _check_usage(type, target, dry_run)
     done = _with_progress(
         "quantizing",
@@ -69,6 +73,16 @@ def quantize(
         dry_run=dry_run,
     )
     _print(done, as_json, dry_run)
+    if bundle and target is not None and not dry_run:
+        _write_bundles(target)
+
+
+def _write_bundles(model: str | Path) -> None:
+    from edgeinfer.bundling import bundle_neurons
+
+    interrupts.raise_exception()
+    path = bundle_neurons(model)
+    say(f"{path}: {shown_bytes(path.stat().st_size)} of neurons in bundles")
 
 
 def _check_usage(type: str | None, target: Path | None, dry_run: bool) -> None:

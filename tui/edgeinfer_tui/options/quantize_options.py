@@ -86,6 +86,15 @@ HotFirst = Annotated[
         rich_help_panel=FORMATS,
     ),
 ]
+Bundle = Annotated[
+    bool,
+    Option(
+        "--bundle",
+        help="Also write OUT.bundles, from which active neurons of a ReLU model are read if memory is too "
+        "small for it; without OUT only that of IN.",
+        rich_help_panel=FORMATS,
+    ),
+]
 Imatrix = Annotated[
     Path | None,
     Option(

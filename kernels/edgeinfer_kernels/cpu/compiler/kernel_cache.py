@@ -57,7 +57,7 @@ IMPORTED_BY_NATIVE = (
     *("layout/fields.py", "runtime/abi.py", "runtime/structure.py"),
     *("runtime/kernel_args.py", "runtime/block_args.py", "runtime/encoder_args.py"),
     *("runtime/experts_args.py", "runtime/embedding_args.py"),
-    *("runtime/recurrent_args.py", "runtime/gemma3n_args.py"),
+    *("runtime/recurrent_args.py", "runtime/gemma3n_args.py", "runtime/disk_args.py"),
     *("compiler/build_object.py", "compiler/pipeline.py", "compiler/units.py"),
 )
 BuildProgress = Callable[[int, int], None]

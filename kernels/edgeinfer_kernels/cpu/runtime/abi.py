@@ -41,6 +41,15 @@ SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
 """A thread's list of neurons, and the active neurons of blocks: their indices and activations."""
 
 
+READ_JOBS = 8192
+"""Reads of a file that can be submitted before the first has ended."""
+READ_PIECE = 1 << 20
+"""Bytes that a thread reads at a time of weights that are read in order."""
+MAX_SLOT_USES = 15
+"""Uses of a window's slot that are counted: it is passed over as often before another bundle is read into it.
+"""
+
+
 def lane_activations_bytes(columns: int) -> int:
     """Bytes of a token's activations with sixteen blocks interleaved."""
     return -(-columns // 512) * 16 * ACTIVATION_BYTES

@@ -5,6 +5,7 @@ Fields that end in `stride` are bytes per token; those of `scratch` are bytes pe
 
 from typing import Annotated
 
+from edgeinfer_kernels.cpu.runtime.disk_args import BundleWindowArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
     FieldArgs,
     InputArgs,
@@ -163,16 +164,24 @@ class FeedForwardArgs(Structure):
 
 @structure()
 class NeuronRowsArgs(Structure):
-    """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row."""
+    """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row, and
+    `row_bytes` from one to the next. slots: 0, or the index of each neuron's row, int32.
+    """
 
     kernel: Int
     weights: Int
     groups: Int
+    row_bytes: Int
+    slots: Int
 
 
 @structure()
 class NeuronColumnsArgs(Structure):
-    """A down projection in the per-neuron layout; lengths in bytes, see `neuron_layout.ColumnLayout`."""
+    """A down projection in the per-neuron layout; lengths in bytes, see `neuron_layout.ColumnLayout`.
+
+    slots: 0, or the index of each neuron's weights, int32, from `bundles` on, neuron_bytes apart; then
+    `weights` has the factors only. first_block: the first of the `blocks` that are summed; 0: sums begin.
+    """
 
     kernel: Int
     weights: Int
@@ -184,6 +193,9 @@ class NeuronColumnsArgs(Structure):
     factor_bytes: Int
     neuron_bytes: Int
     outputs: Int
+    slots: Int
+    bundles: Int
+    first_block: Int
 
 
 @structure()
@@ -191,10 +203,11 @@ class SparseArgs(Structure):
     """A sparse feed-forward.
 
     gate_rows, up_rows: the first (the second without a gate) only with a predictor. predictor_rows,
-    predictor_second: 0 without one; predictor_bias: float32 per neuron. predicted: float32 rows of `rank`
+    predictor_second: 0 without one; predictor_bias: float32 per neuron; rectified: whether the first products
+    are rectified, see `NeuronPredictor`. predicted: float32 rows of `rank`
     columns. scratch, of each thread: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes; from
     `sums_offset` on as many rows in which down is accumulated; from `predicted_offset` on the int8 blocks of
-    `predicted`.
+    `predicted`. window: of the bundles of active neurons, 0: all neurons are in memory.
     """
 
     dense: Annotated[int, FeedForwardArgs]
@@ -204,6 +217,7 @@ class SparseArgs(Structure):
     predictor_rows: Annotated[int, NeuronRowsArgs]
     predictor_second: Matrix
     predictor_bias: Int
+    rectified: Int
     predicted: Int
     predicted_stride: Int
     predicted_offset: Int
@@ -215,6 +229,7 @@ class SparseArgs(Structure):
     scratch: Int
     scratch_stride: Int
     lanes_stride: Int
+    window: Annotated[int, BundleWindowArgs]
 
 
 @structure()

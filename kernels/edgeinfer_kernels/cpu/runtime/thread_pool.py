@@ -29,6 +29,8 @@ class ThreadPool:
 
     def __init__(self, kernels: Kernels, threads: int) -> None:
         self.threads = threads
+        self.checks: list[Callable[[], None]] = []
+        """Called after each run; they raise what kernels can't."""
         self._kernels = kernels
         self._run = kernels.function("pool_run", 4)
         self._serve = kernels.function("pool_serve", 3)
@@ -68,6 +70,8 @@ class ThreadPool:
             elif not self._end.alive:
                 raise BackendError("the model has been closed; load it again")
             self._run(self.address, function, block, step)
+        for check in self.checks:
+            check()
 
     def close(self) -> None:
         """End the threads; the pool is unusable afterwards. Runs automatically on garbage collection."""

@@ -255,7 +255,7 @@ def close_rows(
     value, gain, out, sum_squares, WIDTH: tl.constexpr, OUT: tl.constexpr, GEMV: tl.constexpr,
     GAIN: tl.constexpr,
 ):  # fmt: skip
-    """Store x·gain of a program as activations, and Σ x² of each sixteen columns; value (columns, rows): x."""
+    """Store x·gain of a program as activations, and Σ x² of sixteen columns each; value: x."""
     TOKENS: tl.constexpr = GEMV.tokens
     ROWS: tl.constexpr = 16 * GEMV.groups
     COLUMNS: tl.constexpr = value.shape[0]

@@ -11,6 +11,7 @@ import pytest
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -34,7 +35,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
 from edgeinfer_kernels.cpu.runtime.structure import field_types
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense
+from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer, why_dense, why_unbundled
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -79,9 +80,11 @@ def neuron_rows(
         np.array([*expected, *[0] * ROWS_AHEAD], np.int32),
         np.full(matrix.rows, np.nan, np.float32),
     )
-    kernels.function(f"neuron_rows_{matrix.format}", 6)(
+    kernels.function(f"neuron_rows_{matrix.format}", 8)(
         address(laid_out),
         row_groups(matrix.columns),
+        neuron_row_bytes(matrix),
+        0,
         address(neurons),
         len(expected),
         address(lanes),
@@ -102,7 +105,8 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    names = [name for name in field_types(NeuronColumnsArgs) if name not in ("kernel", "weights")]
+    others = ("kernel", "weights", "slots", "bundles", "first_block")
+    names = [name for name in field_types(NeuronColumnsArgs) if name not in others]
     columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
     out, scratch = (
         np.full((len(quantized), layout.outputs), np.nan, np.float32),
@@ -364,6 +368,25 @@ def test_steps_of_many_tokens_use_the_dense_block_and_layers_may_differ() -> Non
         relative(feed_forward(spec, weights, x[:1], {1: None}), feed_forward(spec, weights, x[:1], None))
         < 1e-6
     )
+
+
+@pytest.mark.parametrize("predicted", [False, True])
+@pytest.mark.parametrize("gated", [True, False])
+def test_a_norm_of_the_neurons_is_that_of_the_active_ones(gated: bool, predicted: bool) -> None:
+    spec, weights = decoder("relu_squared", gated, ("Q8_0", "Q4_0", "Q4_0"), layers=1)
+    attention, second = spec.layers[0].blocks
+    normed = replace(second.block, sub_norm=NormSpec("rms", 1e-5))
+    spec = replace(spec, layers=(LayerSpec((attention, replace(second, block=normed))),))
+    w = dense_layer(weights, 0)
+    scales: dict[str, Any] = {"gate_scale": 0.7, "up_scale": 1.3} if gated else {"up_scale": 0.7}
+    weight = np.random.default_rng(4).uniform(0.5, 1.5, NEURONS).astype(np.float32)
+    block = replace(w, ffn_gate_bias=None, ffn_up_bias=None, sub_norm=SubNorm(weight), **scales)
+    weights = with_feed_forward(weights, block)
+    sparse = {0: select_all(weights) if predicted else None}
+    for tokens in (1, 3):
+        dense = feed_forward(spec, weights, inputs(tokens), None)
+        assert relative(feed_forward(spec, weights, inputs(tokens), sparse), dense) < 1e-6
+    assert why_unbundled(spec, weights, 0) == "a norm of its neurons needs all of them at once"
 
 
 def test_neurons_missed_by_the_predictor_are_omitted() -> None:

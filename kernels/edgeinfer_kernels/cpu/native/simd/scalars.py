@@ -111,6 +111,14 @@ def wait_on_address(builder, function, word, seen):
     builder.call(builder.inttoptr(function, function_type.as_pointer()), values)
 
 
+@operation(types.int64, (address, types.int64, address, types.int64, types.int64))
+def call_read(builder, function, file, target, nbytes, offset):
+    """The C function pread: the number of bytes read, negative for an error."""
+    function_type = ir.FunctionType(I64, [I32, I64, I64, I64])
+    values = [builder.trunc(file, I32), target, nbytes, offset]
+    return builder.call(builder.inttoptr(function, function_type.as_pointer()), values)
+
+
 @operation(types.void, ())
 def spin_pause(features, builder):
     if "sse2" in features:
@@ -139,4 +147,5 @@ call_pointer_0 = _call_pointer(0)
 call_pointer_1 = _call_pointer(1)
 call_pointer_4 = _call_pointer(4)
 call_pointer_6 = _call_pointer(6)
+call_pointer_8 = _call_pointer(8)
 call_pointer_10 = _call_pointer(10)

@@ -31,7 +31,7 @@ from numba.extending import (
 )
 
 from edgeinfer_kernels.cpu.native.simd.lanes import F32, I64, load, store
-from edgeinfer_kernels.cpu.runtime import block_args, experts_args, kernel_args, recurrent_args
+from edgeinfer_kernels.cpu.runtime import block_args, disk_args, experts_args, kernel_args, recurrent_args
 from edgeinfer_kernels.cpu.runtime.structure import Structure, field_types, is_address, offset_of
 
 NO_WRAP = ["nsw"]
@@ -134,7 +134,7 @@ def _make_callable(structure: type[Structure]) -> None:
         return context.cast(builder, values[0], signature.args[0], types.int64)
 
 
-for _module in (kernel_args, block_args, experts_args, recurrent_args):
+for _module in (kernel_args, block_args, disk_args, experts_args, recurrent_args):
     for _found in list(vars(_module).values()):
         if isinstance(_found, type) and issubclass(_found, Structure) and _found is not Structure:
             _make_callable(_found)

@@ -37,6 +37,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     subtract_product,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
+    load_i32,
     load_i64,
     load_u8,
     prefetch,
@@ -52,6 +53,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVE_LISTS,
     BLOCKS_AHEAD,
     CACHE_LINE,
+    NEURONS_PER_BLOCK,
     OUTPUTS_PER_TILE,
 )
 from edgeinfer_quant_formats.formats import FORMATS
@@ -102,12 +104,13 @@ def no_sums():
 
 
 @device_function
-def list_bits(active, count, bits, activations, rows, neuron_bytes):
+def list_bits(active, count, bits, activations, rows, slots, neuron_bytes):
     """Append the neurons whose bits are set, and pad the last quad with the last neuron times 0."""
     at = rows
     while bits != 0:
         neuron = trailing_zeros(bits)
-        at = rows + neuron * neuron_bytes
+        index = neuron if slots == 0 else types.int64(load_i32(slots + 4 * neuron))
+        at = rows + index * neuron_bytes
         quad = active + QUAD_BYTES * (count // 4)
         store_i64(quad + 8 * (count % 4), at)
         store_i8(quad + 32 + count % 4, load_u8(activations + neuron))
@@ -122,13 +125,13 @@ def list_bits(active, count, bits, activations, rows, neuron_bytes):
 
 
 @device_function
-def list_active(active, activations, rows, neuron_bytes, by_halves):
+def list_active(active, activations, rows, slots, neuron_bytes, by_halves):
     """List the active neurons of a block, as quads."""
     bits = nonzero_bytes(activations)
-    first = list_bits(active, 0, bits & 0xFFFF if by_halves else bits, activations, rows, neuron_bytes)
+    first = list_bits(active, 0, bits & 0xFFFF if by_halves else bits, activations, rows, slots, neuron_bytes)
     last = first
     if by_halves:
-        last = list_bits(active, first, bits & 0xFFFF0000, activations, rows, neuron_bytes)
+        last = list_bits(active, first, bits & 0xFFFF0000, activations, rows, slots, neuron_bytes)
     store_i64(active + QUADS, last // 4)
     store_i64(active + QUADS + 8, first // 4)
 
@@ -345,12 +348,15 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     @device_function
     def list_step(columns, step, part, parts, tokens, activations, stride, scratch):
         index = step // tokens
-        block = block_of_part(index, part, parts)
+        block = columns.first_block + block_of_part(index, part, parts)
         at, _ = block_address(columns, block)
         neuron_bytes = columns.neuron_bytes
-        rows = at + columns.factor_bytes
+        rows, slots = at + columns.factor_bytes, columns.slots
+        if slots != 0:
+            rows = columns.bundles
+            slots += 4 * NEURONS_PER_BLOCK * block
         a = activations + (step - index * tokens) * stride + ACTIVATION_BYTES * block
-        list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, neuron_bytes, by_halves)
+        list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, slots, neuron_bytes, by_halves)
 
     @device_function
     def prefetch_lines(at, nbytes):
@@ -378,7 +384,8 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             distance = BLOCKS_AHEAD
             first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
             part, parts = 0, 1
-        for token in range(tokens):
+        begins = columns.first_block
+        for token in range(tokens if begins == 0 else 0):
             for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
         steps = blocks_of_part(columns.blocks, part, parts) * tokens
@@ -389,11 +396,11 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
             ahead = min(step + distance, steps - 1)
             list_step(columns, ahead, part, parts, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
-            next_block = block_of_part(ahead // tokens, part, parts)
+            next_block = begins + block_of_part(ahead // tokens, part, parts)
             next_factors, next_f16_scales = block_address(columns, next_block)
             quads = load_i64(active + QUADS)
             index = step // tokens
-            block = block_of_part(index, part, parts)
+            block = begins + block_of_part(index, part, parts)
             token = step - index * tokens
             factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block

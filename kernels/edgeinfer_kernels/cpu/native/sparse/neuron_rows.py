@@ -30,11 +30,12 @@ from edgeinfer_kernels.cpu.native.simd.scalars import load_i32, prefetch, store_
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
 from edgeinfer_quant_formats.formats import FORMATS
 
-NEURON_ROWS_ARGUMENTS = 6
-"""weights, groups, list, count, activations, output: addresses, and numbers of groups and neurons.
+NEURON_ROWS_ARGUMENTS = 8
+"""weights, groups, row_bytes, slots, list, count, activations, output: addresses, numbers of groups and
+neurons, and the distance of two rows.
 
-`list` is int32, with ROWS_AHEAD more entries after the last; `activations` are one token's by lanes; `output`
-is float32, by neuron.
+slots: 0, or the index of each neuron's row, int32. `list` is int32, with ROWS_AHEAD more entries after the
+last; `activations` are one token's by lanes; `output` is float32, by neuron.
 """
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
@@ -113,15 +114,22 @@ def make_neuron_rows(row_format: RowFormat) -> Callable[..., None]:
     unpack, accumulate = with_corrections(row_format), make_accumulate(row_format, by_lanes=True)
     group_bytes = row_format.group_bytes
 
-    def neuron_rows(weights, groups, neurons, count, activations, output):
-        row_bytes = groups * group_bytes
+    @device_function
+    def row_of(weights, row_bytes, slots, neuron):
+        index = load_i32(neuron)
+        if slots != 0:
+            index = load_i32(slots + 4 * index)
+        return weights + index * row_bytes
+
+    def neuron_rows(weights, groups, row_bytes, slots, neurons, count, activations, output):
         for index in range(min(count, ROWS_AHEAD)):
-            for line in range(0, row_bytes, CACHE_LINE):
-                prefetch(weights + load_i32(neurons + 4 * index) * row_bytes + line)
+            row = row_of(weights, row_bytes, slots, neurons + 4 * index)
+            for line in range(0, groups * group_bytes, CACHE_LINE):
+                prefetch(row + line)
         for index in range(count):
             at = neurons + 4 * index
-            row = weights + load_i32(at) * row_bytes
-            ahead = weights + load_i32(at + 4 * ROWS_AHEAD) * row_bytes
+            row = row_of(weights, row_bytes, slots, at)
+            ahead = row_of(weights, row_bytes, slots, at + 4 * ROWS_AHEAD)
             total = splat_f32(0)
             for group in range(groups):
                 for line in range(0, group_bytes, CACHE_LINE):

@@ -22,7 +22,7 @@ from edgeinfer_kernels.cpu.native.blocks.experts import (
 from edgeinfer_kernels.cpu.native.blocks.phases import ROW_CHUNKS_PER_THREAD
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_6, call_pointer_10, load_i64
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_8, call_pointer_10, load_i64
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.native.sparse.sparse_feed_forward import fill_row, list_positive
 from edgeinfer_kernels.cpu.runtime.abi import (
@@ -61,7 +61,8 @@ def compute_up(block, token, expert, row_index, first, last, own):
     fill_row(up, first, last, 0)
     rows = sparse.up_rows
     lanes = own + SPARSE_SCRATCH + token * sparse.lanes_stride
-    call_pointer_6(rows.kernel, rows.weights + expert * sparse.up_stride, rows.groups, own, count, lanes, up)
+    weights = rows.weights + expert * sparse.up_stride
+    call_pointer_8(rows.kernel, weights, rows.groups, rows.row_bytes, 0, own, count, lanes, up)
 
 
 @device_function

@@ -2,10 +2,13 @@
 
 Gate is computed first (up, without a gate), for all neurons or only for those that a predictor selects. Then
 up is computed for the active ones. These steps are one phase: a thread processes a piece of the neurons
-completely, so no thread waits for a list. Then each thread adds up down for its part of the neurons, and the
-sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
+completely, so no thread waits for a list. If the neurons are on disk, gate is computed for all pieces first,
+and the bundles of the active neurons are read. Then each thread adds up down for its part of the neurons, and
+the sums of the threads are added. Without a gate and a predictor everything before is bit-equal to the dense
 block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
+
+import math
 
 import numpy as np
 
@@ -14,29 +17,35 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_residual,
     multiply_rows,
     normalize_and_quantize,
+    normalize_rows,
     operands,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
+from edgeinfer_kernels.cpu.native.disk.bundle_window import take_bundles
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
+    at_least,
     load_floats,
+    multiply,
     positive_lanes,
     splat_f32,
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
-    call_pointer_6,
+    call_pointer_8,
     call_pointer_10,
     load_i32,
     store_i32,
     trailing_zeros,
 )
+from edgeinfer_kernels.cpu.native.simd.vector_math import sum_of_products
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
     LIST_BYTES,
     MAX_NEURONS_PER_PIECE,
+    NEURONS_PER_BLOCK,
     ROWS_AHEAD,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
@@ -78,10 +87,12 @@ def fill_row(row, first, last, value):
 @device_function
 def multiply_listed_rows(rows, neurons, count, lanes, out):
     """out[n] = row n · x for the listed neurons."""
-    call_pointer_6(
+    call_pointer_8(
         rows.kernel,
         rows.weights,
         rows.groups,
+        rows.row_bytes,
+        rows.slots,
         neurons,
         count,
         lanes,
@@ -146,18 +157,49 @@ def activate_neurons(dense, token, tokens, first, last):
 
 @device_function
 def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
-    """Phase: from the normed x to the hidden activations, in pieces of the neurons."""
-    columns = dense.hidden.columns
+    """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
+    is computed already.
+    """
+    begin, end = 0, dense.hidden.columns
+    if block.window.address != 0:
+        begin, end = block.window.first, block.window.last
     piece = block.neurons_per_piece
+    while True:
+        first = begin + next_item(pool, counter) * piece
+        if first >= end:
+            break
+        last = min(end, first + piece)
+        if block.window.address == 0:
+            find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+        for token in range(tokens):
+            compute_active(block, dense, token, first, last, own)
+            activate_neurons(dense, token, tokens, first, last)
+
+
+@device_function
+def find_phase(pool, counter, block, dense, tokens, dense_scratch, own):
+    """Phase: find the active neurons of all pieces, whose bundles are on disk."""
+    columns, piece = dense.hidden.columns, block.neurons_per_piece
     while True:
         first = next_item(pool, counter) * piece
         if first >= columns:
             break
-        last = min(columns, first + piece)
-        find_neurons(block, dense, tokens, first, last, dense_scratch, own)
-        for token in range(tokens):
-            compute_active(block, dense, token, first, last, own)
-            activate_neurons(dense, token, tokens, first, last)
+        find_neurons(block, dense, tokens, first, min(columns, first + piece), dense_scratch, own)
+
+
+@device_function
+def read_neurons(block, dense, tokens):
+    """Read the bundles of the next active neurons, and let down sum these."""
+    hidden, window, down = dense.hidden, block.window, block.down
+    rows, bias = dense.gate, block.predictor_bias
+    if block.predictor_second.address == 0:
+        matrix = dense.gate_matrix
+        if matrix.address == 0:
+            matrix, rows = dense.up_matrix, hidden.floats
+        bias = matrix.bias
+    take_bundles(window, rows, hidden.float_stride, bias, tokens, hidden.columns)
+    down.first_block = window.first // NEURONS_PER_BLOCK
+    down.blocks = (window.last - window.first) // NEURONS_PER_BLOCK
 
 
 @device_function
@@ -181,6 +223,27 @@ def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
         own + LIST_BYTES,
         by_outputs,
     )
+
+
+@device_function
+def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs):
+    """Phases: the sums over the active neurons, whose bundles are read; in several rounds if the window is
+    too small for all of them.
+    """
+    find_phase(pool, 4, block, dense, tokens, dense_scratch, own)
+    window = block.window
+    if thread == 0:
+        window.last = 0
+    while True:
+        barrier_and_clear(pool)
+        if thread == 0:
+            read_neurons(block, dense, tokens)
+        barrier(pool)
+        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        barrier(pool)
+        down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+        if window.last >= dense.hidden.columns:
+            return
 
 
 @device_function
@@ -216,10 +279,21 @@ def list_every(first, last, step, neurons):
 
 
 @device_function
-def predict_phase(pool, thread, block, tokens, own):
+def rectify(row, rank, x, norm):
+    """row = relu(row)·r, where r is the root mean square of x, which the norm divides by."""
+    mean = sum_of_products(x, x, norm.padded) / np.float32(norm.width)
+    factor = splat_f32(np.float32(math.sqrt(mean + norm.epsilon)))
+    for i in range(0, rank, 16):
+        value = at_least(load_floats(row + 4 * i), np.float32(0))
+        store_floats(row + 4 * i, multiply(value, factor))
+
+
+@device_function
+def predict_phase(pool, thread, block, step_args, own):
     """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
     Then each thread quantizes the result for itself.
     """
+    tokens, norm = step_args.tokens, block.dense.norm
     rows = block.predictor_rows
     if rows.address == 0:
         return
@@ -232,6 +306,11 @@ def predict_phase(pool, thread, block, tokens, own):
             multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
         first += count * threads
     barrier(pool)
+    if block.rectified != 0:
+        for token in range(thread, tokens, threads):
+            x = step_args.x + token * step_args.x_stride
+            rectify(block.predicted + token * block.predicted_stride, rank, x, norm)
+        barrier(pool)
     for token in range(tokens):
         to = own + block.predicted_offset + token * block.predicted_quantized_stride
         quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)
@@ -256,13 +335,19 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
         activations_by_lanes(source, normed.columns, lanes)
-    predict_phase(pool, thread, block, tokens, own)
-    neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
-    barrier(pool)
+    predict_phase(pool, thread, block, step_args, own)
     gate_matrix = dense.gate_matrix
     predictor = block.predictor_second
     by_outputs = 1 if gate_matrix.address == 0 and predictor.address == 0 else 0
-    down_phase(pool, thread, block, dense, tokens, own, by_outputs)
+    if block.window.address != 0:
+        window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs)
+    else:
+        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        barrier(pool)
+        if dense.sub_norm.address != 0:
+            normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
+            barrier(pool)
+        down_phase(pool, thread, block, dense, tokens, own, by_outputs)
     if by_outputs == 0:
         barrier(pool)
         add_sums(thread, pool.threads, block, tokens)

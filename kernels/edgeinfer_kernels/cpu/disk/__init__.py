@@ -1,0 +1,1 @@
+"""Weights that are read from files while tokens are computed."""

@@ -1,0 +1,1 @@
+"""Weights that are read from a file while tokens are computed."""
