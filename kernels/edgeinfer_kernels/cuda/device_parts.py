@@ -34,6 +34,8 @@ class DeviceOptions:
     """Minimum tokens of a prompt for which the CPU's weights are streamed to the GPU; None: never."""
     per_layer_here: bool = False
     """Whether the table of per-layer embeddings is on the device."""
+    step_tokens: int = MAX_TOKENS
+    """Maximum number of tokens of a text that are read as a decode step; more are a chunk of a prompt."""
     sequences: int = 1
     """Sequences with separate recurrent states; the context is that of all."""
 
