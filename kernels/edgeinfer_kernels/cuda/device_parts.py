@@ -37,6 +37,8 @@ class DeviceOptions:
     """Whether the table of per-layer embeddings is on the device."""
     gathered: tuple[int, ...] = ()
     """Layers whose feed-forward reads only the active neurons in steps, of those on the device."""
+    step_tokens: int = MAX_TOKENS
+    """Maximum number of tokens of a text that are read as a decode step; more are a chunk of a prompt."""
     sequences: int = 1
     """Sequences with separate recurrent states; the context is that of all."""
 

@@ -25,6 +25,8 @@ from tests.random_models import RandomModel
 CONTEXT = 64
 SMALL = Tuning(splits=2, positions=16)
 """Few KV splits and small tiles, for the speed of the interpreter."""
+STEP_TOKENS = 8
+"""Most tokens that are read as a step, fewer than a backend allows: so short prompts have chunks."""
 HEAD_ROWS = 72
 """Rows of a separate head where kernels are interpreted: some programs of sixteen rows, and a half."""
 FLOATS_AGREE = 2.5e-3
@@ -68,13 +70,15 @@ class Decoder:
     def backend(
         self, device: str, tuning: Tuning | None = None, context: int = CONTEXT, **options: Any
     ) -> CudaBackend:
-        """On a GPU as it is used; interpreted, with small tiles."""
+        """On a GPU as it is used; interpreted, with small tiles. Prompts of more than STEP_TOKENS tokens are
+        read in chunks.
+        """
         return CudaBackend(
             self.specification,
             self.weights,
             context,
             torch.device(device),
-            DeviceOptions(**{"chunk": 16} | options),
+            DeviceOptions(**{"chunk": 16, "step_tokens": STEP_TOKENS} | options),
             tuning=tuning or (Tuning() if device == "cuda" else SMALL),
         )
 

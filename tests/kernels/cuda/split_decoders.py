@@ -20,10 +20,10 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.stages import CPU, stage_blocks
 from edgeinfer_offload.runtime.split_backend import SplitBackend
-from tests.kernels.cuda.decoders import CONTEXT, SMALL, Decoder
+from tests.kernels.cuda.decoders import CONTEXT, SMALL, STEP_TOKENS, Decoder
 from tests.kernels.split_layers import LayerSplit, stages_of
 
-CHUNK = 18
+CHUNK = 16
 CPU_ONLY = LayerSplit(on_gpu=False)
 """The whole layer on the CPU."""
 
@@ -67,7 +67,12 @@ def split_decoder(
         CONTEXT,
         target_device,
         DeviceOptions(
-            chunk=CHUNK, kv=kv, stages=stages, stream_min_tokens=stream_min_tokens, gathered=gathered
+            chunk=CHUNK,
+            kv=kv,
+            stages=stages,
+            stream_min_tokens=stream_min_tokens,
+            step_tokens=STEP_TOKENS,
+            gathered=gathered,
         ),
         tuning=Tuning() if device == "cuda" else SMALL,
         exchange_buffer=exchange_buffer,

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
-from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES, MAX_TOKENS
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
 from tests.model_zoo import ZOO
@@ -115,7 +115,7 @@ def step_logits(backend: CudaBackend, ids: list[int], count: int, how: str) -> A
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3n", "starcoder2"])
 def test_a_graph_and_single_launches_give_the_same_bits(tmp_path: Path, name: str) -> None:
     with opened(replace(ZOO[name], formats=("Q8_0", "Q4_0")), tmp_path) as decoder:
-        ids, backend = decoder.ids(8), decoder.backend("cuda")
+        ids, backend = decoder.ids(MAX_TOKENS), decoder.backend("cuda", step_tokens=MAX_TOKENS)
         backend.warm_up(ALL_STEP_SIZES)
         for count in ALL_STEP_SIZES:
             first = step_logits(backend, ids, count, "graph")
@@ -155,7 +155,7 @@ def test_captured_chunks_and_launched_ones_give_the_same_bits(
 def test_no_step_waits_for_a_compiler_or_a_graph(
     decoder: Decoder, monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]
 ) -> None:
-    ids, backend = decoder.ids(8), decoder.backend("cuda")
+    ids, backend = decoder.ids(MAX_TOKENS), decoder.backend("cuda", step_tokens=MAX_TOKENS)
     backend.warm_up(widths)
     memory = torch.cuda.memory_allocated()
 

@@ -41,7 +41,7 @@ def test_a_step_of_thirteen_tokens_equals_steps_of_few(tmp_path: Path, model: st
     with opened(of, tmp_path, layers) as decoder:
         ids, results = decoder.ids(31), []
         for counts in ((17, 13, 1), (17, 8, 5, 1)):
-            backend = decoder.backend(DEVICE, chunk=17, kv=kind)
+            backend = decoder.backend(DEVICE, chunk=17, kv=kind, step_tokens=MAX_TOKENS)
             results.append(read(backend, ids, counts, expected=13))
             backend.close()
         expected = np.stack([results[1].get(at, results[0][max(at, 4)]) for at in range(31)])
@@ -60,7 +60,7 @@ def batch_logits(backend: CudaBackend, ids: Sequence[int], pages: Sequence[int])
 def test_sixteen_sequences_in_one_step_have_the_logits_of_each_alone(tmp_path: Path, model: str) -> None:
     of, layers, tolerance = MODELS[model]
     with opened(of, tmp_path, layers) as decoder:
-        backend = decoder.backend(DEVICE, context=16 * (MAX_TOKENS + 1))
+        backend = decoder.backend(DEVICE, context=16 * (MAX_TOKENS + 1), step_tokens=MAX_TOKENS)
         if not backend.capabilities.max_batch_tokens:
             backend.close()
             return

@@ -62,11 +62,11 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
 
 def test_every_kernel_of_a_model_is_launched_on_its_device(record: Record, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
-        backend = decoder.backend("cpu", chunk=17)
-        ids = decoder.ids(25)
-        read(backend, ids, (17, 7, 1))
-        backend.sample_next(ids[0], 25)
-        backend.sample_next(ids[1], 26, may_run_ahead=False)
+        backend = decoder.backend("cpu")
+        ids = decoder.ids(24)
+        read(backend, ids, (16, 7, 1))
+        backend.sample_next(ids[0], 24)
+        backend.sample_next(ids[1], 25, may_run_ahead=False)
         backend.copy_positions(0, 30, 4)
         held = backend.snapshot(8)
         backend.restore(held, 8)
