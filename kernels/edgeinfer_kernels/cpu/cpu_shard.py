@@ -11,15 +11,13 @@ import numpy as np
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, ExpertCounts
 from edgeinfer_kernels.blocks.common.block import BlockState
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, byte_view, float_rows, interleaved_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
-from edgeinfer_kernels.cpu.read_ahead import Span, dense_spans, ranges, sparse_spans
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
     EXCHANGE_WORDS,
@@ -98,9 +96,9 @@ class CpuShard:
             index: part_of_block(weights.residual(index), self._shards[index.layer])
             for index in chain.from_iterable(self.stages)
         }
-        self._sparse = self._sparse_parts(options.sparse)
+        sparse = self._sparse_parts(options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
-        placement = WeightPlacement(*self._matrices(options.in_file), self._sparse, on_loaded)
+        placement = WeightPlacement(*self._matrices(options.in_file), sparse, on_loaded)
         self._decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
@@ -172,31 +170,12 @@ class CpuShard:
         for number, steps in enumerate(self.steps, 1):
             for position, step in enumerate(steps):
                 awaited = number if number > 1 and position == 0 else 0
-                ahead = self._read_ahead(self.stages[number - 1][0]) if awaited else (0, 0)
-                served.append((*step, awaited, number if position == len(steps) - 1 else 0, *ahead))
+                served.append((*step, awaited, number if position == len(steps) - 1 else 0))
         schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
         service = self._arena.fill(
             ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)
         )
         self._serve = self._kernels.address("serve_device"), schedule, service
-
-    def _read_ahead(self, index: BlockIndex) -> tuple[int, int]:
-        """What threads read while they wait for a stage that begins with this block: address, number of
-        ranges.
-        """
-        weights = self._parts[index].block
-        if index.layer in self._sparse and isinstance(weights, FeedForwardWeights):
-            spans = sparse_spans(weights, self._sparse[index.layer], self.pool.threads, self._span_of)
-        else:
-            spans = dense_spans(weights, self._span_of)
-        found = ranges(spans, self.pool.threads)
-        return (self._arena.keep(found), len(found)) if len(found) else (0, 0)
-
-    def _span_of(self, matrix: Matrix) -> Span | None:
-        if matrix.memory_key not in self._memories:
-            return None
-        memory, _ = self._memories[matrix.memory_key]
-        return Span(address(memory), memory.nbytes)
 
     def _options(self, index: BlockIndex) -> BlockOptions:
         """For an MoE block whose router is on the GPU: where the selected experts are written."""

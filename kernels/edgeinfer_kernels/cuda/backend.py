@@ -397,7 +397,7 @@ class CudaBackend(Backend[DeviceRows]):
         return 0 if expert_cache is None else expert_cache.changes
 
     def _rows(self, tokens: int) -> DeviceRows:
-        return DeviceRows(0, tokens, tokens <= self._options.step_tokens and not self.spec.is_encoder)
+        return DeviceRows(0, tokens, tokens <= self._options.longest_step and not self.spec.is_encoder)
 
     def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,

@@ -45,8 +45,8 @@ SPARSE_BLOCKS = 2
 """Overhead of a sparse feed-forward besides reading, in that of a dense one: twice the barriers; counted."""
 GATHERED_LAUNCHES = 4
 """Kernels of a feed-forward of which a GPU reads only the active neurons; counted."""
-GPU_SCATTERED_SLOWDOWN = 2.0
-"""Times as long as sequential reads take on a GPU, for the rows and columns of active neurons; assumed."""
+GPU_SCATTERED_SLOWDOWN = 6.0
+"""Times as long as sequential reads on a GPU, for the rows and columns of active neurons; sparsity.md."""
 DISK_BYTES_PER_SECOND = 2.0e9
 """Bytes per second of large reads of an SSD, if it isn't measured; assumed."""
 DISK_READ_SECONDS = 10e-6

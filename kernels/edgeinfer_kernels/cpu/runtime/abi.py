@@ -7,8 +7,6 @@ from collections import namedtuple
 
 CACHE_LINE = 64
 WORK_COUNTERS = 16
-RANGE_BYTES = 24
-"""Of three numbers that describe memory which waiting threads read; see `ServedStep`."""
 WAIT_KINDS = {"sleep": 0, "futex": 1, "windows": 2, "macos": 3}
 """How a thread waits until a word of memory changes: in short sleeps, or by a call of the system."""
 POSITIONS_PER_PAGE = 16

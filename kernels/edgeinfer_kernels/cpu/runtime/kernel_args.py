@@ -93,19 +93,13 @@ class ScheduleStep(Structure):
 
 @structure()
 class ServedStep(Structure):
-    """A step that serves a device; awaited, completed: the stage that it waits for or completes, or 0.
-
-    A thread that waits reads `ranges` ranges of memory into its cache; `ahead`: three numbers of each, the
-    address, the bytes of a thread's share, and how many of them are read.
-    """
+    """A step that serves a device; awaited, completed: the stage that it waits for or completes, or 0."""
 
     function: Int
     block: Int
     step: Int
     awaited: Int
     completed: Int
-    ahead: Int
-    ranges: Int
 
 
 @structure(pitch=2 * CACHE_LINE)
