@@ -35,6 +35,7 @@ from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS
 from edgeinfer.loading.loading import load
+from edgeinfer.planning.model_plan import model_sizes
 from harness import suites
 
 STREAMS = (1, 4, 8, 16)
@@ -287,7 +288,10 @@ def library_sections(
     if options.llama_batched_bench:
         bench = BatchedBench(options.llama_batched_bench)
         theirs = [bench.rates(benched.path, sizes, threads, options.device) for _ in range(rounds)]
-    parallel = max(2, -(-max(sizes.streams) * (sizes.prompt + sizes.generated + 64) // sizes.context) + 2)
+    most = max(sizes.streams)
+    parallel = max(2, -(-most * (sizes.prompt + sizes.generated + 64) // sizes.context) + 2)
+    if model_sizes(benched.path).is_recurrent:  # A request has a state, and no share of a pool.
+        parallel = most
     with load(
         benched.path, device=options.device, context=sizes.context, threads=threads, draft=None,
         parallel=parallel, kv=options.kv,

@@ -31,10 +31,15 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...], float]] = {
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize("kind", ["f16", "q8_0"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    ("model", "kind"),
+    [*((model, "f16") for model in MODELS), *((model, "q8_0") for model in MODELS if model != "experts")],
+)
 def test_a_step_of_thirteen_tokens_equals_steps_of_few(tmp_path: Path, model: str, kind: str) -> None:
-    """After cached tokens, with three tokens of padding; the step after it reads what it has appended."""
+    """After cached tokens, with three tokens of padding; the step after it reads what it has appended.
+
+    With rounded keys the router of the experts selects others for a token, so they have one cache only.
+    """
     of, layers, tolerance = MODELS[model]
     with opened(of, tmp_path, layers) as decoder:
         ids, results = decoder.ids(31), []
