@@ -121,7 +121,7 @@ def _split_signs(blocks: Floats, weights: Floats, even: bool) -> tuple[Floats, N
 def encode_grid(name: str, blocks: Floats, importance: Floats | None) -> Bytes:
     """float32 (n, 256) to blocks of the type `name`, (n, bytes of a block)."""
     spec = FORMATS[name]
-    weights = error_weights(blocks, importance)
+    weights = error_weights(blocks, importance, coarse=True)
     weights = weights * reciprocal(weights.mean(axis=1, keepdims=True))
     if spec.grid == "IQ1":
         values, negative = blocks, np.zeros(blocks.shape, np.bool_)

@@ -26,6 +26,11 @@ SCALE_STEPS = (-6.0, -4.0, -3.0, -2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0)
 # Factors of the scale that is the best without a grid, which are tried with it. For IQ1, whose grid has 2,048
 # rows, more than one reduces the error by only 0.5 % and takes 1.5 times as long.
 STARTS, STARTS_OF_IQ1 = (0.8, 0.9, 1.0, 1.1), (1.0,)
+# The step with the least error makes weights smaller on average, which costs more divergence than error: of
+# the factor with which Σ weight·value·(value - result) is 0, this part is applied. The divergence of the
+# built-in model from its F16 was least with 1 (of 0, 0.5 and 1) below 3 bits, where 1 adds 12 % to the error.
+UNBIASED_PART = np.float32(0.8)
+MAX_FACTOR = np.float32(1.3)
 # A better scale without a grid gains this factor: less is rounding.
 MIN_GAIN = np.float32(1.00001)
 # Multiplications of a product: as many as OpenBLAS does on one thread, and the costs fit the cache.
@@ -157,6 +162,7 @@ class GridSearch:
         d, fitted = self._refitted(d, scales, rows)
         scales, rows = self._nearest(d, self._rounded(fitted, d), (0, -2, 2))
         d, _ = self._refitted(d, scales, rows)
+        d = to_f16(d * self._unbiased(d, scales, rows))
         return GridFit(d, scales, rows.indices.reshape(len(d), -1), rows.tables.reshape(len(d), -1))
 
     def _refitted(self, d: Floats, scales: Floats, rows: Rows) -> tuple[Floats, Floats]:
@@ -165,6 +171,15 @@ class GridSearch:
         fitted = (scales * along).sum(axis=1) * reciprocal((scales * scales * square).sum(axis=1))
         rounded = to_f16(np.maximum(fitted, np.float32(0)))
         return np.where(rounded > 0, rounded, d), along * reciprocal(square)
+
+    def _unbiased(self, d: Floats, scales: Floats, rows: Rows) -> Floats:
+        """The factor of the step with which weights are not smaller on average, (n,)."""
+        along, _ = self._sums(rows.levels)
+        result = d * (scales * along.reshape(self.shape)).sum(axis=1)
+        squares = inner(self._weight_columns, self._value_columns * self._value_columns)
+        factor: Floats = squares.reshape(self.shape).sum(axis=1) * reciprocal(result)
+        np.clip(factor, np.float32(1), MAX_FACTOR, out=factor)
+        return np.float32(1) + UNBIASED_PART * (factor - np.float32(1))
 
     def _rounded(self, fitted: Floats, d: Floats) -> Floats:
         out = np.empty(self.shape, np.float32)
