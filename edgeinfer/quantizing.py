@@ -25,6 +25,7 @@ from edgeinfer_quant_formats.quantizer.neuron_order import ReorderedFile, reorde
 from edgeinfer_quant_formats.quantizer.quantizing import (
     IMPORTANCE_KEYS,
     QuantizationPlan,
+    missing_importance,
     plan_as_it_is,
     plan_quantization,
     write_quantized,
@@ -84,6 +85,8 @@ def quantize(
     usable processors. `dry_run`: only return the plan; `target` may be None then. `progress` is called with
     bytes read.
 
+    Matrices in IQ1_S to IQ3_XXS need `importance`, except the token embedding and the output matrix.
+
     `fit` (bytes, or as "6GiB"), `bits_per_weight` or `tokens_per_second` instead of `type`: the format of
     each tensor is selected so that the file reaches this with the least divergence. How much each tensor's
     format changes the outputs is measured on `text` (by default, on text that the model generates), which
@@ -115,6 +118,8 @@ def quantize(
         _check_requantizing(done.plan, allow_requantize)
         if dry_run:
             return done
+        if missing := missing_importance(done.plan):
+            raise SettingError(f"{missing} (imatrix=); `edgeinfer profile MODEL --imatrix TEXT` makes one")
         path = _checked_target(done.target, file, done.plan, overwrite)
         metadata = _importance_metadata(importance, given)
         if calibrate is None:
@@ -258,6 +263,8 @@ def _warnings(plan: QuantizationPlan, importance: Importance | None) -> list[str
         warnings.append(
             f"the importance matrix doesn't name {_tensors(count)} ({first}): quantized without it"
         )
+    if missing := missing_importance(plan):
+        warnings.append(f"{missing} (imatrix=)")
     if importance is None and plan.mix.name in WANTS_IMPORTANCE:
         warnings.append(f"{plan.mix.name} is made for an importance matrix (imatrix=); expect a poor model")
     again = sum(tensor.is_requantized for tensor in plan.tensors)

@@ -104,7 +104,9 @@ class RandomModel:
                 expected = formats.of_queries if self.is_gate(name) else formats.next_for(name, shape)
                 if expected in SCALE_BYTES:
                     writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
-                elif block_format(expected).is_quantized and expected not in ENCODERS:
+                elif block_format(expected).grid or (
+                    block_format(expected).is_quantized and expected not in ENCODERS
+                ):
                     blocks = RandomBlocks(expected, float(values.std()), random)
                     count = values.size // block_format(expected).block_elements
                     writer.add_tensor(name, blocks.take(count).reshape(-1), expected, shape)

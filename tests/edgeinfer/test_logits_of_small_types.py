@@ -10,6 +10,7 @@ import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 from edgeinfer_quant_formats.formats import FORMATS
+from edgeinfer_quant_formats.quantizer.mixes import find_mix
 from tests.edgeinfer.distances import distance, median_distance
 from tests.edgeinfer.make_logit_goldens import IDS, llama_cpp_logits, quantized
 from tests.edgeinfer.test_logits_against_llama_cpp import logits_of
@@ -44,6 +45,21 @@ def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: 
     ours, exact, theirs = logits_of(path, "cpu"), logits_of(path, "exact"), llama_cpp_logits(path, IDS)
     assert distance(theirs, exact) < 0.05
     assert distance(ours, exact) <= 2 * distance(theirs, exact)
+
+
+@pytest.mark.llama_cpp
+@pytest.mark.parametrize("name", CASES[2:])
+def test_llama_cpp_reads_the_files_that_are_written(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("llama_cpp")
+    source, path = model_file(tmp_path, "F32"), tmp_path / "small.gguf"
+    with GGUFFile.open(source) as file, GGUFWriter(tmp_path / "imatrix.gguf") as writer:
+        for tensor, info in file.tensors.items():
+            writer.add_tensor(f"{tensor}.in_sum2", np.ones((1, info.shape[-1]), np.float32), "F32")
+            writer.add_tensor(f"{tensor}.counts", np.ones((1, 1), np.float32), "F32")
+    edgeinfer.quantize(source, path, name, importance=tmp_path / "imatrix.gguf")
+    with GGUFFile.open(path) as file:
+        assert file.tensors["blk.0.ffn_up.weight"].format.name == find_mix(name).base
+    assert median_distance(llama_cpp_logits(path, IDS), logits_of(path, "exact")) < 0.05
 
 
 @pytest.mark.parametrize("name", SCALED_MODELS)

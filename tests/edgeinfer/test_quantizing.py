@@ -1,5 +1,6 @@
 """`edgeinfer.quantize`: its errors, its warnings, its output."""
 
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -99,6 +100,31 @@ def test_warnings_report_fallbacks_missing_importance_and_requantization(tmp_pat
         "Q2_K_S is made for an importance matrix (imatrix=); expect a poor model",
         "2 tensors quantized already: the new error comes on top of the old one",
     )
+
+
+@pytest.mark.parametrize("type", ["IQ1_S", "IQ2_M", "IQ3_XXS"])
+def test_the_smallest_types_need_an_importance_matrix(type: str, tmp_path: Path) -> None:
+    source, target = write_model(tmp_path / "m.gguf"), tmp_path / "small.gguf"
+    needs = r"blk\.0\.attn_q\.weight: IQ\w+ needs an importance matrix that names it \(imatrix=\)"
+    with pytest.raises(SettingError, match=rf"^{needs}; `edgeinfer profile MODEL --imatrix TEXT` makes one$"):
+        edgeinfer.quantize(source, target, type)
+    [warning] = edgeinfer.quantize(source, None, type, dry_run=True).warnings
+    assert re.fullmatch(needs, warning)
+    importance = write_importance(tmp_path / "imatrix.gguf")
+    with pytest.raises(SettingError, match=r"blk\.0\.ffn_down\.weight: IQ2_XXS needs an importance matrix"):
+        edgeinfer.quantize(source, target, "IQ2_XXS", importance=importance)
+    edgeinfer.quantize(
+        source, target, "Q4_0", overrides={"attn": type.replace("M", "S")}, importance=importance
+    )
+    assert formats_of(target)["blk.0.attn_q"] == type.replace("M", "S")
+
+
+def test_embeddings_and_iq3_s_need_no_importance_matrix(tmp_path: Path) -> None:
+    target = tmp_path / "small.gguf"
+    edgeinfer.quantize(write_model(tmp_path / "m.gguf"), target, "IQ3_S", embedding_type="IQ2_XS")
+    assert formats_of(target) == {
+        "output_norm": "F32", "token_embd": "IQ2_XS", "blk.0.attn_q": "IQ3_S", "blk.0.ffn_down": "IQ3_S",
+    }  # fmt: skip
 
 
 class Refusal(NamedTuple):

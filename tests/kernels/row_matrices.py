@@ -18,7 +18,7 @@ FLOATS = ("F32", "F16", "BF16")
 
 def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: int = 0) -> Matrix:
     """Normal values of this scale, encoded in the format; random codes if it has no encoder."""
-    if name not in ENCODERS:
+    if block_format(name).grid or name not in ENCODERS:
         blocks = RandomBlocks(name, scale, np.random.default_rng(seed))
         raw = blocks.take(rows * columns // block_format(name).block_elements).reshape(rows, -1)
         return Matrix(f"{name}.weight", name, rows, columns, raw)

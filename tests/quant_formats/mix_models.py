@@ -23,6 +23,7 @@ CHOICES = Path(__file__).parent / "goldens" / "llama_cpp_choices.json"
 SIGNS = {
     "F32": "f", "F16": "h", "BF16": "b", "Q4_0": "p", "Q4_1": "q", "Q5_0": "r", "Q5_1": "s", "Q8_0": "v",
     "Q2_K": "B", "Q3_K": "C", "Q4_K": "D", "Q5_K": "E", "Q6_K": "F", "IQ4_NL": "n", "IQ4_XS": "x",
+    "IQ3_S": "j", "IQ3_XXS": "k", "IQ2_S": "l", "IQ2_XS": "w", "IQ2_XXS": "y", "IQ1_M": "i", "IQ1_S": "g",
     "MXFP4": "m", "TQ1_0": "t", "TQ2_0": "u", "Q1_0": "o",
 }  # fmt: skip
 VOCABULARY = 48

@@ -15,7 +15,8 @@ from edgeinfer_quant_formats import block_format, decode
 GOLDENS = Path(__file__).parent / "goldens"
 ERRORS_FILE = GOLDENS / "llama_cpp_errors.json"
 SEARCHED_BY_IMPORTANCE = ("Q4_0", "Q4_1", "Q5_0", "Q5_1")
-FORMATS = ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *SEARCHED_BY_IMPORTANCE)
+GRID_FORMATS = ("IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ1_S", "IQ1_M")
+FORMATS = (*GRID_FORMATS, "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *SEARCHED_BY_IMPORTANCE)
 ARRAYS = ("gaussian", "heavy tails", "real weights")
 
 Floats = NDArray[np.float32]
@@ -53,7 +54,12 @@ def ggml_library() -> ctypes.CDLL:
 
 
 def by_llama_cpp(weights: Floats, name: str, importance: Floats | None = None) -> NDArray[np.uint8]:
-    """Quantize with `ggml_quantize_chunk` of the library inside llama-cpp-python."""
+    """Quantize with `ggml_quantize_chunk` of the library inside llama-cpp-python.
+
+    Without an importance, formats with a grid get one of ones: some end the process otherwise.
+    """
+    if importance is None and name in GRID_FORMATS:
+        importance = np.ones(weights.shape[1], np.float32)
     quantize = ggml_library().ggml_quantize_chunk
     quantize.restype = ctypes.c_size_t
     sizes = [ctypes.c_int64] * 3

@@ -22,7 +22,8 @@ ALWAYS_SEARCHED = [name for name in SEARCHED if name not in quantizer_errors.SEA
 ERRORS = {
     "Q4_0": 0.092, "Q4_1": 0.083, "Q5_0": 0.046, "Q5_1": 0.040, "Q8_0": 0.0062, "Q2_K": 0.30,
     "Q3_K": 0.150, "Q4_K": 0.075, "Q5_K": 0.037, "Q6_K": 0.0186, "IQ4_NL": 0.081, "IQ4_XS": 0.081,
-    "MXFP4": 0.125, "TQ1_0": 0.95, "TQ2_0": 0.95, "Q1_0": 0.62, "Q2_0": 0.75,
+    "IQ2_XXS": 0.351, "IQ2_XS": 0.302, "IQ2_S": 0.251, "IQ3_XXS": 0.184, "IQ3_S": 0.134, "IQ1_S": 0.505,
+    "IQ1_M": 0.46, "MXFP4": 0.125, "TQ1_0": 0.95, "TQ2_0": 0.95, "Q1_0": 0.62, "Q2_0": 0.75,
 }  # fmt: skip
 
 
@@ -77,7 +78,15 @@ def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importa
     weights = quantizer_errors.weights_of(array)
     columns = quantizer_errors.importance_of(weights.shape[1]) if importance == "importance" else None
     seen = quantizer_errors.error(weights, encode(weights, name, columns), name, columns)
-    assert seen <= expected * 1.02
+    # With a grid, some error is exchanged for weights that are not smaller on average.
+    assert seen <= expected * (1.05 if FORMATS[name].grid else 1.02)
+
+
+@pytest.mark.parametrize("name", quantizer_errors.GRID_FORMATS)
+def test_levels_of_a_grid_are_hardly_smaller_than_the_weights_on_average(name: str) -> None:
+    weights = arrays()["gaussian"].astype(np.float64).reshape(-1)
+    seen = decode(encode(weights, name), name)
+    assert (weights * seen).sum() / (weights * weights).sum() == pytest.approx(1, abs=0.06)
 
 
 @pytest.mark.llama_cpp
@@ -136,10 +145,17 @@ def test_blocks_that_gguf_py_lacks_equal_llama_cpp(array: str, name: str) -> Non
     np.testing.assert_array_equal(encode(weights, name), quantizer_errors.by_llama_cpp(weights, name))
 
 
-@pytest.mark.parametrize("name", ["IQ2_XXS", "NVFP4"])
-def test_a_format_without_an_encoder_is_named(name: str) -> None:
-    with pytest.raises(FormatError, match=f"format {name} has no encoder, wanted one of F32, "):
-        encode(np.ones(256), name)
+def test_a_format_without_an_encoder_is_named() -> None:
+    with pytest.raises(FormatError, match="format NVFP4 has no encoder, wanted one of F32, "):
+        encode(np.ones(256), "NVFP4")
+
+
+def test_a_zero_among_large_weights_gets_the_lowest_level_of_a_grid() -> None:
+    weights = np.random.default_rng(27).standard_normal(256).astype(np.float32)
+    weights[::8] = 0
+    for name in quantizer_errors.GRID_FORMATS:
+        seen = decode(encode(weights, name), name)
+        assert np.abs(seen[::8]).mean() < np.abs(np.delete(seen, np.s_[::8])).mean() / 2, name
 
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
@@ -164,7 +180,10 @@ def test_small_weights_keep_their_precision_below_the_float16_range(name: str, s
     assert quantizer_errors.error(small, encode(small, name), name) / size < 1.3 * original
 
 
-@pytest.mark.parametrize("name", [name for name in BLOCK_FORMATS if name != "Q1_0"])
+WITH_ZERO = [name for name, kind in FORMATS.items() if name in BLOCK_FORMATS and not kind.grid]
+
+
+@pytest.mark.parametrize("name", [name for name in WITH_ZERO if name != "Q1_0"])
 def test_one_outlier_among_zeros_is_kept(name: str) -> None:
     weights = np.zeros(256, np.float32)
     weights[77] = -6.0

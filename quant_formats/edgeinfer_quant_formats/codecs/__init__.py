@@ -11,6 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from edgeinfer_quant_formats.codecs import (
     codebooks,
     float_types,
+    grid_encoding,
     k_quants,
     simple_blocks,
     ternary,
@@ -21,7 +22,12 @@ from edgeinfer_quant_formats.formats import FormatSpec, block_format
 
 Encoder = Callable[[NDArray[np.float32], NDArray[np.float32] | None], NDArray[np.uint8]]
 ENCODERS: Mapping[str, Encoder] = MappingProxyType(
-    float_types.ENCODERS | simple_blocks.ENCODERS | k_quants.ENCODERS | codebooks.ENCODERS | ternary.ENCODERS
+    float_types.ENCODERS
+    | simple_blocks.ENCODERS
+    | k_quants.ENCODERS
+    | codebooks.ENCODERS
+    | grid_encoding.ENCODERS
+    | ternary.ENCODERS
 )
 INTEGER_DTYPES = {"I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
 

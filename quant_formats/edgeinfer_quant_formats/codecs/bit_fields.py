@@ -1,5 +1,7 @@
 """Packs and unpacks the codes of blocks, in the bit order that their `FormatSpec` gives."""
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -66,6 +68,11 @@ def pack_blocks(spec: FormatSpec, codes: Bytes, **fields: Bytes) -> Bytes:
     for part in spec.codes:
         low = (codes >> np.uint8(part.shift)) & np.uint8((1 << part.bits) - 1)
         fields[part.field] = pack_fields(low, part.bits, part.group)
+    return join_fields(spec, fields)
+
+
+def join_fields(spec: FormatSpec, fields: Mapping[str, Bytes]) -> Bytes:
+    """Blocks (n, bytes of a block) from the bytes of all fields."""
     return np.hstack([fields[field.name] for field in spec.fields])
 
 

@@ -67,10 +67,15 @@ class SourceModel:
 
 @dataclass(frozen=True, slots=True)
 class TensorPosition:
-    """The index of a tensor within its role: number `index` of `count`."""
+    """The index of a tensor within its role: number `index` of `count`.
+
+    `before`: the tensors of its role before it. In the feed-forward network of a model with experts, a layer
+    has several, and `index` is the layer.
+    """
 
     index: int
     count: int
+    before: int
 
 
 Condition = Callable[[TensorPosition, SourceModel], bool]
@@ -98,6 +103,16 @@ def first_share(parts: int) -> Condition:
     return lambda position, model: position.index < position.count // parts
 
 
+def first_share_of_tensors(parts: int) -> Condition:
+    """As many tensors, from the first, as one of `parts` equal parts of the layers has layers."""
+    return lambda position, model: position.before < position.count // parts
+
+
+def middle(position: TensorPosition, model: SourceModel) -> bool:
+    """All but the first and the last eighth of the layers."""
+    return position.count // 8 <= position.index < 7 * position.count // 8
+
+
 def more_bits(position: TensorPosition, model: SourceModel) -> bool:
     """The first and the last eighth of the layers, and every third between."""
     eighth = position.count // 8
@@ -110,6 +125,11 @@ def more_bits(position: TensorPosition, model: SourceModel) -> bool:
 
 def four_heads_per_key(position: TensorPosition, model: SourceModel) -> bool:
     return model.heads_per_key >= 4
+
+
+def four_experts(position: TensorPosition, model: SourceModel) -> bool:
+    """Four or more."""
+    return model.experts >= 4
 
 
 def eight_experts(position: TensorPosition, model: SourceModel) -> bool:

@@ -15,9 +15,12 @@ from edgeinfer_quant_formats.quantizer.mix_rules import (
     eight_experts,
     first,
     first_share,
+    first_share_of_tensors,
+    four_experts,
     four_heads_per_key,
     has_importance,
     is_falcon,
+    middle,
     more_bits,
     unless,
 )
@@ -34,6 +37,10 @@ class Mix:
     bits: float
     """Bits per weight of the base format; a file has slightly more."""
     rules: tuple[Rule, ...] = ()
+    output: str = "Q6_K"
+    """Format of the output matrix; Q8_0 if the base is."""
+    is_lowest: bool = False
+    """Of 1 or 2 bits: the rules that all other mixes share don't apply."""
     experts_only: bool = False
     """The base format is for expert matrices; all others are Q8_0."""
 
@@ -50,7 +57,25 @@ def _attention_output(format: str, *conditions: Condition) -> Rule:
     return Rule(Role.ATTENTION_OUTPUT, format, conditions)
 
 
-_ANY_MIX = (_value("Q8_0", eight_experts), Rule(Role.ATTENTION_KEY, "Q8_0", (eight_experts,)))
+def _key(format: str, *conditions: Condition) -> Rule:
+    return Rule(Role.ATTENTION_KEY, format, conditions)
+
+
+def _lowest(name: str, file_type: int, base: str, bits: float, better: str, output: Rule | None) -> Mix:
+    """A mix of 1 or 2 bits, with the format `better` for values, the first matrices and the embedding."""
+    rules = (
+        _value("Q4_K", four_heads_per_key),
+        _value("Q4_K", four_experts),
+        _value(better),
+        _key("Q4_K", eight_experts),
+        _down(better, first_share_of_tensors(8)),
+        _attention_output("Q5_K", eight_experts),
+        Rule(Role.TOKEN_EMBEDDING, better),
+    )
+    return Mix(name, file_type, base, bits, rules + ((output,) if output else ()), "Q5_K", is_lowest=True)
+
+
+_ANY_MIX = (_value("Q8_0", eight_experts), _key("Q8_0", eight_experts))
 _EIGHT_EXPERTS_OUTPUT = _attention_output("Q5_K", eight_experts, unless(is_falcon))
 _TERNARY = (Rule(Role.TOKEN_EMBEDDING, "Q4_K"),)
 _UNEVEN = (
@@ -125,6 +150,49 @@ _MIXES = (
         "Q2_K_S", 21, "Q2_K", 2.625,
         (_value("Q4_K", four_heads_per_key), _down("Q4_K", first_share(8))),
     ),
+    Mix(
+        "IQ3_M", 27, "IQ3_S", 3.4375,
+        (
+            _value("Q4_K"),
+            _down("Q4_K", first_share(8)),
+            _down("Q4_K", eight_experts, more_bits),
+            _EIGHT_EXPERTS_OUTPUT,
+            _attention_output("Q4_K", unless(is_falcon)),
+        ),
+    ),
+    Mix("IQ3_S", 26, "IQ3_S", 3.4375, (_value("Q4_K", four_heads_per_key), _EIGHT_EXPERTS_OUTPUT)),
+    Mix(
+        "IQ3_XS", 22, "IQ3_S", 3.4375,
+        (
+            _value("Q4_K", four_heads_per_key),
+            _key("IQ3_XXS"),
+            Rule(Role.ATTENTION_QUERY, "IQ3_XXS"),
+            Rule(Role.FFN_GATE, "IQ3_XXS", (middle,)),
+            Rule(Role.FFN_UP, "IQ3_XXS", (middle,)),
+            _EIGHT_EXPERTS_OUTPUT,
+        ),
+    ),
+    Mix(
+        "IQ3_XXS", 23, "IQ3_XXS", 3.0625,
+        (
+            _value("Q4_K", four_heads_per_key),
+            _value("IQ3_S", unless(has_importance)),
+            _key("IQ2_S"),
+            Rule(Role.ATTENTION_QUERY, "IQ2_S"),
+            _down("Q4_K", unless(has_importance), first_share(8)),
+            _down("Q3_K", unless(has_importance)),
+            _EIGHT_EXPERTS_OUTPUT,
+            _attention_output("IQ3_S", unless(is_falcon)),
+            Rule(Role.TOKEN_EMBEDDING, "IQ3_S"),
+        ),
+        output="Q5_K",
+    ),
+    _lowest("IQ2_M", 29, "IQ2_S", 2.5625, "IQ3_S", _attention_output("IQ3_S")),
+    _lowest("IQ2_S", 28, "IQ2_XS", 2.3125, "IQ3_S", _attention_output("IQ3_S")),
+    _lowest("IQ2_XS", 20, "IQ2_XS", 2.3125, "Q2_K", None),
+    _lowest("IQ2_XXS", 19, "IQ2_XXS", 2.0625, "Q2_K", None),
+    _lowest("IQ1_M", 31, "IQ1_M", 1.75, "Q2_K", _attention_output("IQ2_XXS")),
+    _lowest("IQ1_S", 24, "IQ1_S", 1.5625, "Q2_K", _attention_output("IQ2_XXS")),
     Mix("Q1_0", 40, "Q1_0", 1.125),
     Mix("TQ2_0", 37, "TQ2_0", 2.0625, _TERNARY),
     Mix("TQ1_0", 36, "TQ1_0", 1.6875, _TERNARY),
@@ -150,5 +218,5 @@ def find_mix(name: str) -> Mix:
 
 
 def rules_of(mix: Mix) -> tuple[Rule, ...]:
-    """All rules of a mix; the rules shared by all mixes come first."""
-    return _ANY_MIX + mix.rules
+    """All rules of a mix; the rules shared by all mixes but the lowest come first."""
+    return mix.rules if mix.is_lowest else _ANY_MIX + mix.rules

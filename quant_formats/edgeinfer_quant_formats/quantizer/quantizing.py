@@ -32,6 +32,9 @@ IMPORTANCE_KEYS = {
     "chunks": "quantize.imatrix.chunks_count",
 }
 
+NEEDS_IMPORTANCE = ("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS")
+"""Formats that give a useless model without an importance matrix, as in llama.cpp."""
+
 PIECE_WEIGHTS = 1 << 20
 MIN_WEIGHTS_FOR_WORKERS = 1 << 23
 
@@ -106,6 +109,16 @@ def plan_quantization(
                 missing.append(name)
         plans.append(TensorPlan(info, choice.format, choice.requested, columns))
     return QuantizationPlan(mix, model, tuple(plans), tuple(missing))
+
+
+def missing_importance(plan: QuantizationPlan) -> str | None:
+    """What is missing if a tensor's format needs an importance that it does not have."""
+    for tensor in plan.tensors:
+        needs = tensor.target.name in NEEDS_IMPORTANCE and not tensor.is_copied
+        if needs and tensor.importance is None and tensor.info.name not in (OUTPUT, *TOKEN_EMBEDDINGS):
+            name = printable(tensor.info.name)
+            return f"{name}: {tensor.target.name} needs an importance matrix that names it"
+    return None
 
 
 def plan_as_it_is(file: GGUFFile) -> QuantizationPlan:

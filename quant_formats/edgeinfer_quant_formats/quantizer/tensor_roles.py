@@ -18,6 +18,7 @@ class Role(Enum):
     ATTENTION_VALUE = auto()
     """Values, alone or fused with queries and keys: the attention matrix most sensitive to quantization."""
     ATTENTION_KEY = auto()
+    ATTENTION_QUERY = auto()
     ATTENTION_OUTPUT = auto()
     FFN_UP = auto()
     FFN_GATE = auto()
@@ -31,7 +32,7 @@ _ROLE_BY_FRAGMENT = (
     ("attn_kv_b.weight", Role.ATTENTION_VALUE),
     ("attn_v.weight", Role.ATTENTION_VALUE),
     ("attn_k.weight", Role.ATTENTION_KEY),
-    ("attn_q.weight", Role.OTHER),
+    ("attn_q.weight", Role.ATTENTION_QUERY),
     ("attn_output.weight", Role.ATTENTION_OUTPUT),
     ("ffn_up", Role.FFN_UP),
     ("ffn_gate", Role.FFN_GATE),

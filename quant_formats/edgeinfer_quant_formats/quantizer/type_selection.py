@@ -21,7 +21,8 @@ from edgeinfer_quant_formats.quantizer.tensor_roles import (
 _LAST_FALLBACK = "F16"
 _RAISED_IN_70B = {"Q3_K": "Q5_K", "Q4_K": "Q5_K"}
 _Q8_0_IN_ARCHITECTURE = {"glm5-next": ("attn_q_a", "attn_q_b", "nextn.eh_proj")}
-_EXPERT_ROLES_OF_ARCHITECTURE = {"bailingmoe3": (Role.FFN_UP, Role.FFN_GATE, Role.FFN_DOWN)}
+_FEED_FORWARD = (Role.FFN_DOWN, Role.FFN_GATE, Role.FFN_UP)
+_EXPERT_ROLES_OF_ARCHITECTURE = {"bailingmoe3": _FEED_FORWARD}
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,12 +109,12 @@ class _TypeSelector:
         position = self._position(info.name, role)
         rule = next((rule for rule in rules_of(self.mix) if rule.holds(role, position, self.model)), None)
         name = rule.format if rule else self.mix.base
-        if role is Role.ATTENTION_VALUE and self.model.is_70b:
+        if role is Role.ATTENTION_VALUE and self.model.is_70b and not self.mix.is_lowest:
             name = _RAISED_IN_70B.get(name, name)
         return FORMATS[name]
 
     def _of_output(self, columns: int) -> FormatSpec:
-        """The output matrix processes every token: 6 bits at least."""
+        """The output matrix processes every token: 6 bits at least, 5 in the smallest mixes."""
         base = FORMATS[self.mix.base]
         eight_bits = (
             self.mix.experts_only
@@ -121,13 +122,14 @@ class _TypeSelector:
             or self.model.architecture == "falcon"
             or columns % base.block_elements
         )
-        return FORMATS["Q8_0" if eight_bits else "Q6_K"]
+        return FORMATS["Q8_0" if eight_bits else self.mix.output]
 
     def _position(self, name: str, role: Role) -> TensorPosition:
         index, count = self.seen[role], self.role_counts[role]
         self.seen[role] += 1
-        if role is not Role.FFN_DOWN:
-            return TensorPosition(index, count)
+        before = index
+        if role not in _FEED_FORWARD:
+            return TensorPosition(index, count, before)
         if self.model.experts > 1:
             # Files may have a tensor per expert, so the number of tensors isn't the number of layers.
             index = layer_of(name)
@@ -136,7 +138,7 @@ class _TypeSelector:
                     f"{printable(name)}: layer {index}, wanted 0 to {self.model.layers - 1}, "
                     f"by the layer count in the metadata"
                 )
-        return TensorPosition(index, self.model.layers)
+        return TensorPosition(index, self.model.layers, before)
 
 
 def fitting_format(requested: FormatSpec, columns: int) -> FormatSpec:

@@ -33,7 +33,7 @@ PLANES = 44
 def normal_rows(name: str, rows: int, columns: int, seed: int = 0) -> Raw:
     """Normal weights in the file's bytes, (rows, bytes of a row)."""
     values = np.random.default_rng([seed, rows, columns]).standard_normal(rows * columns) * 0.05
-    if name not in ENCODERS:
+    if block_format(name).grid or name not in ENCODERS:
         blocks = RandomBlocks(name, 0.05, np.random.default_rng([seed, rows, columns]))
         return blocks.take(values.size // block_format(name).block_elements).reshape(rows, -1)
     return np.array(encode(values.astype(np.float32), name)).reshape(rows, -1)

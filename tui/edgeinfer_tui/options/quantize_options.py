@@ -22,6 +22,12 @@ OUT is written completely or not at all: Ctrl-C or a full disk leaves no file.
 
   Q3_K_L Q3_K_M Q3_K_S 3.4 · Q2_K Q2_K_S 2.6      for models that would not fit otherwise
 
+  IQ3_M IQ3_S IQ3_XS 3.4 · IQ3_XXS 3.1      better than Q3_K at equal size; with --imatrix
+
+  IQ2_M 2.6 · IQ2_S IQ2_XS 2.3 · IQ2_XXS 2.1      only with --imatrix
+
+  IQ1_M 1.8 · IQ1_S 1.6      only with --imatrix, for the largest models
+
   Q4_0 4.5 · Q4_1 5 · Q5_0 5.5 · Q5_1 6      older and simpler
 
   MXFP4_MOE 4.25 · TQ2_0 2.1 · TQ1_0 1.7 · Q1_0 1.1      only for models that were trained for them
