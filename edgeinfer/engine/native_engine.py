@@ -367,7 +367,7 @@ class NativeEngine(CacheChanges):
 
     def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The backend as the token sampler of a stream, if it supports that."""
-        return DeviceSampler.offered(self.backend, self.cache, sampler)
+        return DeviceSampler.offered(self.backend, self.cache, sampler, self._processed)
 
     def join(self, pool: StatePool) -> None:
         """Make the other states of a pool, whose first is this engine's, `others`: engines of the same

@@ -37,6 +37,8 @@ class Capabilities:
     - `copies_in_batch`: `forward_batch` supports `copies`.
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
+    - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
+      draft head there; 0: none.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
@@ -55,6 +57,7 @@ class Capabilities:
     copies_in_batch: bool = False
     padded_tokens: int = 0
     max_draft_prompt: int = 0
+    kept_states: int = 0
     sampling_history: int | None = None
     text_tokens: int = 0
     skips_layers: bool = False
@@ -246,6 +249,12 @@ class Backend(Protocol[X]):
     def kept_hidden(self, tokens: int) -> list[X]:
         """The kept states of the last step, which had this many tokens: one for each of the `layers`, on the
         device, valid until the next step.
+        """
+        _refuse(self)
+
+    def kept_rows(self, first: int, count: int) -> X:
+        """States among the `kept_states` of the capabilities, from a position of the text on, as the
+        `set_hidden` of a draft head on the same device takes them.
         """
         _refuse(self)
 

@@ -27,6 +27,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
     SEQUENCE_WORDS,
     SEQUENCES_AT,
     STATE_WORDS,
+    STATES_AT,
 )
 
 RING = 64
@@ -89,7 +90,7 @@ class CapturedSteps:
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
         state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
-        state[CACHED_AT] = start
+        state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
         words = self.sequence.words(start, len(ids))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         if self.sequence.layout == PAGES:

@@ -1,6 +1,6 @@
 """The kernel launches of one decode step: 1 to 16 tokens from ids to logits, entirely on the device.
 
-    embed | for each block: its projections and its result, added to x | head
+    embed | for each block: its projections and its result, added to x | states for a draft head | head
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
+from edgeinfer_kernels.cuda.draft.keeping import keep_states
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
@@ -102,6 +103,8 @@ class DecodeStep:
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
+        if self.workspace.kept is not None and not self.is_batch:
+            keep_states(self.launches, self.workspace.kept, tokens)
         self.launches.head(source, tokens)
 
     def _own_input(self, number: int, tokens: int) -> Source | None:
