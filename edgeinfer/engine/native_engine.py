@@ -301,6 +301,18 @@ class NativeEngine(CacheChanges):
         logits = [self.logits(x) for x in self._steps(ids)]
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """As `Engine.append_best`."""
+        if not self.capabilities.finds_best or len(ids) > min(self.capabilities.padded_tokens, self.batch):
+            return None
+        (x,) = self._steps(ids)
+        with DEVICE_FAILURES:
+            best = self.backend.best_ids(x)
+        if min(best) < 0:  # The host processes them again, and reports the logits.
+            self.rewind(len(self.cache.ids) - len(ids))
+            return None
+        return best
+
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(request.min_probs))

@@ -39,6 +39,7 @@ class Capabilities:
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
       draft head there; 0: none.
+    - `finds_best`: `best_ids` is supported.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
@@ -58,6 +59,7 @@ class Capabilities:
     padded_tokens: int = 0
     max_draft_prompt: int = 0
     kept_states: int = 0
+    finds_best: bool = False
     sampling_history: int | None = None
     text_tokens: int = 0
     skips_layers: bool = False
@@ -345,6 +347,12 @@ class Backend(Protocol[X]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
+        _refuse(self)
+
+    def best_ids(self, x: X) -> list[int]:
+        """The ids of the largest logits of a step whose hidden states are x, found on the device, the lowest
+        among equals; -1 if a logit isn't finite.
+        """
         _refuse(self)
 
     def sample_next(

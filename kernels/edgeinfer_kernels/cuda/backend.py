@@ -159,6 +159,7 @@ class CudaBackend(Backend[DeviceRows]):
             max_joined_tokens=MAX_TOKENS if len(self._sequences.each) > 1 else 0,
             max_draft_prompt=0 if self._drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
+            finds_best=not self._options.stages,
         ).limited_to(specification)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
@@ -536,6 +537,13 @@ class CudaBackend(Backend[DeviceRows]):
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with on_device(self.device):
             return self._logits.of(x)
+
+    def best_ids(self, x: DeviceRows) -> list[int]:
+        """As `Backend.best_ids`."""
+        if not x.in_step or x.first:
+            raise ValueError(f"best ids of {len(x)} tokens, wanted those of a step, {MAX_TOKENS} at most")
+        with on_device(self.device):
+            return self._batches.best(len(x))
 
     def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
         """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""

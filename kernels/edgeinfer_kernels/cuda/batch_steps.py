@@ -1,4 +1,6 @@
-"""Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
+"""Steps of several sequences, one token each; the next one may start before the host knows its tokens. And
+the best tokens after each token of a step.
+"""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -118,6 +120,14 @@ class BatchSteps:
                 self.discard_ahead()
                 self._run(*self._last)
         return sampled
+
+    def best(self, count: int) -> list[int]:
+        """The argmax of the logits of a step's first tokens; -1 if a logit is NaN."""
+        space = self._space
+        argmax(self._steps.step.workspace.logits[:count], space.buffers, space.sampled, space.results)
+        self._results[:count].copy_(space.results[:count], non_blocking=True)
+        synchronize(self._steps.step.workspace.state.device)
+        return [int(token) for token, _ in self._results[:count].tolist()]
 
     def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)

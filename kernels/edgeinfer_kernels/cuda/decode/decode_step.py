@@ -1,6 +1,6 @@
 """The kernel launches of one decode step: 1 to 16 tokens from ids to logits, entirely on the device.
 
-    embed | for each block: its projections and its result, added to x | states for a draft head | head
+    embed | for each block: its projections and its result, added to x | head | states for a draft head
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
@@ -87,8 +87,10 @@ class DecodeStep:
     def tuning(self, tuning: Tuning) -> None:
         self.launches.tuning = tuning
 
-    def launch(self, tokens: int) -> None:
-        """From `state` to `logits`; the state of the blocks is updated."""
+    def launch(self, tokens: int, *, last_only: bool = False) -> None:
+        """From `state` to `logits`; the state of the blocks is updated. `last_only`: only the last token has
+        logits.
+        """
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
         stages = self.exchange.stages if self.exchange else None
         block_input = own_input = source
@@ -103,9 +105,9 @@ class DecodeStep:
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
+        self.launches.head(source, tokens, tokens - 1 if last_only else 0)
         if self.workspace.kept is not None and not self.is_batch:
             keep_states(self.launches, self.workspace.kept, tokens)
-        self.launches.head(source, tokens)
 
     def _own_input(self, number: int, tokens: int) -> Source | None:
         """The input of block `number`, if it shares x with the block before it, but not the norm."""

@@ -43,7 +43,8 @@ class DraftSteps:
         count = min(len(request.min_probs), MAX_DRAFTED)
         self._steps.set_state(ids, start)
         width = self._steps.width(len(ids))
-        self._run(("first", width), partial(self.launch_first, width))
+        is_padded = width > len(ids)
+        self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
         if count > 1:
             self._run(("further", count - 1), partial(self.launch_further, count - 1))
         synchronize(self._device)
@@ -64,8 +65,9 @@ class DraftSteps:
         if not self._cuda:
             return
         self._steps.set_state([0], 0)
-        for width in widths:
+        for width in widths[:-1]:
             self._captured(("first", width), partial(self.launch_first, width))
+        self._captured(("padded", widths[-1]), partial(self.launch_first, widths[-1], True))
         for count in range(1, PREPARED):
             self._captured(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
@@ -104,9 +106,11 @@ class DraftSteps:
         space: Space = self._steps.step.space("embedding.draft_input")
         return space
 
-    def launch_first(self, tokens: int) -> None:
-        """Launch the kernels of a first step of this many tokens, and of the first draft token."""
-        self._steps.step.launch(tokens)
+    def launch_first(self, tokens: int, is_padded: bool = False) -> None:
+        """Launch the kernels of a first step of this many tokens, and of the first draft token, which needs
+        the logits of the last one: if the step `is_padded`, that is known on the device.
+        """
+        self._steps.step.launch(tokens, last_only=not is_padded)
         self._select(0)
 
     def launch_further(self, count: int) -> None:

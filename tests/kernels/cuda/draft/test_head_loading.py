@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import edgeinfer
+import speculation as benchmark
 from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
@@ -161,3 +162,40 @@ def test_a_drafter_that_reads_states_on_the_host_is_refused_next_to_a_gpu(tmp_pa
 
     with pytest.raises(SettingError, match="run on the CPU only"):
         edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft=Reader(), **GPU)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_greedy_drafts_are_verified_without_copies_of_the_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft="mtp", **GPU) as model:
+        engine = model.engine
+        expected = engine.append_all(IDS).argmax(axis=1).tolist()
+        engine.rewind(0)
+        assert engine.append_best(IDS) == expected
+        engine.rewind(0)
+        assert engine.append_best(list(range(3, 20))) is None
+        assert engine.ids == []
+        copied: list[int] = []
+        original = CudaBackend.logits
+
+        def logits(self: CudaBackend, x: Any) -> Any:
+            copied.append(len(x))
+            return original(self, x)
+
+        monkeypatch.setattr(CudaBackend, "logits", logits)
+        always_draft(model, 3)
+        drafted = model.generate(IDS, **GREEDY).ids
+        assert copied == [1]  # of the prompt
+        # A logit that isn't finite: the host gets them all.
+        monkeypatch.setattr(CudaBackend, "best_ids", lambda self, x: [-1] * len(x))
+        assert model.generate(IDS, **GREEDY).ids == drafted
+        assert max(copied) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
+    suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
+    rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
+    assert [row[2] for row in rows] == ["baseline", *benchmark.HEADS]
