@@ -199,3 +199,21 @@ def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
     suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
     rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
     assert [row[2] for row in rows] == ["baseline", *benchmark.HEADS]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("options", [{"kv": "q8_0"}, {"parallel": 2}])
+def test_other_caches_and_several_requests_change_no_completion(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    model_file = replace(ZOO["qwen35-draft-head"], formats=("Q8_0",)) if "parallel" in options else WITH_HEAD
+    path, settings = model_file.write(tmp_path / "model.gguf"), {**GPU, **options}
+    short: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
+    with edgeinfer.load(path, draft=None, **settings) as plain:
+        expected = [plain.generate(ids, **short).ids for ids in (IDS, IDS[:3])]
+    with edgeinfer.load(path, draft="mtp", **settings) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        always_draft(model, 2)
+        assert [each.ids for each in model.generate([IDS, IDS[:3]], **short)] == expected
+        assert [model.generate(ids, **short).ids for ids in (IDS, IDS[:3])] == expected
