@@ -305,11 +305,15 @@ class NativeEngine(CacheChanges):
         """As `Engine.append_best`."""
         if not self.capabilities.finds_best or len(ids) > min(self.capabilities.padded_tokens, self.batch):
             return None
-        (x,) = self._steps(ids)
+        self._check(ids)
+        start = len(self.cache.ids)
+        if self.cache.rings is not None:  # as in `_forward`
+            self.cache.rings.extend(start + len(ids))
         with DEVICE_FAILURES:
-            best = self.backend.best_ids(x)
+            best = self.backend.best_ids(ids, start)
+        self._processed(ids)
         if min(best) < 0:  # The host processes them again, and reports the logits.
-            self.rewind(len(self.cache.ids) - len(ids))
+            self.rewind(start)
             return None
         return best
 

@@ -349,9 +349,9 @@ class Backend(Protocol[X]):
         """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
         _refuse(self)
 
-    def best_ids(self, x: X) -> list[int]:
-        """The ids of the largest logits of a step whose hidden states are x, found on the device, the lowest
-        among equals; -1 if a logit isn't finite.
+    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        """Process a few tokens at positions start… in one step; the ids of the largest logits after each,
+        found on the device, the lowest among equals; -1 if a logit isn't finite.
         """
         _refuse(self)
 

@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device
-from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.captured_steps import BEST_OF_EACH, CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
@@ -538,12 +538,15 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             return self._logits.of(x)
 
-    def best_ids(self, x: DeviceRows) -> list[int]:
-        """As `Backend.best_ids`."""
-        if not x.in_step or x.first:
-            raise ValueError(f"best ids of {len(x)} tokens, wanted those of a step, {MAX_TOKENS} at most")
+    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        """As `Backend.best_ids`, of at most MAX_TOKENS tokens."""
+        self.embed(ids)
         with on_device(self.device):
-            return self._batches.best(len(x))
+            self._batches.discard_ahead()
+            self._select()
+            self.steps.set_state(ids, start)
+            self.steps.run(len(ids), BEST_OF_EACH)
+            return self._batches.results(len(ids))
 
     def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
         """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""

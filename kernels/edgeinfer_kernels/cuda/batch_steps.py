@@ -1,6 +1,4 @@
-"""Steps of several sequences, one token each; the next one may start before the host knows its tokens. And
-the best tokens after each token of a step.
-"""
+"""Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -121,11 +119,9 @@ class BatchSteps:
                 self._run(*self._last)
         return sampled
 
-    def best(self, count: int) -> list[int]:
-        """The argmax of the logits of a step's first tokens; -1 if a logit is NaN."""
-        space = self._space
-        argmax(self._steps.step.workspace.logits[:count], space.buffers, space.sampled, space.results)
-        self._results[:count].copy_(space.results[:count], non_blocking=True)
+    def results(self, count: int) -> list[int]:
+        """The ids that the last step has sampled after its first tokens; -1 where a logit is NaN."""
+        self._results[:count].copy_(self._space.results[:count], non_blocking=True)
         synchronize(self._steps.step.workspace.state.device)
         return [int(token) for token, _ in self._results[:count].tolist()]
 

@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, sample, sample_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, argmax, sample, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
@@ -32,8 +32,8 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
-NONE, BEST, SAMPLE = "none", "best", "draw"
-"""Sampling mode after a step's logits: none, argmax, or random sampling."""
+NONE, BEST, SAMPLE, BEST_OF_EACH = "none", "best", "draw", "best of each"
+"""Sampling mode after a step's logits: none, argmax, random sampling, or the argmax after each token."""
 
 
 class CapturedSteps:
@@ -246,6 +246,8 @@ class CapturedSteps:
                 sampling.results,
             )
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
+        elif mode == BEST_OF_EACH:
+            argmax(space.logits[:tokens], sampling.buffers, sampling.sampled, sampling.results)
 
     def _capture(self, tokens: int, mode: str, layout: Layout) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.

@@ -188,7 +188,7 @@ def test_greedy_drafts_are_verified_without_copies_of_the_logits(
         drafted = model.generate(IDS, **GREEDY).ids
         assert copied == [1]  # of the prompt
         # A logit that isn't finite: the host gets them all.
-        monkeypatch.setattr(CudaBackend, "best_ids", lambda self, x: [-1] * len(x))
+        monkeypatch.setattr(CudaBackend, "best_ids", lambda self, ids, start: [-1] * len(ids))
         assert model.generate(IDS, **GREEDY).ids == drafted
         assert max(copied) > 1
 
