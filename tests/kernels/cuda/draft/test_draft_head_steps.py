@@ -36,6 +36,7 @@ MODELS = {
     "F16": replace(LAYER, formats=("F16",)),
     "qwen35": replace(ZOO["qwen35-draft-head"], formats=("F16",)),
     "glm4moe": replace(ZOO["glm4moe"], formats=("F16",)),
+    "deepseek2": replace(ZOO["deepseek2"], draft_head=True, formats=("F16",)),
 }
 States = npt.NDArray[np.float64]
 
