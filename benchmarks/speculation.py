@@ -52,8 +52,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
-CPU_ONLY = ("self", "mtp")
-"""Layer skipping and draft heads."""
+CPU_ONLY = ("self",)
+"""Layer skipping."""
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
 HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
 """Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
@@ -249,13 +249,15 @@ class Suite:
             for name, answers in completions.items():
                 yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
-    def heads(self, path: Path) -> Iterator[list[str]]:
+    def heads(self, path: str | Path) -> Iterator[list[str]]:
         """A random model with the draft head of its file. At its cost tokens are drafted that are accepted as
         often as those of published heads, or never.
         """
         with load(path, draft="mtp", context=PLANTED_CONTEXT, **self.loading) as model:
             assert model.speculator is not None
             head, engine, model.speculator = model.speculator.drafter, model.engine, None
+            if not head.hidden_layers:
+                raise SettingError(f"--tables heads: {model.name}: {' '.join(map(str, model.warnings))}")
             settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
             ids = model.tokenizer.encode(STORY_START)[:8]
             baseline = model.generate(ids, **settings)
@@ -269,12 +271,11 @@ class Suite:
                     planted = PlantedHead(head, script, agreements, engine.vocabulary_size)
                     completion.speculator = _measured_speculator(scripted, planted)
                 variants[name] = _observed(completion, planted, engine, ids, settings)
-            report(f"planted heads, {path.stem}, {head.nbytes / 1e6:.0f} MB")
+            report(f"planted heads, {model.name}, {head.nbytes / 1e6:.0f} MB")
             completions = alternate(variants, self.rounds)
+            size = f"{head.nbytes / 1e6:.0f} MB"
             for name, answers in completions.items():
-                yield shown(
-                    [path.stem, f"{head.nbytes / 1e6:.0f} MB", name, *cells(answers, completions["baseline"])]
-                )
+                yield shown([model.name, size, name, *cells(answers, completions["baseline"])])
 
     def _budget(self, path: Path, share: float) -> int:
         """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
@@ -358,9 +359,9 @@ def requested_tables(options: argparse.Namespace) -> set[str]:
     names = set(suites.words(options.tables))
     if wrong := sorted(names - set(TABLES)):
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
-    if options.device != "cpu":  # without support for trees, batches and heads
-        names -= {"forced", "several", "heads"}
-    return names - {"planted", "heads"} if options.smoke else names
+    if options.device != "cpu":  # without support for trees and batches
+        names -= {"forced", "several"}
+    return names - {"planted"} if options.smoke else names
 
 
 def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> list[tuple[str, str]]:
@@ -392,8 +393,9 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
         head = ["model", "weights", "draft on", "drafter", *HEAD]
         tables.append(("drafts with a given acceptance rate", markdown(head, rows, left=(0, 1, 2, 3))))
     if "heads" in expected:
-        paths = [random_file(shape, options.type) for shape in suites.words(options.head_shapes)]
-        rows = [row for path in paths for row in suite.heads(path)]
+        shapes = [] if options.smoke else suites.words(options.head_shapes)
+        files: list[str | Path] = [random_file(shape, options.type) for shape in shapes] or ["tiny"]
+        rows = [row for file in files for row in suite.heads(file)]
         head = ["model", "head", "drafter", *HEAD]
         tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2))))
     if "simulated" in expected:

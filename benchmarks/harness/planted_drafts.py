@@ -60,6 +60,13 @@ class ScriptedEngine(BasicEngine):
             self._set_logits(row, end)
         return logits
 
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """As the engine's, with the tokens of the script."""
+        if self._engine.append_best(ids) is None:
+            return None
+        ends = range(len(self.ids) - len(ids) + 1, len(self.ids) + 1)
+        return [self._script[min(end, len(self._script) - 1)] for end in ends]
+
     def _set_logits(self, logits: npt.NDArray[np.float32], index: int) -> None:
         logits[self._script[min(index, len(self._script) - 1)]] = CERTAIN
 

@@ -1,6 +1,6 @@
 """Sampling on the GPU: the part of the sampler chain that runs where the logits are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from edgeinfer.engine.guards import DEVICE_FAILURES
@@ -16,19 +16,34 @@ if TYPE_CHECKING:
 class DeviceSampler:
     """Samples the tokens of one stream on the backend, with the same results and uniforms as `sampler`."""
 
-    def __init__(self, backend: Backend[Any], cache: "KVCache", sampler: Sampler) -> None:
+    def __init__(
+        self,
+        backend: Backend[Any],
+        cache: "KVCache",
+        sampler: Sampler,
+        processed: Callable[[Sequence[int]], None] | None = None,
+    ) -> None:
         self._backend = backend
         self._cache = cache
         self._sampler = sampler
+        self._processed = processed or cache.append
         self._params = sampler.settings
 
     @classmethod
-    def offered(cls, backend: Backend[Any], cache: "KVCache", sampler: Sampler) -> Self | None:
-        """The device sampler; None if the backend can't sample, or not with these params."""
+    def offered(
+        cls,
+        backend: Backend[Any],
+        cache: "KVCache",
+        sampler: Sampler,
+        processed: Callable[[Sequence[int]], None] | None = None,
+    ) -> Self | None:
+        """The device sampler; None if the backend can't sample, or not with these params. `processed`: called
+        with the tokens that the cache holds after a step; by default they are appended to it.
+        """
         history_size = backend.capabilities.sampling_history
         if history_size is None or not _is_supported(sampler.settings, history_size):
             return None
-        return cls(backend, cache, sampler)
+        return cls(backend, cache, sampler, processed)
 
     def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
         """Process the last token of `history`; the others are already in the cache. Returns the next id.
@@ -48,7 +63,7 @@ class DeviceSampler:
             sampled = self._backend.sample_next(history[-1], start, request, recent, following, room)
         if sampled < 0:
             return None
-        self._cache.append(history[-1:])
+        self._processed(history[-1:])
         if params.temperature > 0:
             self._sampler.uniform()
         return sampled

@@ -8,6 +8,10 @@ from edgeinfer_kernels.backend import Backend, HiddenStates
 
 OUTPUT_NORM = -1
 """As the number of layers: all of them and the output norm, the input of the head."""
+ON_DEVICE = -2
+"""As the only number of layers: those after the output norm, which stay on the GPU, for a draft head there.
+No states are handed out then.
+"""
 
 
 class HiddenStep(NamedTuple):
@@ -40,18 +44,19 @@ class HiddenTap:
     def __init__(
         self, backend: Backend[Any], layers: Sequence[int], observer: HiddenObserver, count: int
     ) -> None:
-        if not backend.capabilities.hands_out_hidden:
+        stays = tuple(layers) == (ON_DEVICE,) and backend.capabilities.kept_states > 0
+        if not stays and not backend.capabilities.hands_out_hidden:
             raise SettingError(
                 "draft: drafters that read hidden states run on the CPU only; take 'lookup' or a draft "
                 "model, or device='cpu'"
             )
-        if wrong := [each for each in layers if not OUTPUT_NORM <= each <= count]:
+        self._layers = () if stays else tuple(layers)
+        if wrong := [each for each in self._layers if not OUTPUT_NORM <= each <= count]:
             raise SettingError(
                 f"draft: hidden states after {wrong[0]} layers, wanted {OUTPUT_NORM} to {count}"
             )
         self._backend, self._observer = backend, observer
-        self._layers = tuple(layers)
-        backend.keep_hidden([count if each == OUTPUT_NORM else each for each in layers])
+        backend.keep_hidden([count if each == OUTPUT_NORM else each for each in self._layers])
 
     def step(self, ids: Sequence[int], text: Sequence[int]) -> None:
         """Pass on the states of a step of `ids`, after which the cache holds `text`."""

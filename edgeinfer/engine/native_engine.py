@@ -301,6 +301,22 @@ class NativeEngine(CacheChanges):
         logits = [self.logits(x) for x in self._steps(ids)]
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """As `Engine.append_best`."""
+        if not self.capabilities.finds_best or len(ids) > min(self.capabilities.padded_tokens, self.batch):
+            return None
+        self._check(ids)
+        start = len(self.cache.ids)
+        if self.cache.rings is not None:  # as in `_forward`
+            self.cache.rings.extend(start + len(ids))
+        with DEVICE_FAILURES:
+            best = self.backend.best_ids(ids, start)
+        self._processed(ids)
+        if min(best) < 0:  # The host processes them again, and reports the logits.
+            self.rewind(start)
+            return None
+        return best
+
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(request.min_probs))
@@ -367,7 +383,7 @@ class NativeEngine(CacheChanges):
 
     def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
         """The backend as the token sampler of a stream, if it supports that."""
-        return DeviceSampler.offered(self.backend, self.cache, sampler)
+        return DeviceSampler.offered(self.backend, self.cache, sampler, self._processed)
 
     def join(self, pool: StatePool) -> None:
         """Make the other states of a pool, whose first is this engine's, `others`: engines of the same

@@ -114,6 +114,12 @@ class Engine(Protocol):
         """Process `ids`; return the logits (len(ids), vocabulary) after each of them."""
         ...
 
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """Process `ids` in one step; return the ids of the largest logits after each of them, found where the
+        logits are. None, and nothing is processed: the engine can't, or a logit isn't finite.
+        """
+        ...
+
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process `ids`; return the final hidden states of each, (len(ids), hidden size) float32.
 
@@ -218,6 +224,9 @@ class BasicEngine:
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         return all_steps(self.prompt_steps(ids), len(ids), progress)
+
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        return None
 
     @property
     def text(self) -> list[int]:

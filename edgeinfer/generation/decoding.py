@@ -80,7 +80,9 @@ class SpeculativeDecode:
             return [self._baseline.next(sequence, ahead=controller.cooldown_tokens > 0)]
         draft = self._speculator.draft(ids, sampler, sequence.remaining - 1)
         if draft.ids:
-            return self._speculator.verify(draft, ids, sampler, self._end_ids, self._count)
+            return self._speculator.verify(
+                draft, ids, sampler, self._end_ids, self._count, needs_logits=not sequence.is_plain
+            )
         begin = time.perf_counter()
         # A step that the device starts ahead would delay a draft.
         token = self._baseline.next(sequence, ahead=controller.costs.baseline_is_due)

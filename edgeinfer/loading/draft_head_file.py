@@ -8,8 +8,9 @@ from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.layers.draft_head import is_head_file, read_draft_head
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel, is_head_file, read_draft_head
 from edgeinfer.model_config.weights import read_weights
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.draft_head import DraftHead
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
@@ -19,6 +20,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
@@ -69,14 +71,30 @@ class HeadFile:
             self.file.close()
 
     def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead:
-        """The head on the threads of its target, whose matrices it shares.
+        """The head on the device of its target, whose matrices it shares.
 
         Raises:
-            SettingError: the target hands out no hidden states.
+            SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
+        head = read_draft_head(self.file, source.config, source.weights, source.factors)
+        load = self._on_cpu if target.gpu is None else self._on_gpu
+        return load(head, source, target)
+
+    def _on_gpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
+        from edgeinfer.loading.gpu_loading import load_gpu_head
+        from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+
+        try:
+            loaded = load_gpu_head(head, source, target)
+        except (GpuUnavailableError, DeviceMemoryError) as error:
+            raise SettingError(f"draft: {self.name}: {error}") from error
+        nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
+        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close, loaded.batch)
+
+    def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
+        """The head on the threads of its target."""
         options, backend = source.options, target.engine.backend
         assert isinstance(backend, CpuBackend)
-        head = read_draft_head(self.file, source.config, source.weights, source.factors)
         kernels = load_kernels(
             user_folder("cache"),
             choose(options.instruction_set),

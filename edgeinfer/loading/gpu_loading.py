@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from edgeinfer.loading.model_source import LoadProgress, ModelSource, planned_specification
+from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -14,9 +15,10 @@ from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
+from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
-from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, CHUNK, COMMON_STEP_SIZES, KEPT_STATES
 from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 
@@ -55,6 +57,7 @@ def load_gpu_shard(
         per_layer_here=has_table,
         gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
         sequences=plan.options.sequences if specification.is_recurrent else 1,
+        kept_states=KEPT_STATES if plan.has_gpu_head else 0,
     )
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
@@ -73,20 +76,60 @@ def load_gpu_shard(
     return prepared(backend, gpu, source, plan)
 
 
+def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
+    """A draft head on the GPU of its target, whose embedding and output it reads there.
+
+    Raises:
+        GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
+        DeviceMemoryError: other programs took memory of the GPU.
+    """
+    backend, gpu = target.engine.backend, target.gpu
+    assert isinstance(backend, CudaBackend)
+    assert gpu is not None
+    shared = backend.as_target(embedding=not head.own_embedding, output=not head.own_output)
+    options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
+    try:
+        loaded = CudaBackend(
+            head.spec,
+            head.weights,
+            pool_positions(source.context, 1),
+            backend.device,
+            options,
+            tuning=backend.step.tuning,
+        )
+    except UnsupportedOnDeviceError as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
+    return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+
+
 def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
     if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """
+    widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
+    can = backend.capabilities
+    has_batches = plan.options.sequences > 1 and can.max_batch_tokens + can.max_joined_tokens > 0
+    layouts: tuple[Layout, ...] = (TEXT, BATCH) if has_batches else (TEXT,)
+    if can.has_separate_states:
+        layouts = (TEXT, PAGES, BATCH)
+    tunes = plan.weight_bytes_per_token >= TUNED_FROM_BYTES and not source.specification.is_encoder
+    return warmed_up(backend, gpu, widths, source.options.build_progress, layouts, tunes=tunes)
+
+
+def warmed_up(
+    backend: CudaBackend,
+    gpu: Gpu,
+    widths: tuple[int, ...],
+    on_compiled: OnCompiled | None,
+    layouts: tuple[Layout, ...],
+    *,
+    tunes: bool = False,
+) -> CudaBackend:
+    """The backend with its steps compiled, first tuned if it `tunes`. Raises as `prepared`."""
     try:
-        if plan.weight_bytes_per_token >= TUNED_FROM_BYTES and not source.specification.is_encoder:
+        if tunes:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
-        widths = ALL_STEP_SIZES if source.options.drafts_on_gpu else COMMON_STEP_SIZES
-        can = backend.capabilities
-        has_batches = plan.options.sequences > 1 and can.max_batch_tokens + can.max_joined_tokens > 0
-        layouts: tuple[Layout, ...] = (TEXT, BATCH) if has_batches else (TEXT,)
-        if can.has_separate_states:
-            layouts = (TEXT, PAGES, BATCH)
-        backend.warm_up(widths, source.options.build_progress, layouts)
+        backend.warm_up(widths, on_compiled, layouts)
     except BaseException as error:
         backend.close()
         if isinstance(error, KernelsUnavailableError | BackendError):

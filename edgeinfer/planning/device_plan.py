@@ -23,7 +23,10 @@ from edgeinfer_offload.planner.planner import largest_context, plan_memory
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
-HEAD_ON_CPU = "draft heads run on the CPU only: using prompt lookup instead"
+NO_HEAD = (
+    "a draft head next to a GPU needs one that holds it and all of the model: using prompt lookup instead; "
+    "device='cpu' or a smaller context has room for it"
+)
 STATE_QUEUE = Detail(
     "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "
     "parallel=N takes N if they fit"
@@ -177,21 +180,38 @@ def _options(request: PlanRequest) -> PlanOptions:
 
 
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
-    if request.draft is not None and request.draft.is_draft_head:
-        planned = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
-        note = (HEAD_ON_CPU,) if request.draft_required else ()
-        return replace(planned, warnings=(*note, *planned.warnings))
     if is_for_cpu(request.kv):
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"
         )
+    if request.draft is not None and request.draft.is_draft_head:
+        return _with_gpu_and_head(request, machine, measured)
+    try:
+        return _whole_on_gpu(request, machine)
+    except PlanError:
+        return _split(request, measured(machine))
+
+
+def _with_gpu_and_head(
+    request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]
+) -> DevicePlan:
+    """The plan with a requested draft head, if all of the model and the head fit the GPU; else without."""
+    if request.draft_required:
+        with suppress(PlanError):
+            planned = _whole_on_gpu(request, machine)
+            if planned.memory.has_gpu_head:
+                return planned
+    without = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
+    note = (NO_HEAD,) if request.draft_required else ()
+    return replace(without, warnings=(*note, *without.warnings))
+
+
+def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
+    """All of the model on the GPU. Raises `PlanError`: it doesn't fit."""
     sparse = request.sparse if request.sparse_required else None
     whole = replace(_options(request), device="gpu", repack=True, sparse=sparse)
     whole = _gpu_options(request, machine, whole)
-    try:
-        plan = plan_memory(request.sizes, machine, whole)
-    except PlanError:
-        return _split(request, measured(machine))
+    plan = plan_memory(request.sizes, machine, whole)
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
     gathering = sum(layer.gathers for layer in plan.layers)

@@ -158,13 +158,18 @@ class Sampler:
             raise _unusable_logits_error(adjusted, self.constraint)
         return best
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether its samples are the largest of the unmodified logits."""
+        return self.settings.temperature == 0 and not self._adjusting and not self.constraint
+
     def best_of_each(self, logits: Logits) -> list[int] | None:
         """`sample` for every row of `logits` (rows, V), if it doesn't depend on the previous rows: no
         uniforms and unmodified logits. None: rows have to be sampled one by one.
 
         Raises: as `distribution`.
         """
-        if self.settings.temperature != 0 or self._adjusting or self.constraint:
+        if not self.takes_best:
             return None
         self._last = None
         best: list[int] = logits.argmax(axis=1).tolist()

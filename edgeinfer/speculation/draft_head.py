@@ -2,7 +2,8 @@
 
 The head processes a pair for each token of the text: the hidden state at the token, and the token after it.
 The last pair gives the logits of the first draft token; later ones have the head's own hidden states. Its KV
-cache begins where the observed hidden states begin, so that it needs none of a restored prompt.
+cache begins where the observed hidden states begin, so that it needs none of a restored prompt. On a GPU the
+states stay there, and the head drafts the most probable tokens, however the completion is sampled.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +12,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.loop_drafter import LoopDrafter
-from edgeinfer.speculation.observed_states import ObservedStates
+from edgeinfer.speculation.observed_states import KeptStates, ObservedStates, ObservedText
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
+SPARE_STATES = 64
+"""States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
+
 
 class DraftHead(LoopDrafter):
-    """A head on `backend`, for the text of `target`. `vocabulary`: how many first ids it drafts."""
+    """A head on `backend`, for the text of `target`. `vocabulary`: how many first ids it drafts. `batch`:
+    maximum number of its tokens in a step.
+    """
 
     name = "draft head"
 
@@ -33,13 +39,20 @@ class DraftHead(LoopDrafter):
         vocabulary: int,
         nbytes: int,
         on_close: Callable[[], None] | None = None,
+        batch: int = HEAD_BATCH,
     ) -> None:
-        size, spec = target.vocabulary_size, target.specification
-        super().__init__(size, size, min(backend.capabilities.max_draft_prompt, HEAD_BATCH))
+        size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
+        max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
+        super().__init__(size, size, max_prompt, only_greedy=kept > 0)
         self._max_token = self._vocabulary = vocabulary
         self._backend, self._target, self._nbytes = backend, target, nbytes
-        self._layers, self._on_close = (len(spec.layers),), on_close
-        self._observed = ObservedStates(2 * HEAD_BATCH, spec.hidden_size)
+        self._on_close, self._batch = on_close, batch
+        self._layers: tuple[int, ...] = (ON_DEVICE,) if kept else (len(spec.layers),)
+        self._observed: ObservedText = (
+            KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
+            if kept
+            else ObservedStates(2 * HEAD_BATCH, spec.hidden_size, target.backend.final_norm)
+        )
         self._done = 0
         """Number of pairs in the head's cache."""
         self._state: Any = None
@@ -60,19 +73,18 @@ class DraftHead(LoopDrafter):
         The last pair before a changed token keeps the token that followed it, which has little effect.
         """
         self._done = min(self._done, self._observed.begin(step))
-        rows = step.states[0]
-        for first in range(0, len(step.ids), HEAD_BATCH):
-            part = slice(first, first + HEAD_BATCH)
+        for first in range(0, len(step.ids), self._batch):
+            part = slice(first, first + self._batch)
             if len(step.ids[part]) > self._observed.free:
                 self._process(self._observed.end - 1)
-            self._observed.add(step.ids[part], rows[part])
+            self._observed.add(step.ids[part], step.states[0][part] if step.states else None)
         if self._observed.end - self._done > HEAD_BATCH:
             self._process(self._observed.end - 1)
 
     def _process(self, end: int) -> None:
         """Process the pairs before `end`, whose tokens were observed, and drop the states before the last."""
         while self._done < end:
-            last = min(end, self._done + HEAD_BATCH)
+            last = min(end, self._done + self._batch)
             self._forward(self._observed.following(self._done, last), last)
             self._done = last
         self._observed.drop(max(self._observed.first, self._done - 1))
@@ -86,8 +98,7 @@ class DraftHead(LoopDrafter):
 
     def _set_states(self, last: int) -> None:
         """Pass the target's hidden states from `_done` to `last` to the head."""
-        rows = self._observed.rows(self._done, last)
-        self._backend.set_hidden(self._target.backend.final_norm(rows), self._done)
+        self._backend.set_hidden(self._observed.states(self._done, last), self._done)
 
     def _pending(self, history: Sequence[int]) -> list[int] | None:
         """The tokens of the pairs that the head has to process before it drafts, at most `max_prompt`; None:

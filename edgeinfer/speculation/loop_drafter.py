@@ -17,12 +17,22 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftSampling
 class LoopDrafter(AutoregressiveDrafter):
     """Drafts with the draft loop of a backend; token by token with other sampling parameters or siblings.
 
-    `max_prompt`: maximum tokens that the loop processes before it drafts; 0: there is no loop.
+    `max_prompt`: maximum tokens that the loop processes before it drafts; 0: there is no loop. `only_greedy`:
+    the loop drafts the most probable tokens, for completions with any sampling parameters.
     """
 
-    def __init__(self, own_size: int, vocabulary_size: int, max_prompt: int, siblings: int = 0) -> None:
+    def __init__(
+        self,
+        own_size: int,
+        vocabulary_size: int,
+        max_prompt: int,
+        siblings: int = 0,
+        *,
+        only_greedy: bool = False,
+    ) -> None:
         super().__init__(own_size, vocabulary_size, siblings)
         self.max_prompt = max_prompt
+        self._only_greedy = only_greedy
         self._max_token = min(own_size, vocabulary_size)
         self._params_of_loop: SamplingParams | None = None
         self._loop_sampling: DraftSampling | None = None
@@ -37,13 +47,14 @@ class LoopDrafter(AutoregressiveDrafter):
         """As `Drafter.propose`."""
         params = request.params
         if params is not self._params_of_loop:
-            self._params_of_loop, self._loop_sampling = params, draft_sampling(params)
+            self._params_of_loop = params
+            self._loop_sampling = DraftSampling() if self._only_greedy else draft_sampling(params)
         sampling = self._loop_sampling
         if not self.max_prompt or sampling is None or self.siblings:
             return super().propose(history, request)
         if not request.max_tokens:
             return Draft()
-        is_sampled = params.temperature > 0 and params.seed is None
+        is_sampled = params.temperature > 0 and params.seed is None and not self._only_greedy
         uniforms = self._random.random(request.max_tokens, np.float32).tolist() if is_sampled else ()
         drafted = self._draft_after(history, self._loop_request(request, sampling, uniforms))
         if drafted is None:

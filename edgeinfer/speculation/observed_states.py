@@ -1,6 +1,7 @@
 """The hidden states of a target that a draft head hasn't processed yet, and the text that they belong to."""
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,21 @@ TAIL = 32
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
 
 
-class ObservedStates:
+class ObservedText(ABC):
     """The tokens of a text whose hidden states were observed one after the other, from position `base` on.
 
     `end`: how many of them there are. The states themselves are kept from `first` on, counted from `base`;
     at most `capacity`.
     """
 
-    def __init__(self, capacity: int, width: int) -> None:
+    def __init__(self, capacity: int) -> None:
         self.base = self.first = 0
+        self._capacity = capacity
         self._ids: list[int] = []
-        self._rows = np.empty((capacity, width), np.float32)
+
+    @abstractmethod
+    def states(self, first: int, last: int) -> Any:
+        """The states first..last after the final norm, as `Backend.set_hidden` takes them."""
 
     @property
     def end(self) -> int:
@@ -31,7 +36,7 @@ class ObservedStates:
     @property
     def free(self) -> int:
         """How many further states fit."""
-        return len(self._rows) - (self.end - self.first)
+        return self._capacity - (self.end - self.first)
 
     def begin(self, step: HiddenStep) -> int:
         """Drop what is no longer part of the text before a step; return how many tokens remain.
@@ -47,19 +52,11 @@ class ObservedStates:
 
     def add(self, ids: Sequence[int], states: Any) -> None:
         """Add tokens and their states, as many as are `free` at most."""
-        at = self.end - self.first
-        self._rows[at : at + len(ids)] = states
         self._ids += ids
 
     def drop(self, first: int) -> None:
         """Drop the states before `first`."""
-        kept = self._rows[first - self.first : self.end - self.first].copy()
-        self._rows[: len(kept)] = kept
         self.first = first
-
-    def rows(self, first: int, last: int) -> npt.NDArray[np.float32]:
-        """A view of the states first..last."""
-        return self._rows[first - self.first : last - self.first]
 
     def following(self, first: int, last: int) -> list[int]:
         """The tokens after each of first..last; all of them have been observed."""
@@ -78,3 +75,47 @@ class ObservedStates:
         """Whether the last ones of `count` tokens are those of a text."""
         first = max(0, count - TAIL)
         return self._ids[first:count] == list(text[self.base + first : self.base + count])
+
+
+class ObservedStates(ObservedText):
+    """With the states in main memory; `norm`: the final norm of the model."""
+
+    def __init__(self, capacity: int, width: int, norm: Callable[[Any], Any] | None = None) -> None:
+        super().__init__(capacity)
+        self._norm = norm
+        self._rows = np.empty((capacity, width), np.float32)
+
+    def states(self, first: int, last: int) -> Any:
+        """As `ObservedText.states`."""
+        rows = self.rows(first, last)
+        return rows if self._norm is None else self._norm(rows)
+
+    def add(self, ids: Sequence[int], states: Any) -> None:
+        """As `ObservedText.add`."""
+        at = self.end - self.first
+        self._rows[at : at + len(ids)] = states
+        super().add(ids, states)
+
+    def drop(self, first: int) -> None:
+        """As `ObservedText.drop`."""
+        kept = self._rows[first - self.first : self.end - self.first].copy()
+        self._rows[: len(kept)] = kept
+        super().drop(first)
+
+    def rows(self, first: int, last: int) -> npt.NDArray[np.float32]:
+        """A view of the states first..last."""
+        return self._rows[first - self.first : last - self.first]
+
+
+class KeptStates(ObservedText):
+    """With the states on the device of the model, which keeps those of its last positions. `rows`: what a
+    backend takes for those from a position of the text on, and their number.
+    """
+
+    def __init__(self, capacity: int, rows: Callable[[int, int], Any]) -> None:
+        super().__init__(capacity)
+        self._rows = rows
+
+    def states(self, first: int, last: int) -> Any:
+        """As `ObservedText.states`."""
+        return self._rows(self.base + first, last - first)

@@ -12,7 +12,7 @@ from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.tree_pass import TreePass
-from edgeinfer.speculation.verification import accepted_sibling, verify
+from edgeinfer.speculation.verification import accepted_sibling, greedy_prefix, verify
 
 KINDS = ("greedy", "seeded", "sampled")
 """Kinds of completions: with sampling a forward costs more, and acceptance is lower."""
@@ -93,7 +93,9 @@ class Speculator:
         durations = list[float]()
         while len(durations) < 2 or (len(durations) < 10 and sum(durations[1:]) < seconds):
             start = time.perf_counter()
-            self._engine.append_all([0] * min(rows, self._engine.context))
+            ids = [0] * min(rows, self._engine.context)
+            if self._engine.append_best(ids) is None:
+                self._engine.append_all(ids)
             self._engine.rewind(0)
             durations.append(time.perf_counter() - start)
         return durations
@@ -146,19 +148,27 @@ class Speculator:
         sampler: Sampler,
         end_ids: Collection[int],
         count: DraftCount,
+        *,
+        needs_logits: bool = True,
     ) -> list[SampledToken]:
         """Process the last token of `history`, whose others are in the cache, and the draft after it.
 
-        Returns the following tokens; the cache then holds the history and these, except the last.
+        Returns the following tokens; the cache then holds the history and these, except the last. Without
+        `needs_logits` they may be found on the device, where the logits stay.
         """
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
+        best = None
         if tree is None:
             draft = draft._replace(siblings=()) if draft.siblings else draft
-            logits = self._engine.append_all([history[-1], *draft.ids])
+            if not needs_logits and sampler.takes_best:
+                best = self._engine.append_best([history[-1], *draft.ids])
+        if best is not None:
+            tokens = greedy_prefix(draft.ids, best, None, end_ids)
         else:
-            logits = tree.read(history[-1])
-        tokens = verify(draft, logits, history, sampler, end_ids)
+            ids = [history[-1], *draft.ids]
+            logits = self._engine.append_all(ids) if tree is None else tree.read(history[-1])
+            tokens = verify(draft, logits, history, sampler, end_ids)
         if tree is not None:
             tree.keep(accepted_sibling(draft, tokens))
         self._engine.rewind(len(history) + len(tokens) - 1)

@@ -32,7 +32,7 @@ def verify(
     siblings = draft.sibling_tokens
     best = None if siblings else sampler.best_of_each(logits)
     if best is not None:
-        return _greedy_prefix(draft.ids, best, logits, end_ids)
+        return greedy_prefix(draft.ids, best, logits, end_ids)
     text = list(history)
     tokens: list[SampledToken] = []
     for index in range(len(draft.ids) + 1):
@@ -56,19 +56,19 @@ def verify(
     return tokens
 
 
-def _greedy_prefix(
+def greedy_prefix(
     draft_ids: Sequence[int],
     best: Sequence[int],
-    logits: npt.NDArray[np.float32],
+    logits: npt.NDArray[np.float32] | None,
     end_ids: Collection[int],
 ) -> list[SampledToken]:
     """The best tokens after the history and after each draft token, up to the first that differs from the
-    draft.
+    draft. `logits` None: they are on the device.
     """
     tokens: list[SampledToken] = []
     for index, token in enumerate(best):
         is_drafted = index < len(draft_ids) and token == draft_ids[index]
-        tokens.append(SampledToken(token, logits[index], is_drafted))
+        tokens.append(SampledToken(token, None if logits is None else logits[index], is_drafted))
         if not is_drafted or token in end_ids:
             break
     return tokens

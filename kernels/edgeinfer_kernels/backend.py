@@ -37,6 +37,9 @@ class Capabilities:
     - `copies_in_batch`: `forward_batch` supports `copies`.
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
+    - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
+      draft head there; 0: none.
+    - `finds_best`: `best_ids` is supported.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
@@ -55,6 +58,8 @@ class Capabilities:
     copies_in_batch: bool = False
     padded_tokens: int = 0
     max_draft_prompt: int = 0
+    kept_states: int = 0
+    finds_best: bool = False
     sampling_history: int | None = None
     text_tokens: int = 0
     skips_layers: bool = False
@@ -249,6 +254,12 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def kept_rows(self, first: int, count: int) -> X:
+        """States among the `kept_states` of the capabilities, from a position of the text on, as the
+        `set_hidden` of a draft head on the same device takes them.
+        """
+        _refuse(self)
+
     def set_hidden(self, states: X, start: int) -> None:
         """The target's hidden states after its final norm for the tokens of the next step, at `start`, of a
         draft head.
@@ -336,6 +347,12 @@ class Backend(Protocol[X]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
+        _refuse(self)
+
+    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        """Process a few tokens at positions start… in one step; the ids of the largest logits after each,
+        found on the device, the lowest among equals; -1 if a logit isn't finite.
+        """
         _refuse(self)
 
     def sample_next(

@@ -30,17 +30,20 @@ Python code, and 94 % of text in several languages."""
 @dataclass(frozen=True)
 class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
-    first rows of the target's output; `own_output`: with a separate matrix.
+    first rows of the target's output; `own_embedding`, `own_output`: it has separate matrices.
     """
 
     spec: DecoderSpec
     weights: DecoderWeights
     own_output: bool
+    own_embedding: bool = False
 
     @property
     def sizes(self) -> ModelSizes:
         """Its sizes; they count no bytes for a matrix of the target."""
-        return replace(ModelSizes.of(self.spec, self.weights), shares_head=not self.own_output)
+        sizes = ModelSizes.of(self.spec, self.weights)
+        shares_table = sizes.embedding is not None and not self.own_embedding
+        return replace(sizes, shares_head=not self.own_output, shares_embedding=shares_table)
 
 
 def is_head_file(file: GGUFFile) -> bool:
@@ -85,7 +88,7 @@ def read_draft_head(
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
     )
-    return DraftHeadModel(spec, weights, output is not None)
+    return DraftHeadModel(spec, weights, output is not None, embedding is not None)
 
 
 def head_specification(config: ModelConfig, vocabulary: int, factors: Factors | None = None) -> DecoderSpec:

@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device
-from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.captured_steps import BEST_OF_EACH, CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
@@ -37,6 +37,8 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronize,
 )
+from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
+from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.lora import device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, NoHost, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
@@ -61,9 +63,10 @@ from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool, check_evicted
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.reference.backend import final_norm
-from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, MAX_TOKENS, RECENT
+from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, KEPT_STATES, MAX_TOKENS, RECENT
 from edgeinfer_kernels.stages import CPU, GPU, CpuStages, cpu_stages, part_of_block, shards_on
 
 DEPENDENT_LAUNCH_FROM = 90
@@ -154,6 +157,9 @@ class CudaBackend(Backend[DeviceRows]):
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=MAX_TOKENS if len(self._sequences.each) > 1 else 0,
+            max_draft_prompt=0 if self._drafts is None else MAX_TOKENS,
+            kept_states=self._options.kept_states,
+            finds_best=not self._options.stages,
         ).limited_to(specification)
 
     def _build(self, stages: CpuStages | None, tuning: Tuning, capability: int) -> None:
@@ -176,6 +182,8 @@ class CudaBackend(Backend[DeviceRows]):
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
         self._batches = BatchSteps(self.steps, self._parts.sampling, self._logits)
+        self._drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
+        """The draft loop of a draft head."""
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_loaded: OnLoaded | None) -> None:
@@ -214,6 +222,8 @@ class CudaBackend(Backend[DeviceRows]):
         if x.in_step:
             self.steps.set_state(ids, start)
             self.steps.run(len(ids))
+            if self._drafts is not None:  # Its next step may follow before the host reads any logits.
+                synchronize(self.device)
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
@@ -399,6 +409,40 @@ class CudaBackend(Backend[DeviceRows]):
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= self._options.longest_step and not self.spec.is_encoder)
 
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """As `Backend.keep_hidden`: only `kept_states` are kept."""
+        if layers:
+            raise ValueError(
+                f"hidden states after {layers[0]} layers: a GPU keeps them only for a draft head"
+            )
+
+    def kept_hidden(self, tokens: int) -> list[DeviceRows]:
+        return []
+
+    def kept_rows(self, first: int, count: int) -> DeviceRows:
+        """As `Backend.kept_rows`."""
+        return DeviceRows(first, count, False)
+
+    def as_target(self, *, embedding: bool, output: bool) -> HeadTarget:
+        """This model as the target of a draft head, which reads its embedding, its output, or both."""
+        kept, model = self._parts.workspace.kept, self._parts.model
+        assert kept is not None, "a target keeps hidden states"
+        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept)
+
+    def set_hidden(self, states: DeviceRows, start: int) -> None:
+        """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,
+        and the head reads those that the target keeps.
+        """
+        self._sequence.states_at = (states.first - start) % KEPT_STATES
+
+    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
+        """As `Backend.draft`; the most probable tokens."""
+        assert self._drafts is not None, "only a draft head drafts"
+        with on_device(self.device):
+            self._check_open()
+            self._select()
+            return self._drafts.draft(ids, start, request)
+
     def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
         through all layers; in the `pages` (1, pages) of their sequence, if given.
@@ -493,6 +537,16 @@ class CudaBackend(Backend[DeviceRows]):
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with on_device(self.device):
             return self._logits.of(x)
+
+    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        """As `Backend.best_ids`, of at most MAX_TOKENS tokens."""
+        self.embed(ids)
+        with on_device(self.device):
+            self._batches.discard_ahead()
+            self._select()
+            self.steps.set_state(ids, start)
+            self.steps.run(len(ids), BEST_OF_EACH)
+            return self._batches.results(len(ids))
 
     def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
         """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""
@@ -593,6 +647,8 @@ class CudaBackend(Backend[DeviceRows]):
                 self.forward_texts(self.embed([0]), [1])
             else:
                 self.steps.warm_up(widths, on_compiled, layouts)
+                if self._drafts is not None:
+                    self._drafts.warm_up(widths)
 
     def close(self) -> None:
         """Free the device memory."""
@@ -615,5 +671,5 @@ class CudaBackend(Backend[DeviceRows]):
 
     def _drop(self) -> None:
         """Drop what refers to the device memory."""
-        for name in ("_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
+        for name in ("_drafts", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
             self.__dict__.pop(name, None)

@@ -119,6 +119,12 @@ class BatchSteps:
                 self._run(*self._last)
         return sampled
 
+    def results(self, count: int) -> list[int]:
+        """The ids that the last step has sampled after its first tokens; -1 where a logit is NaN."""
+        self._results[:count].copy_(self._space.results[:count], non_blocking=True)
+        synchronize(self._steps.step.workspace.state.device)
+        return [int(token) for token, _ in self._results[:count].tolist()]
+
     def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)
         logits = self._steps.step.workspace.logits[:count]

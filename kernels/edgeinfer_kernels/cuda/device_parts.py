@@ -11,6 +11,7 @@ from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.driver import AMD_CAPABILITY
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
@@ -46,6 +47,10 @@ class DeviceOptions:
     """Maximum number of tokens of a text that are read as a decode step; more are a chunk of a prompt."""
     sequences: int = 1
     """Sequences with separate recurrent states; the context is that of all."""
+    kept_states: int = 0
+    """Positions whose hidden states are kept for a draft head; 0: it has none."""
+    target: HeadTarget | None = None
+    """The target of a draft head."""
 
     @property
     def longest_step(self) -> int:
@@ -104,11 +109,12 @@ class DeviceParts:
         model = DeviceModel(
             specification, weights, arena, context,
             kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, gathered=options.gathered,
-            sequences=options.sequences,
+            sequences=options.sequences, target=options.target,
         )  # fmt: skip
-        workspace = Workspace(model, arena)
+        workspace = Workspace(model, arena, options.kept_states)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
+        prefill.kept = workspace.kept
         sampling, sent = SamplingSpace(specification.vocabulary_size, arena), None
         if options.stream_min_tokens is not None and can_stream(specification, stages):
             sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)

@@ -33,14 +33,17 @@ COMMON_STEP_SIZES = (1, 2, 4, 8, MAX_TOKENS)
 """Step sizes, in tokens, that are prepared if only the last tokens of a prompt come in groups: the kernels of
 one step size take up to fifteen seconds to compile.
 """
-POSITIONS_AT, MASKS_AT, CACHED_AT, LOST_AT, SEQUENCES_AT = 16, 32, 48, 49, 64
+POSITIONS_AT, MASKS_AT, CACHED_AT, LOST_AT, STATES_AT, SEQUENCES_AT = 16, 32, 48, 49, 50, 64
 SEQUENCE_WORDS = 8
 STATE_WORDS = SEQUENCES_AT + MAX_TOKENS * SEQUENCE_WORDS
 """Words of the int32 state of a step: ids at 0, positions, masks of the step's visible tokens, cached length,
-a flag that the CPU side was lost; from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
+a flag that the CPU side was lost, for a draft head the row of its target's state that belongs to position 0;
+from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
 a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of one sequence
 has the first of them.
 """
+KEPT_STATES = 1024
+"""Positions whose hidden states a target on a GPU keeps for its draft head: two chunks."""
 SCRATCH_WEIGHTS = 32 << 20
 """Maximum number of weights that are dequantized at a time: 64 MiB, about the cache size of a large GPU."""
 STREAMED_PIECE_BYTES = 16 << 20
@@ -157,6 +160,11 @@ def expert_load_bytes(sizes: ModelSizes) -> int:
     blocks = [layer.routed for layer in sizes.layers if layer.routed]
     stacks = [matrix.nbytes for block in blocks for matrix in block.granule_matrices()]
     return EXPERT_LOAD_COPIES * min(EXPERT_LOAD_BYTES, max(stacks, default=0))
+
+
+def kept_state_bytes(hidden_size: int) -> int:
+    """Bytes of the hidden states that a target keeps for its draft head."""
+    return taken(KEPT_STATES * hidden_size, 4)
 
 
 def _drawing_bytes(vocabulary: int) -> int:

@@ -69,6 +69,8 @@ class ModelSizes:
     """The per-layer embeddings, of which rows are read from the file."""
     shares_head: bool = False
     """Whether `head` is a matrix of another model, as that of most draft heads."""
+    shares_embedding: bool = False
+    """Whether the embedding is a matrix of another model."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -170,7 +172,8 @@ class ModelSizes:
 
     def head_device_bytes(self) -> int:
         """GPU bytes of the final norm and the head. Raises `UnsupportedOnDeviceError`."""
-        return vector_bytes(self.vectors) + matrix_bytes(self.head)
+        head = matrix_bytes(self.head)
+        return vector_bytes(self.vectors) + (0 if self.shares_head else head)
 
 
 def _distinct(block: BlockSizes) -> Iterable[MatrixSize]:

@@ -88,7 +88,9 @@ class PlacementProblem:
     @cached_property
     def embedding_gpu_bytes(self) -> int:
         embedding = self.sizes.embedding
-        return 0 if embedding is None else cuda_matrices.matrix_bytes(embedding)
+        if embedding is None or self.sizes.shares_embedding:
+            return 0
+        return cuda_matrices.matrix_bytes(embedding)
 
     @cached_property
     def draft(self) -> tuple[Cost, Cost | None] | None:
@@ -111,7 +113,8 @@ class PlacementProblem:
                 nbytes = problem.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
-        there = on(GPU, problem.gpu_workspace) if problem.can_be_whole else None
+        kept = cuda_buffers.kept_state_bytes(draft.hidden_size) if draft.is_draft_head else 0
+        there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
         return on(CPU, problem.cpu_workspace), there
 
     @cached_property

@@ -349,6 +349,12 @@ class PlanData:
         return plan_stages(self.layers, self.head, self.embedding)
 
     @property
+    def has_gpu_head(self) -> bool:
+        """Whether a draft head is on the GPU."""
+        draft = self.options.draft
+        return self.draft == "gpu" and draft is not None and draft.is_draft_head
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """The devices that compute any part of a token, in the order of their first stages."""
         return tuple(dict.fromkeys(stage.device for stage in self.stages))

@@ -165,10 +165,17 @@ def test_a_head_with_an_unknown_tensor_gives_prompt_lookup_and_a_detail(tmp_path
         edgeinfer.load(path, draft="mtp", **CPU)
 
 
-def test_a_plan_for_a_gpu_says_that_heads_run_on_the_cpu(path: Path) -> None:
-    planned = plan_model(path, draft="mtp", device="rtx 4090, 64 GiB", context=256)
-    assert planned.plan.draft is None
-    assert any("draft heads run on the CPU only" in line for line in planned.warnings)
+def test_a_plan_has_the_head_on_a_gpu_that_holds_the_model_and_on_no_other(path: Path) -> None:
+    machine: dict[str, Any] = {"device": "rtx 4090, 64 GiB", "context": 256}
+    planned = plan_model(path, draft="mtp", **machine)
+    items = {item.item: item for item in planned.plan.items}
+    assert (planned.plan.draft, items["draft head"].device) == ("gpu", "gpu")
+    assert not any("draft head" in line for line in planned.warnings)
+    assert plan_model(path, draft="auto", **machine).plan.draft is None
+    vram = planned.plan.bytes_on("gpu") - 1
+    without = plan_model(path, draft="mtp", vram=vram, **machine)
+    assert (without.plan.draft, without.plan.device) == (None, "gpu")
+    assert any("needs one that holds it and all of the model" in line for line in without.warnings)
 
 
 def step(start: int, text: Sequence[int], width: int = 2) -> HiddenStep:

@@ -1,20 +1,22 @@
 """The input of a draft head, a token and a hidden state of its target: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     NormSpec,
     StatelessSpec,
+    StepShape,
     TensorReader,
 )
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
-from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
+from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, matrix_bytes, taken, vector_bytes
 
 STATES = "target states"
 """The buffer of the hidden states, which `Backend.set_hidden` writes."""
@@ -77,7 +79,7 @@ class DraftInputSizes(BlockSizes):
         return [self.eh_proj]
 
     def undivided_device_bytes(self) -> int:
-        raise UnsupportedOnDeviceError("draft heads run on the CPU only")
+        return matrix_bytes(self.eh_proj) + self.streamed_vector_bytes()
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         # The second half of a pair begins where the first ends, and is padded by itself.
@@ -93,6 +95,14 @@ class DraftInputSizes(BlockSizes):
 
     def outputs(self) -> list[MatrixSize]:
         return []
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["DraftInputSizes"], step: StepShape) -> int:
+        pair = activation_bytes(step.tokens, 2 * step.hidden_size, step.input_floats)
+        return pair + taken(step.hidden_size, 4)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(chunk * 2 * hidden_size, chunk, chunk * hidden_size)
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes((self.eh_proj.rows, self.eh_proj.rows))

@@ -24,6 +24,8 @@ class DeviceSequence:
         """Its first position in the caches."""
         self.layout: Layout = PAGES if number else TEXT
         self.number = number
+        self.states_at = 0
+        """Of a draft head: the row of its target's state that belongs to position 0."""
         self._pages = np.arange(self.first // PAGE, (self.first + positions) // PAGE)
 
     def pages(self, end: int) -> npt.NDArray[np.int64]:

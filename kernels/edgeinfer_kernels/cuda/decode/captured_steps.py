@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
-from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, sample, sample_best_kernel
+from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, argmax, sample, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
@@ -27,12 +27,13 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
     SEQUENCE_WORDS,
     SEQUENCES_AT,
     STATE_WORDS,
+    STATES_AT,
 )
 
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
-NONE, BEST, SAMPLE = "none", "best", "draw"
-"""Sampling mode after a step's logits: none, argmax, or random sampling."""
+NONE, BEST, SAMPLE, BEST_OF_EACH = "none", "best", "draw", "best of each"
+"""Sampling mode after a step's logits: none, argmax, random sampling, or the argmax after each token."""
 
 
 class CapturedSteps:
@@ -89,7 +90,7 @@ class CapturedSteps:
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
         state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
-        state[CACHED_AT] = start
+        state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
         words = self.sequence.words(start, len(ids))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         if self.sequence.layout == PAGES:
@@ -245,6 +246,8 @@ class CapturedSteps:
                 sampling.results,
             )
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
+        elif mode == BEST_OF_EACH:
+            argmax(space.logits[:tokens], sampling.buffers, sampling.sampled, sampling.results)
 
     def _capture(self, tokens: int, mode: str, layout: Layout) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.

@@ -1,6 +1,6 @@
 """The kernel launches of one decode step: 1 to 16 tokens from ids to logits, entirely on the device.
 
-    embed | for each block: its projections and its result, added to x | head
+    embed | for each block: its projections and its result, added to x | head | states for a draft head
 
 The kernel that adds a block's result to x also applies the norm of the next block. If the block has a
 post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
+from edgeinfer_kernels.cuda.draft.keeping import keep_states
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
@@ -86,8 +87,10 @@ class DecodeStep:
     def tuning(self, tuning: Tuning) -> None:
         self.launches.tuning = tuning
 
-    def launch(self, tokens: int) -> None:
-        """From `state` to `logits`; the state of the blocks is updated."""
+    def launch(self, tokens: int, *, last_only: bool = False) -> None:
+        """From `state` to `logits`; the state of the blocks is updated. `last_only`: only the last token has
+        logits.
+        """
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
         stages = self.exchange.stages if self.exchange else None
         block_input = own_input = source
@@ -102,7 +105,9 @@ class DecodeStep:
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
-        self.launches.head(source, tokens)
+        self.launches.head(source, tokens, tokens - 1 if last_only else 0)
+        if self.workspace.kept is not None and not self.is_batch:
+            keep_states(self.launches, self.workspace.kept, tokens)
 
     def _own_input(self, number: int, tokens: int) -> Source | None:
         """The input of block `number`, if it shares x with the block before it, but not the norm."""

@@ -57,7 +57,7 @@ class DeviceSamplingParams:
 
 
 @triton.jit
-def _keys(logits, ids, mask):
+def sorting_keys(logits, ids, mask):
     # -0.0 and 0.0 compare equal; negative floats decrease as their bits increase.
     logits = tl.where(logits == 0.0, 0.0, logits)
     bits = logits.to(tl.int32, bitcast=True)
@@ -66,13 +66,13 @@ def _keys(logits, ids, mask):
 
 
 @triton.jit
-def _logits_of(keys):
+def logits_of(keys):
     ordered = (keys >> 32).to(tl.int32)
     return tl.where(ordered < 0, ordered ^ 0x7FFFFFFF, ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _ids_of(keys):
+def ids_of(keys):
     return (~keys & LOW_WORD).to(tl.int32)
 
 
@@ -125,7 +125,7 @@ def candidates_kernel(
     tl.store(peaks_out + slot, peak)
     tl.store(masses_out + slot, tl.sum(tl.exp(logits - level), axis=0))
     tl.store(broken_out + slot, broken)
-    best = tl.topk(_keys(logits, ids, mask), KEPT)
+    best = tl.topk(sorting_keys(logits, ids, mask), KEPT)
     tl.store(keys_out + slot * KEPT + tl.arange(0, KEPT), best)
 
 
@@ -171,7 +171,7 @@ def _sampled(keys, logits, stays, peak, request):
     """Inverse transform sampling over ascending ids, with sums in float64, as on the host."""
     temperature = tl.maximum(tl.load(request).to(tl.float32), COLDEST)
     weights = tl.where(stays, tl.exp((logits - peak) / temperature), 0.0)
-    by_id = tl.sort((_ids_of(keys).to(tl.int64) << 32) | weights.to(tl.int32, bitcast=True).to(tl.int64))
+    by_id = tl.sort((ids_of(keys).to(tl.int64) << 32) | weights.to(tl.int32, bitcast=True).to(tl.int64))
     ids = (by_id >> 32).to(tl.int32)
     weights = (by_id & LOW_WORD).to(tl.int32).to(tl.float32, bitcast=True).to(tl.float64)
     reached = tl.cumsum(weights, axis=0)
@@ -216,17 +216,17 @@ def sample_kernel(
     keys = tl.load(keys_in + slot * KEPT + at, mask=at < slices * KEPT, other=NO_KEY)
     keys = tl.topk(keys, KEPT)
     best = tl.max(keys, axis=0)
-    peak = _logits_of(best)
+    peak = logits_of(best)
     pieces = tl.arange(0, SLICES)
     wrong = tl.max(tl.load(broken + slot + pieces, mask=pieces < slices, other=0), axis=0)
     wrong = (wrong > 0) | (peak == float("-inf"))
     level = tl.where(wrong, 0.0, peak)
-    logits = tl.where(keys == NO_KEY, float("-inf"), _logits_of(keys))
+    logits = tl.where(keys == NO_KEY, float("-inf"), logits_of(keys))
     mass = _whole_mass(peaks, masses, slot, slices, level, SLICES)
     stays, too_few = _survivors(keys, logits, level, mass, request, vocabulary, KEPT)
     token = _sampled(keys, logits, stays, level, request)
     greedy = tl.load(request) == 0.0
-    token = tl.where(greedy, _ids_of(best), token)
+    token = tl.where(greedy, ids_of(best), token)
     status = tl.where(wrong, _NO_NUMBERS, tl.where(too_few & (not greedy), _TOO_FEW, 0))
     _report(sampled, results, row, token, status)
 
@@ -240,7 +240,7 @@ def best_of_slices_kernel(logits_rows, keys_out, broken_out, vocabulary, SLICE: 
     mask = ids < vocabulary
     logits = tl.load(logits_rows + row.to(tl.int64) * vocabulary + ids, mask=mask, other=float("-inf"))
     tl.store(broken_out + slot, tl.max(((logits != logits) | (logits == float("inf"))).to(tl.int32), axis=0))
-    tl.store(keys_out + slot, tl.max(_keys(logits, ids, mask), axis=0))
+    tl.store(keys_out + slot, tl.max(sorting_keys(logits, ids, mask), axis=0))
 
 
 @triton.jit
@@ -251,8 +251,8 @@ def argmax_kernel(keys_in, broken, sampled, results, slices, SLICES: tl.constexp
     within = piece < slices
     best = tl.max(tl.load(keys_in + row * slices + piece, mask=within, other=NO_KEY), axis=0)
     wrong = tl.max(tl.load(broken + row * slices + piece, mask=within, other=0), axis=0)
-    status = tl.where((wrong > 0) | (_logits_of(best) == float("-inf")), _NO_NUMBERS, 0)
-    _report(sampled, results, row, _ids_of(best), status)
+    status = tl.where((wrong > 0) | (logits_of(best) == float("-inf")), _NO_NUMBERS, 0)
+    _report(sampled, results, row, ids_of(best), status)
 
 
 @dataclass(frozen=True)

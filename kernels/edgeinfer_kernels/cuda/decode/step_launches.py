@@ -371,12 +371,13 @@ class StepLaunches:
             warps=4,
         )
 
-    def head(self, source: Source, tokens: int) -> None:
-        """The logits, and the argmax of every program's rows."""
+    def head(self, source: Source, tokens: int, begin: int = 0) -> None:
+        """The logits of the tokens from `begin` on, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
         spec = model.spec
         self._multiply_a((model.head,), source.activations, source.sum_squares, "head", tokens)
-        for first, config, options in self._split("head", tokens, (model.head,)):
+        for part, config, options in self._split("head", tokens - begin, (model.head,)):
+            first = begin + part
             read = source.after(first)
             self.launch(
                 head_kernel,

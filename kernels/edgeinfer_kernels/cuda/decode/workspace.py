@@ -68,10 +68,10 @@ def _gathered(blocks: Sequence[DeviceBlock], arena: Arena, width: int) -> Gather
 
 class Workspace:
     """The buffers of a decode step; in a counting arena only their size is counted. `spaces`: those of each
-    block kind.
+    block kind; `kept_states`: how many states are kept for a draft head.
     """
 
-    def __init__(self, model: "DeviceModel", arena: Arena) -> None:
+    def __init__(self, model: "DeviceModel", arena: Arena, kept_states: int = 0) -> None:
         tokens, width, blocks = MAX_TOKENS, model.spec.hidden_size, model.blocks
         inputs = [matrix for block in blocks for matrix in block.weights.inputs]
         self.state = arena.take((STATE_WORDS,), torch.int32)
@@ -92,6 +92,8 @@ class Workspace:
         self.best_ids = arena.take((tokens, programs), torch.int32)
         self.gathered = _gathered(blocks, arena, width)
         """The buffers of feed-forwards that read only active neurons; None: there is none."""
+        self.kept = arena.take((kept_states, width), torch.float32) if kept_states else None
+        """The states of the last positions after the final norm, for a draft head; None: it has none."""
         self.nothing = model.head.words  # Dummy pointer for kernel arguments that are not used.
 
     @staticmethod

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.draft.keeping import keep_chunk_states
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
 from edgeinfer_kernels.cuda.prefill.captured_chunks import CapturedChunks
@@ -30,7 +31,7 @@ from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kerne
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
-from edgeinfer_kernels.sizes.cuda_buffers import SEQUENCES_AT, STATE_WORDS
+from edgeinfer_kernels.sizes.cuda_buffers import SEQUENCES_AT, STATE_WORDS, STATES_AT
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 
@@ -73,6 +74,7 @@ def chunk_words(
     of_sequence: tuple[int, ...] = (start, *(step or RecurrentStep()), tokens)
     if sequence is not None:
         of_sequence = sequence.words(start, tokens)
+        words[STATES_AT] = sequence.states_at
     words[SEQUENCES_AT : SEQUENCES_AT + len(of_sequence)] = torch.tensor(of_sequence, dtype=torch.int32)
     return words
 
@@ -92,6 +94,8 @@ class Prefill:
         self._streamed_chunks = 0
         self.exchange: PrefillExchange | None = None
         """The CPU stages of a split model."""
+        self.kept: Tensor | None = None
+        """The states of the last positions after the final norm, for a draft head."""
         self.chunk = chunk
         self.capability = capability
         spec = model.spec
@@ -200,6 +204,9 @@ class Prefill:
                 exchange.send(x)
                 exchange.receive(stage, x, chunk.start)
                 self.apply_next_norm(chunk, number)
+        if self.kept is not None:
+            final = NextNorm(self.model.spec.norm, self.model.norm, self.model.norm_bias)
+            keep_chunk_states(x, chunk.words, final, self.kept)
 
     def _fill_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
         """Set the words of a chunk, and those for states that are fetched from the host."""

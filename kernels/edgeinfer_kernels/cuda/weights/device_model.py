@@ -12,6 +12,7 @@ from torch import Tensor
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.draft.target import HeadTarget, first_rows
 from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
@@ -59,7 +60,7 @@ class DeviceModel(DeviceBuilder):
 
     `spec` and `weights` are those of the whole decoder; `stages`: of a split model, whose shards on the GPU
     are taken. It starts with hidden states from its host, and has no embedding. The feed-forwards of the
-    layers `gathered` store down by neuron.
+    layers `gathered` store down by neuron. `target`: of a draft head.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a block without a kernel.
@@ -78,9 +79,11 @@ class DeviceModel(DeviceBuilder):
         per_layer_here: bool = False,
         gathered: Collection[int] = (),
         sequences: int = 1,
+        target: HeadTarget | None = None,
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self.sequences = sequences
+        self._target = target
         self._non_finite: list[tuple[str, Tensor]] = []
         """Names, and flags whether some of their rows have scales that are NaN or infinite."""
         here, there = shards_on(GPU, stages), shards_on(CPU, stages)
@@ -111,7 +114,8 @@ class DeviceModel(DeviceBuilder):
         self.norm_bias = self.vector(weights.output_norm_bias)
         self.position_rows = self.vector(weights.all_position_rows)
         """The learned rows of positions, one after another."""
-        self.head = self.matrix(weights.output)
+        shared = None if target is None else target.output
+        self.head = self.matrix(weights.output) if shared is None else first_rows(shared, weights.output.rows)
         self.head_bias = self.vector(weights.output_bias)
         self.parts.append(Part("head", arena.used - before, read=True))
         before = arena.used
@@ -119,10 +123,18 @@ class DeviceModel(DeviceBuilder):
         if per_layer_here:
             self.parts.append(Part(PER_LAYER, arena.used - before, read=False))
         self.embedding = self.head
-        if not stages and weights.token_embd is not weights.output:
+        if target is not None and target.embedding is not None:
+            self.embedding = target.embedding
+        elif not stages and weights.token_embd is not weights.output:
             before = arena.used
             self.embedding = self.matrix(weights.token_embd)
             self.parts.append(Part("embedding", arena.used - before, read=False))
+
+    @property
+    def states_of_target(self) -> Tensor:
+        """The hidden states that the target of a draft head keeps."""
+        assert self._target is not None, "only a draft head has a target"
+        return self._target.states
 
     def _block(self, index: BlockIndex, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> DeviceBlock:
         arena, spec, module = self._arena, residual.block, device_module(residual.block.kind)

@@ -211,7 +211,7 @@ def test_a_step_that_was_started_ahead_gives_the_same_tokens(tmp_path: Path) -> 
                 launched += 1
                 launch(tokens)
 
-            backend.step.launch = counted  # type: ignore[method-assign]
+            backend.step.launch = counted  # type: ignore[method-assign, assignment]
             results = []
             for position in range(5):
                 x = backend.embed(ids)

@@ -1,0 +1,155 @@
+"""The draft loop of a head on a GPU: its first step, then steps of one token, without the host in between.
+
+The first step processes the tokens that the head hasn't, with the target's states; the others the draft token
+before them, with the head's own state. Each kind of first step and each number of further ones is a graph, so
+a whole draft takes two launches. The host reads the tokens and their probabilities when all are made.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+
+from edgeinfer_kernels.cuda.blocks.embedding.draft_input import Space
+from edgeinfer_kernels.cuda.current_device import capturing
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
+from edgeinfer_kernels.cuda.draft.keeping import keep_states
+from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+
+MAX_DRAFTED = 16
+"""Maximum tokens of a draft."""
+PREPARED = 7
+"""Maximum tokens of a draft whose steps are captured when the head is loaded."""
+
+
+class DraftSteps:
+    """Drafts with the `steps` of a head; without CUDA its kernels are launched one by one."""
+
+    def __init__(self, steps: CapturedSteps, sampling: SamplingSpace) -> None:
+        self._steps, self._sampling = steps, sampling
+        self._device = steps.step.workspace.state.device
+        self._cuda = self._device.type == "cuda"
+        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
+        self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
+
+    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
+        """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
+        with too low a probability are dropped.
+        """
+        count = min(len(request.min_probs), MAX_DRAFTED)
+        self._steps.set_state(ids, start)
+        width = self._steps.width(len(ids))
+        is_padded = width > len(ids)
+        self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
+        if count > 1:
+            self._run(("further", count - 1), partial(self.launch_further, count - 1))
+        synchronize(self._device)
+        drafted = zip(self._ids[:count].tolist(), self._probs[:count].tolist(), strict=True)
+        kept, probs, reached = list[int](), list[float](), 1.0
+        for index, (token, prob) in enumerate(drafted):
+            reached *= prob
+            if not reached >= request.min_probs[index] or not 0 <= token < request.id_limit:
+                break
+            kept.append(token)
+            probs.append(prob)
+            if request.min_probs_to_continue and reached < request.min_probs_to_continue[index]:
+                break
+        return DraftedTokens(kept, probs, len(ids) + count - 1)
+
+    def warm_up(self, widths: Sequence[int]) -> None:
+        """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
+        if not self._cuda:
+            return
+        self._steps.set_state([0], 0)
+        for width in widths[:-1]:
+            self._captured(("first", width), partial(self.launch_first, width))
+        self._captured(("padded", widths[-1]), partial(self.launch_first, widths[-1], True))
+        for count in range(1, PREPARED):
+            self._captured(("further", count), partial(self.launch_further, count))
+        synchronize(self._device)
+
+    def forget(self) -> None:
+        """Capture the steps again from now on."""
+        self._graphs.clear()
+
+    def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
+        if self._cuda:
+            self._captured(kind, launch).replay()
+        else:
+            launch()
+
+    def _captured(self, kind: tuple[str, int], launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """The graph of a kind. What is launched before the capture compiles its kernels, and changes only
+        positions after the text.
+        """
+        if kind in self._graphs:
+            return self._graphs[kind]
+        space = self._steps.step.workspace
+        state, own = space.state.clone(), self._space.own.clone()
+        launch()
+        torch.cuda.synchronize(self._device)
+        graph = torch.cuda.CUDAGraph()
+        with capturing(self._device, graph):
+            launch()
+        space.state.copy_(state)
+        self._space.own.copy_(own)
+        self._graphs[kind] = graph
+        return graph
+
+    @property
+    def _space(self) -> Space:
+        """The buffers of the head's input."""
+        space: Space = self._steps.step.space("embedding.draft_input")
+        return space
+
+    def launch_first(self, tokens: int, is_padded: bool = False) -> None:
+        """Launch the kernels of a first step of this many tokens, and of the first draft token, which needs
+        the logits of the last one: if the step `is_padded`, that is known on the device.
+        """
+        self._steps.step.launch(tokens, last_only=not is_padded)
+        self._select(0)
+
+    def launch_further(self, count: int) -> None:
+        """Launch the kernels of this many further steps."""
+        self._space.reads_own = True
+        try:
+            for index in range(1, count + 1):
+                self._steps.step.launch(1)
+                self._select(index)
+        finally:
+            self._space.reads_own = False
+
+    def _select(self, index: int) -> None:
+        """Keep the state of the step's last token, and make the draft token after it the next step's."""
+        launches = self._steps.step.launches
+        space, buffers = launches.workspace, self._sampling.buffers
+        vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
+        keep_states(launches, self._space.own, 1, last=True)
+        launches.launch(
+            draft_slices_kernel,
+            (slices,),
+            space.logits,
+            space.state,
+            buffers.keys,
+            buffers.masses,
+            vocabulary,
+            SLICE=buffers.slice,
+            warps=4,
+        )
+        launches.launch(
+            draft_token_kernel,
+            (1,),
+            buffers.keys,
+            buffers.masses,
+            space.state,
+            self._ids,
+            self._probs,
+            index,
+            slices,
+            SLICES=next_power_of_two(slices),
+            warps=4,
+        )

@@ -1,0 +1,104 @@
+"""The kernels of hidden states for draft heads: a target keeps them, and a head reads them with a token.
+
+The target keeps the states of its last positions after the final norm: that of position p is row p % ROWS of
+a ring. A head's position 0 is the ring's row `STATES_AT` of its words. After a draft token it reads its own
+state, which it has kept in the single row of a buffer.
+"""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, row_scale
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
+from edgeinfer_kernels.cuda.triton_ops.step_words import step_start, step_tokens
+from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+from edgeinfer_kernels.sizes import cuda_buffers
+
+STATES_AT = tl.constexpr(cuda_buffers.STATES_AT)
+
+
+@triton.jit
+def keep_states_kernel(
+    x, words, norm, kept,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
+    LAST: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """kept = norm(x) of a step or a chunk, without padding; one program per token. LAST: of its last token
+    only, to row 0. Reads and writes WIDTH · 4 bytes per token.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    token, count = tl.program_id(0), step_tokens(words)
+    row = (step_start(words) + token) % ROWS
+    if LAST:
+        token, row = count - 1, 0
+    offsets = tl.arange(0, BLOCK)
+    mask = (offsets < WIDTH) & (token < count)
+    value = tl.load(x + token.to(tl.int64) * WIDTH + offsets, mask=mask, other=0.0)
+    value = normed(value, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, BIAS)
+    tl.store(kept + row * WIDTH + offsets, value, mask=mask)
+
+
+@triton.jit
+def _state_row(states, words, token, WIDTH: tl.constexpr, ROWS: tl.constexpr):
+    """The state that belongs to a token of a step or a chunk; of a single row, that one."""
+    row = (tl.load(words + STATES_AT) + step_start(words) + token) % ROWS
+    return states + row.to(tl.int64) * WIDTH
+
+
+@triton.jit
+def draft_pair_kernel(
+    x, states, words, x_norm, state_norm, out,
+    NORM: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """out = [norm(x); norm(state)] as activations, and x = 0, to which the projection is added; one program
+    per token of a step.
+
+    Reads width · 8 bytes, writes width · 4 and 12 words (44 with floats) per 32 columns. The padding of a row
+    stays zero.
+    """
+    WIDTH: tl.constexpr = NORM.width
+    release_consumers(DEPENDENT)
+    token = tl.program_id(0)
+    group = tl.arange(0, NORM.groups)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    x_loaded = load_norm(x_norm, inside, column, False)
+    state_loaded = load_norm(state_norm, inside, column, False)
+    wait_for_producers(DEPENDENT)
+    target = out + token * (OUT.planes * OUT.blocks)
+    pointers = x + token * WIDTH + column
+    value = tl.load(pointers, mask=inside, other=0.0)
+    tl.debug_barrier()
+    tl.store(pointers, tl.zeros_like(value), mask=inside)
+    value = normalized(value, x_loaded, inside, NORM, False)
+    quantize(value, target, group, group < WIDTH // 16, OUT)
+    state = tl.load(_state_row(states, words, token, WIDTH, ROWS) + column, mask=inside, other=0.0)
+    state = normalized(state, state_loaded, inside, NORM, False)
+    quantize(state, target, group + WIDTH // 16, group < WIDTH // 16, OUT)
+
+
+@triton.jit
+def draft_pair_rows_kernel(
+    x, states, words, x_norm, state_norm, out, row_scales,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """As `draft_pair_kernel`, of a chunk: out (tokens, 2 · WIDTH) float16, to be multiplied by row_scales.
+    Reads WIDTH · 8 bytes per token, writes WIDTH · 8.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    offsets = tl.arange(0, BLOCK)
+    mask = offsets < WIDTH
+    at = x + token * WIDTH + offsets
+    value = tl.load(at, mask=mask, other=0.0)
+    value = normed(value, mask, x_norm.weight, x_norm.bias, offsets, x_norm.epsilon, WIDTH, NORM, False)
+    state = tl.load(_state_row(states, words, token, WIDTH, ROWS) + offsets, mask=mask, other=0.0)
+    norm = state_norm
+    state = normed(state, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, False)
+    tl.store(at, tl.zeros_like(value), mask=mask)
+    largest = tl.maximum(tl.max(tl.abs(value), axis=0), tl.max(tl.abs(state), axis=0))
+    scale = row_scale(largest)
+    tl.store(row_scales + token, scale)
+    own = out + token * (2 * WIDTH) + offsets
+    tl.store(own, (value / scale).to(tl.float16), mask=mask)
+    tl.store(own + WIDTH, (state / scale).to(tl.float16), mask=mask)

@@ -1,0 +1,63 @@
+"""The kernels that select a draft token from the logits of a head's step, and set the next step's token."""
+
+import triton
+import triton.language as tl
+
+from edgeinfer_kernels.cuda.decode.sampling import NO_KEY, ids_of, logits_of, sorting_keys
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    CACHED_AT,
+    POSITIONS_AT,
+    SEQUENCES_AT,
+    step_start,
+    step_tokens,
+)
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+
+@triton.jit
+def draft_slices_kernel(
+    logits_rows, words, keys, masses, vocabulary, SLICE: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """The largest key of a slice of the last token's logits, and Σ exp(logit - largest); one program per
+    slice. Reads SLICE · 4 bytes.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    piece = tl.program_id(0)
+    row = (step_tokens(words) - 1).to(tl.int64)
+    ids = piece * SLICE + tl.arange(0, SLICE)
+    mask = ids < vocabulary
+    logits = tl.load(logits_rows + row * vocabulary + ids, mask=mask, other=float("-inf"))
+    tl.store(keys + piece, tl.max(sorting_keys(logits, ids, mask), axis=0))
+    peak = tl.max(logits, axis=0)
+    level = tl.where(peak == float("-inf"), 0.0, peak)
+    tl.store(masses + piece, tl.sum(tl.exp(logits - level), axis=0))
+
+
+@triton.jit(do_not_specialize=["index"])
+def draft_token_kernel(
+    keys, masses, words, ids, probs, index, slices, SLICES: tl.constexpr, DEPENDENT: tl.constexpr
+):
+    """The id of the largest logit, the lowest among equals, and its softmax, to `ids` and `probs` at `index`,
+    in memory that the host can read; the next step gets this token alone. The softmax is NaN if a logit is.
+
+    Reads slices · 12 bytes.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    piece = tl.arange(0, SLICES)
+    own = tl.load(keys + piece, mask=piece < slices, other=NO_KEY)
+    mass = tl.load(masses + piece, mask=piece < slices, other=0.0)
+    best = tl.max(own, axis=0)
+    peak = logits_of(best)
+    total = tl.sum(tl.where(mass == 0.0, 0.0, mass * tl.exp(logits_of(own) - peak)), axis=0)
+    token = ids_of(best)
+    tl.store(ids + index, token)
+    tl.store(probs + index, 1.0 / total)
+    end = step_start(words) + step_tokens(words)
+    tl.debug_barrier()  # All threads have read the words.
+    tl.store(words, token)
+    tl.store(words + POSITIONS_AT, end)
+    tl.store(words + CACHED_AT, end)
+    tl.store(words + SEQUENCES_AT, end)
+    tl.store(words + (SEQUENCES_AT + 4), 1)

@@ -1,0 +1,89 @@
+"""Compiles the kernels of draft heads for a GPU that needn't be there, and prints their resources."""
+
+import sys
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from edgeinfer.shapes.shape import Shape
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
+from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
+from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
+from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
+from edgeinfer_kernels.cuda.draft.target import HeadTarget
+from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.decoder import (
+    DecoderSpec,
+    DecoderWeights,
+    LayerSpec,
+    LayerWeights,
+    ResidualBlock,
+    ResidualWeights,
+)
+from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.cuda_buffers import KEPT_STATES
+from harness.empty_decoders import NORM, empty_decoder
+
+POSITIONS, CHUNK = 4096, 512
+WIDTH, VOCABULARY = 2560, 124_160
+NAMES = {
+    "keep_states_kernel",
+    "draft_pair_kernel",
+    "draft_pair_rows_kernel",
+    "draft_slices_kernel",
+    "draft_token_kernel",
+}
+
+
+def head_decoder(kind: str, norm: NormSpec) -> tuple[DecoderSpec, DecoderWeights]:
+    """A head of the width and the drafted vocabulary of Qwen3.5 4B."""
+    shape = Shape("small", 1, WIDTH, 9216, 16, 4, VOCABULARY, POSITIONS, head_dim=256)
+    spec, weights = empty_decoder(shape, kind)
+    (layer,), (layer_weights,) = spec.layers, weights.layers
+    formats = layer_weights.blocks[0].block.attn_q.format
+    projection = Matrix("eh_proj", formats, WIDTH, 2 * WIDTH, np.zeros((1, 1), np.uint8))
+    gain = np.ones(WIDTH, np.float32)
+    first = ResidualWeights(DraftInputWeights(projection, gain, gain))
+    return (
+        replace(spec, layers=(LayerSpec((ResidualBlock(DraftInputSpec(norm), norm), *layer.blocks)),)),
+        replace(weights, layers=(LayerWeights((first, *layer_weights.blocks)),)),
+    )
+
+
+def launch_all(kind: str, capability: int, *, dependent: bool) -> None:
+    """Steps of a target that keeps its states, and drafts and chunks of its head."""
+    spec, weights = head_decoder(kind, NORM)
+    states = torch.empty((KEPT_STATES, WIDTH), device="meta")
+    options = DeviceOptions(target=HeadTarget(None, None, states))
+    parts = DeviceParts.take(spec, weights, POSITIONS, Arena(), capability, options)
+    tuning = usual_tuning(capability)
+    step = DecodeStep(StepLaunches(parts.model, parts.workspace, tuning, dependent=dependent))
+    parts.workspace.kept = states
+    for tokens in (1, 2, 8, 16):
+        step.launch(tokens)
+    parts.workspace.kept = None
+    drafts = DraftSteps(CapturedSteps(step, parts.sampling), parts.sampling)
+    drafts.launch_first(4)
+    drafts.launch_further(6)
+    parts.prefill.kept = states
+    parts.prefill.read(CHUNK, 0)
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    with recorded_launches() as launches:
+        for kind in ("Q4_0", "Q8_0", "F16"):
+            launch_all(kind, capability, dependent=capability >= 90)
+    for launch in launches:
+        if launch.name in NAMES:
+            print(launch.name, compile_launch(launch, capability), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Loading a model with its draft head on a described GPU: completions are those without drafts."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeinfer
+import speculation as benchmark
+from edgeinfer import Model
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.errors import SettingError
+from edgeinfer.model_config.layers import draft_head
+from edgeinfer.sampling import SamplingParams
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+from edgeinfer.speculation.draft_head import DraftHead
+from edgeinfer.speculation.drafter import DraftRequest
+from edgeinfer.speculation.prompt_lookup import PromptLookup
+from edgeinfer.speculation.speculator import Speculator
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
+
+GPU: dict[str, Any] = {"context": 96, "threads": 2, "device": "cuda"}
+GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
+IDS = [5, 9, 30, 7, 11, 5, 9]
+WITH_HEAD = RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",))
+
+
+@pytest.fixture
+def unmeasured(small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that everything fits. Measuring takes minutes where kernels are interpreted."""
+    small_gpu(1 << 40)
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+
+
+def drafter_of(model: Model) -> Any:
+    assert model.speculator is not None
+    return model.speculator.drafter
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    texts = [IDS, [*IDS, 40, 41], [8, 8, 3] * 10]
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = [plain.generate(ids, **GREEDY).ids for ids in texts]
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        drafter, engine = drafter_of(model), model.engine
+        assert isinstance(drafter, DraftHead)
+        assert isinstance(engine, NativeEngine)
+        assert isinstance(engine.backend, CudaBackend)
+        assert model.plan is not None
+        planned = {(item.item, item.device): item.bytes for item in model.plan.items}
+        assert planned["draft head", "gpu"] == drafter.nbytes
+        always_draft(model, 3)
+        # A longer text continues the first one, and the third begins another.
+        for ids, wanted in zip(texts, expected, strict=True):
+            completion = model.generate(ids, **GREEDY)
+            assert completion.ids == wanted
+            assert completion.speed.accepted_share is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+def test_sampled_completions_take_the_most_probable_drafts(tmp_path: Path) -> None:
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    seeded: dict[str, Any] = {"max_tokens": 8, "temperature": 0.9, "seed": 3}
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = plain.generate(IDS, **seeded).ids
+        penalized = plain.generate(IDS, repeat_penalty=1.3, **GREEDY).ids
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        always_draft(model, 3)
+        assert model.generate(IDS, **seeded).ids == expected
+        assert model.generate(IDS, repeat_penalty=1.3, **GREEDY).ids == penalized
+        assert len(model.generate(IDS, max_tokens=4, temperature=0.9).ids) == 4
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_tokens_that_the_gpu_samples_ahead_are_observed(tmp_path: Path) -> None:
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        engine, drafter = model.engine, drafter_of(model)
+        speculator, model.speculator = model.speculator, None
+        completion = model.generate(IDS, **GREEDY)
+        text = [*IDS, *completion.ids]
+        model.speculator = speculator
+        assert engine.ids == text[:-1]
+        request = DraftRequest(3, SamplingParams(temperature=0.0))
+        after = drafter.propose(text, request)
+        engine.rewind(0)
+        engine.append(text[:-1])
+        assert drafter.propose(text, request).ids == after.ids
+        assert len(after.ids) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("name", ["qwen35-draft-head", "glm4moe"])
+def test_heads_of_recurrent_and_moe_models_change_no_completion(tmp_path: Path, name: str) -> None:
+    path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = plain.generate(IDS, **GREEDY).ids
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        always_draft(model, 3)
+        assert model.generate(IDS, **GREEDY).ids == expected
+        kept = model.engine.snapshot()
+        assert kept is not None
+        snapshot = replace(kept, ids=list(kept.ids), arrays=[array.copy() for array in kept.arrays])
+        model.generate([3, 4, 5, 6], **GREEDY)
+        model.engine.restore(snapshot, len(snapshot.ids))
+        assert model.generate(IDS, **GREEDY).ids == expected
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_head, "MAX_WHOLE_VOCABULARY", 64)
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = plain.generate(IDS, **GREEDY).ids
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        always_draft(model, 3)
+        assert drafter_of(model).nbytes > 0
+        assert model.generate(IDS, **GREEDY).ids == expected
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_auto_drafts_on_a_gpu_only_on_request(tmp_path: Path) -> None:
+    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), **GPU) as model:
+        assert model.speculator is None
+
+
+def test_a_gpu_without_memory_for_the_head_gives_prompt_lookup_and_a_warning(
+    tmp_path: Path, small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    small_gpu(1 << 40)
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        assert model.plan is not None
+        needed = model.plan.bytes_on("gpu")
+    small_gpu(needed - 1)
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        assert isinstance(drafter_of(model), PromptLookup)
+        assert any("needs one that holds it and all of the model" in line for line in model.warnings)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_drafter_that_reads_states_on_the_host_is_refused_next_to_a_gpu(tmp_path: Path) -> None:
+    class Reader(edgeinfer.Drafter):
+        hidden_layers = (-1,)
+
+        def propose(self, history: Any, request: Any) -> edgeinfer.Draft:
+            return edgeinfer.Draft()
+
+    with pytest.raises(SettingError, match="run on the CPU only"):
+        edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft=Reader(), **GPU)
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_greedy_drafts_are_verified_without_copies_of_the_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft="mtp", **GPU) as model:
+        engine = model.engine
+        expected = engine.append_all(IDS).argmax(axis=1).tolist()
+        engine.rewind(0)
+        assert engine.append_best(IDS) == expected
+        engine.rewind(0)
+        assert engine.append_best(list(range(3, 20))) is None
+        assert engine.ids == []
+        copied: list[int] = []
+        original = CudaBackend.logits
+
+        def logits(self: CudaBackend, x: Any) -> Any:
+            copied.append(len(x))
+            return original(self, x)
+
+        monkeypatch.setattr(CudaBackend, "logits", logits)
+        always_draft(model, 3)
+        drafted = model.generate(IDS, **GREEDY).ids
+        assert copied == [1]  # of the prompt
+        # A logit that isn't finite: the host gets them all.
+        monkeypatch.setattr(CudaBackend, "best_ids", lambda self, ids, start: [-1] * len(ids))
+        assert model.generate(IDS, **GREEDY).ids == drafted
+        assert max(copied) > 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
+    suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
+    rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
+    assert [row[2] for row in rows] == ["baseline", *benchmark.HEADS]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("options", [{"kv": "q8_0"}, {"parallel": 2}])
+def test_other_caches_and_several_requests_change_no_completion(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    model_file = replace(ZOO["qwen35-draft-head"], formats=("Q8_0",)) if "parallel" in options else WITH_HEAD
+    path, settings = model_file.write(tmp_path / "model.gguf"), {**GPU, **options}
+    short: dict[str, Any] = {"max_tokens": 4, "temperature": 0.0}
+    with edgeinfer.load(path, draft=None, **settings) as plain:
+        expected = [plain.generate(ids, **short).ids for ids in (IDS, IDS[:3])]
+    with edgeinfer.load(path, draft="mtp", **settings) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        always_draft(model, 2)
+        assert [each.ids for each in model.generate([IDS, IDS[:3]], **short)] == expected
+        assert [model.generate(ids, **short).ids for ids in (IDS, IDS[:3])] == expected
