@@ -359,7 +359,7 @@ def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -
     caches that can be shared don't fit.
     """
     shared = _shared_caches(request, options)
-    if shared is None or _is_alone(request):
+    if request.parallel == 1 or shared is None:
         return options
     if not shared.whole_caches:
         return replace(shared, sequences=_sequences(request, machine, shared))
@@ -377,7 +377,7 @@ def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions)
     recurrent states are there only.
     """
     shared = _shared_caches(request, options)
-    if shared is None or _is_alone(request):
+    if request.parallel == 1 or shared is None:
         return options
     if request.parallel and not shared.whole_caches and not request.sizes.is_recurrent:
         return replace(shared, sequences=request.parallel)
@@ -387,13 +387,6 @@ def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions)
         if (rate := _split_rate(request, machine, found)) and rate >= least:
             return found
     return options
-
-
-def _is_alone(request: PlanRequest) -> bool:
-    """Whether a GPU has one sequence at a time: as requested, or because the model is recurrent and no number
-    is requested. Steps of several recurrent states take longer there than those of one after another.
-    """
-    return request.parallel == 1 or (not request.parallel and request.sizes.is_recurrent)
 
 
 def _counts(request: PlanRequest) -> tuple[int, ...]:

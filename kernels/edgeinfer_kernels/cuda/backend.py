@@ -289,7 +289,14 @@ class CudaBackend(Backend[DeviceRows]):
         return self.enter_batch(ids, self._sequences.positions(starts, states), before, states)
 
     def is_at(self, position: int) -> bool:
-        return self._caches.slots is None or self._caches.slots.is_next(position)
+        """As `Backend.is_at`. A step of this position that was started ahead is dropped: its state is in
+        another slot.
+        """
+        slots = self._caches.slots
+        if slots is not None and slots.end == position + 1:
+            self._sampling.discard_ahead()
+            slots.rewind(position)
+        return slots is None or slots.is_next(position)
 
     def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
         """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""

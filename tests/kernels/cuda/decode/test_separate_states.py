@@ -123,6 +123,22 @@ def test_a_token_that_is_sampled_ahead_survives_steps_of_other_sequences(tmp_pat
         assert pairs == list(zip(*alone, strict=True))
 
 
+def test_sequences_that_ran_ahead_can_be_read_together(tmp_path: Path) -> None:
+    of, layers = MODELS["gated delta nets"]
+    with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder, backends(decoder) as every:
+        *own, joined = every
+        texts = [text[:20] for text in texts_of(decoder)]
+        expected = [decoder.reference_logits(text)[19] for text in texts]
+        for each, text in zip(own, texts, strict=True):
+            read(each, text[:18], (17, 1))
+            each.sample_next(text[18], 18)
+            assert each.is_at(19)
+        rows = step_together(joined, [text[19] for text in texts], [19] * SEQUENCES)
+        for row, wanted in zip(rows, expected, strict=True):
+            assert distance(row, wanted) < AGREE
+        assert own[0].is_at(20)
+
+
 @pytest.mark.slow
 def test_requests_of_a_recurrent_model_share_steps_on_a_gpu(tmp_path: Path) -> None:
     of, layers = MODELS["gated delta nets"]
