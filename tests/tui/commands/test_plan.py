@@ -23,7 +23,7 @@ def test_equal_layers_share_a_line_of_the_table(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP)
     assert (outcome.code, outcome.err) == (0, "")
     lines = [" ".join(line.split()) for line in outcome.out.splitlines()]
-    assert lines[0].startswith("Fits. 10 of 10 layers on the GPU, 0.8 of 8 GiB, about ")
+    assert lines[0].startswith("Fits. 10 of 10 layers on the GPU, 0.6 of 8 GiB, about ")
     assert lines[2] == "item on size ms FLOP/B bound by"
     assert lines[3].startswith("layers 0-9 attention gpu ")
     assert len(lines) < 25
@@ -39,7 +39,7 @@ def test_verbose_prints_budgets_and_speeds_after_the_same_table(edgeinfer: Comma
     assert verbose.startswith(short[: short.index("\n\nthe machine")])
     lines = verbose.splitlines()
     assert any(line.startswith("decode: ") for line in lines)
-    assert "gpu: 785 MiB of 8.00 GiB that may be used" in lines
+    assert "gpu: 635 MiB of 8.00 GiB that may be used" in lines
     assert not any(line.startswith(("decode: ", "gpu: ")) for line in short.splitlines())
 
 
@@ -50,7 +50,7 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
     assert (outcome.code, outcome.err) == (0, "")
     rows = [" ".join(line.split()) for line in outcome.out.splitlines()]
     assert rows[0] == "machine fits memory tokens/s prompt/s"
-    assert rows[1].startswith("rtx 4060 laptop on the GPU 0.8 of 8 GiB ")
+    assert rows[1].startswith("rtx 4060 laptop on the GPU 0.6 of 8 GiB ")
     assert rows[3].startswith("tiny: 1MiB, 9GB/s, 9MiB ram no - - -")
     assert any(row.startswith("tiny: 1MiB, 9GB/s, 9MiB ram: tiny: the model needs ") for row in rows[4:])
     message = json.loads(edgeinfer("plan", "tiny", *options, "--json").out)
@@ -73,7 +73,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_shape(
     outcome = edgeinfer("plan", "qwen3-8b", "--device", LAPTOP)
     assert outcome.code == 0
     assert outcome.err == ("edgeinfer: planned from its shape in Q4_K_M: the file is not on this disk yet\n")
-    assert outcome.out.startswith("Fits. 36 of 36 layers on the GPU, 6.2 of 8 GiB, about ")
+    assert outcome.out.startswith("Fits. 36 of 36 layers on the GPU, 6.1 of 8 GiB, about ")
     shape = edgeinfer("plan", "--shape", "qwen3-8b", "--device", LAPTOP)
     assert (shape.out, shape.err) == (outcome.out, "")
     options = ("--type", "q8_0", "--device", LAPTOP, "--json")
