@@ -31,6 +31,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_parts import compute_capability, cuda_device
 from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
+from edgeinfer_kernels.cuda.tuning.step_timer import replay_seconds
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
@@ -119,7 +120,7 @@ class Layers:
         graph = torch.cuda.CUDAGraph()
         with capturing(device, graph):
             self.launch(x)
-        seconds = min(_replay_seconds(graph) for _ in range(rounds)) / len(self._blocks)
+        seconds = min(replay_seconds(graph, REPLAYS) for _ in range(rounds)) / len(self._blocks)
         return Measured(seconds, *self.result(len(x)))
 
     def result(self, tokens: int) -> tuple[npt.NDArray[np.float32], float]:
@@ -129,16 +130,6 @@ class Layers:
             return x, 0.0
         neurons: int = self._blocks[-1][1].weights.neurons
         return x, float(gathered.counts.sum()) / neurons
-
-
-def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    for _ in range(REPLAYS):
-        graph.replay()
-    end.record()
-    end.synchronize()
-    return float(start.elapsed_time(end)) / 1000 / REPLAYS
 
 
 def byte_share(weights: FeedForwardWeights, active: float) -> float:

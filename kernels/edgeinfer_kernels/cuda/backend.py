@@ -466,9 +466,8 @@ class CudaBackend(Backend[DeviceRows]):
                 self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
-                held = self._chunk_pages(start + len(ids))
-                if pages is not None:
-                    held = self._parts.workspace.pages[0]
+                given = pages is not None
+                held = self._parts.workspace.pages[0] if given else self._chunk_pages(start + len(ids))
                 self._parts.prefill.read(len(ids), start, held)
             synchronize(self.device)
         return rows

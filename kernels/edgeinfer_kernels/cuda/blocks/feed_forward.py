@@ -163,8 +163,8 @@ def _gather(
         count, own = min(MAX_VECTOR_TOKENS, tokens - first), hidden.after(first)
         space, segments = _list_active(step, block, source.after(first), own, count)
         if is_closed:
-            rest = x[first:], target.after(first), count
-            launch_add(launches, space, segments, w.down_bias, scale, norm, *rest)
+            to = target.after(first)
+            launch_add(launches, space, segments, w.down_bias, scale, norm, x[first:], to, count)
         else:
             launch_sum(launches, space, segments, y[first:], w.down_bias, count)
     if is_closed:

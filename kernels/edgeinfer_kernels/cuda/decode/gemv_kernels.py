@@ -1,10 +1,9 @@
 """GEMV kernels of a decode step: projections, gated feed-forward, residuals, the head.
 
 A program computes sixteen rows of a matrix for all tokens of the step, on tensor cores several groups of
-sixteen, so weights are read once. An RMS norm
-needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `sum_squares`
-(tokens, programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
-order, so a step is bit-reproducible.
+sixteen, so weights are read once. An RMS norm needs no separate kernel. The producer of x quantizes x·gain
+and stores Σ x² of its rows in `sum_squares` (tokens, programs). The consumer multiplies its sums by
+1/√(mean x² + ε). Partial sums are added in a fixed order, so a step is bit-reproducible.
 """
 
 import triton

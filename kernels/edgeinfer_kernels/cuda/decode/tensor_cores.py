@@ -61,8 +61,8 @@ def load_wide_ahead(matrix, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
 
 @triton.jit
 def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr):
-    """The int8 words of the tokens, (8, warps, columns/8, blocks) each, the factors of both halves of blocks
-    as in `half_factors`, relative to the largest, and that one, (warps, 1, columns) float32.
+    """The int8 words of the tokens, (8, warps, columns/8, blocks) each, the two factors of blocks as in
+    `half_factors`, relative to the largest, and that one, (warps, 1, columns) float32.
     """
     TOKENS: tl.constexpr = GEMV.tokens
     WARPS: tl.constexpr = GEMV.warps

@@ -172,7 +172,7 @@ def code_value(codes, BYTE_INDEX: tl.constexpr, OFFSET: tl.constexpr):
 
 @triton.jit
 def twice(word):
-    """The low 16 bits of a word in both of its halves."""
+    """The low 16 bits of a word in both of its 16-bit parts."""
     if not USES_PTX:
         return (word & 0xFFFF) | (word << 16)
     else:
@@ -181,7 +181,7 @@ def twice(word):
 
 @triton.jit
 def f16_twice(value):
-    """A float32 as float16, in both halves of a word."""
+    """A float32 as float16, in both 16-bit parts of a word."""
     return twice(value.to(tl.float16).to(tl.int16, bitcast=True).to(tl.int32))
 
 

@@ -66,7 +66,7 @@ class StepTimer:
         durations = []
         for position in (min(SHALLOW, model.context - tokens), min(DEEP, model.context // 2 - tokens)):
             self._set_position(position, tokens)
-            durations.append(min(_replay_seconds(graph) for _ in range(ROUNDS)) / REPLAYS)
+            durations.append(min(replay_seconds(graph, REPLAYS) for _ in range(ROUNDS)))
         return sum(durations) / len(durations)
 
     def _set_position(self, position: int, tokens: int) -> None:
@@ -79,12 +79,12 @@ class StepTimer:
         space.state.copy_(state)
 
 
-def _replay_seconds(graph: torch.cuda.CUDAGraph) -> float:
-    """Seconds of `REPLAYS` replays on the device."""
+def replay_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    """Seconds of a replay on the device: the mean of some, one after another."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
-    for _ in range(REPLAYS):
+    for _ in range(replays):
         graph.replay()
     end.record()
     end.synchronize()
-    return float(start.elapsed_time(end)) / 1000
+    return float(start.elapsed_time(end)) / 1000 / replays

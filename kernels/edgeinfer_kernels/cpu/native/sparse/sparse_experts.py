@@ -134,10 +134,13 @@ def down_phase(pool, counter, block, tokens, own):
 
 @device_function
 def add_sparse_experts(pool, thread, block, step_args, scratch):
-    """As `add_experts`, with only the active neurons; counters 3 to 13, with a latent projection also 0 and
-    1.
+    """As `add_experts`; for at most SPARSE_TOKENS tokens only the active neurons. Counters 3 to 13, with
+    a latent projection also 0 and 1.
     """
     tokens = step_args.tokens
+    if tokens > SPARSE_TOKENS:
+        add_experts(pool, thread, block, step_args, scratch)
+        return
     sparse = block.sparse
     own = sparse.scratch + thread * sparse.scratch_stride
     shared = block.shared_up_matrix.address != 0
@@ -165,10 +168,7 @@ def sparse_experts_block(block, step_args, pool, thread):
     """As `experts_block`; for at most SPARSE_TOKENS tokens, with only the active neurons."""
     scratch = scratch_of(block, thread)
     route(pool, thread, block, step_args, scratch)
-    if step_args.tokens > SPARSE_TOKENS:
-        add_experts(pool, thread, block, step_args, scratch)
-    else:
-        add_sparse_experts(pool, thread, block, step_args, scratch)
+    add_sparse_experts(pool, thread, block, step_args, scratch)
 
 
 @exports.add("sparse_selected_experts_block", ExpertsArgs, StepArgs, ThreadPoolArgs, int)
@@ -176,7 +176,4 @@ def sparse_selected_experts_block(block, step_args, pool, thread):
     """As `selected_experts_block`; for at most SPARSE_TOKENS tokens, with only the active neurons."""
     scratch = scratch_of(block, thread)
     read_selected(pool, thread, block, step_args, scratch)
-    if step_args.tokens > SPARSE_TOKENS:
-        add_experts(pool, thread, block, step_args, scratch)
-    else:
-        add_sparse_experts(pool, thread, block, step_args, scratch)
+    add_sparse_experts(pool, thread, block, step_args, scratch)

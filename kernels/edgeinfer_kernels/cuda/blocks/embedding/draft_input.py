@@ -33,7 +33,7 @@ PART = "draft input"
 
 @dataclass(frozen=True)
 class DeviceDraftInput:
-    """The projection of a pair, and the norms of its halves."""
+    """The projection of a pair, and the norms of its two rows."""
 
     eh_proj: DeviceMatrix
     enorm: Tensor
