@@ -1,11 +1,15 @@
 """What the benchmark of gathered layers times: planted feed-forwards, dense and gathered, agree."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 
 from edgeinfer_kernels.cpu.sparse import dense_layer
-from harness.hot_neurons.gathered_layer import Layers, byte_share, compiled_rows, planted
+from harness.hot_neurons.gathered_layer import Layers, byte_share, planted
 from harness.planted_neurons import find_planted, planted_inputs
 
 
@@ -27,7 +31,23 @@ def test_dense_and_gathered_layers_agree_and_list_the_planted_share(device: str)
     assert 0.4 < byte_share(dense_layer(weights, 0), 0.1) < byte_share(dense_layer(weights, 0), 0.3) < 0.7
 
 
+COMPILE = """
+from harness.hot_neurons.gathered_layer import compiled_rows
+from harness.planted_neurons import find_planted
+
+print(*(row[0] for row in compiled_rows(find_planted("smoke"), "Q4_0", (1,))))
+"""
+
+
 @pytest.mark.slow
 def test_the_kernels_of_the_smoke_run_compile() -> None:
-    names = {row[0] for row in compiled_rows(find_planted("smoke"), "Q4_0", (1,))}
-    assert {"sparse_gated_kernel", "gathered_down_kernel", "list_active_kernel"} <= names
+    """In a process without the interpreter."""
+    run = subprocess.run(
+        [sys.executable, "-c", COMPILE],
+        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert {"sparse_gated_kernel", "gathered_down_kernel", "list_active_kernel"} <= set(run.stdout.split())
