@@ -1,24 +1,16 @@
 """The kernels of blocks compile for a GPU: the interpreter accepts more than the compiler."""
 
-import os
 import re
-import subprocess
-import sys
 
 import pytest
+
+from tests.kernels.without_interpreter import output_without_interpreter
 
 
 def compiled(module: str, capability: int) -> list[tuple[int, int]]:
     """(bytes of shared memory, bytes of spilled registers) of each kernel that a module here compiles."""
-    run = subprocess.run(
-        [sys.executable, "-m", f"tests.kernels.cuda.{module}", str(capability)],
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    found = [re.findall(rf"{name}_bytes=(\d+)", run.stdout) for name in ("shared", "spilled")]
+    printed = output_without_interpreter("-m", f"tests.kernels.cuda.{module}", str(capability))
+    found = [re.findall(rf"{name}_bytes=(\d+)", printed) for name in ("shared", "spilled")]
     return [(int(shared), int(spilled)) for shared, spilled in zip(*found, strict=True)]
 
 

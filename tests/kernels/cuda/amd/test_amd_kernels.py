@@ -1,12 +1,11 @@
 """Kernels are compiled for AMD's GPUs by Triton's HIP backend, without one. None has run them."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.kernels.without_interpreter import output_without_interpreter
 
 pytestmark = pytest.mark.slow
 
@@ -24,12 +23,8 @@ MODULES = (
 
 def compiled(target: str, module: str, *arguments: str) -> str:
     """What a module prints that compiles kernels."""
-    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
-    environment["PYTHONPATH"] += os.pathsep + str(ROOT / "benchmarks")
-    command = [sys.executable, "-m", "tests.kernels.cuda.amd.compile_for_amd", target, module, *arguments]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert run.returncode == 0, run.stderr[-3000:]
-    return run.stdout
+    command = ["-m", "tests.kernels.cuda.amd.compile_for_amd", target, module, *arguments]
+    return output_without_interpreter(*command, more_paths=(str(ROOT / "benchmarks"),))
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -1,9 +1,5 @@
 """What the benchmark of gathered layers times: planted feed-forwards, dense and gathered, agree."""
 
-import os
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -11,6 +7,7 @@ import torch
 from edgeinfer_kernels.cpu.sparse import dense_layer
 from harness.hot_neurons.gathered_layer import Layers, byte_share, planted
 from harness.planted_neurons import find_planted, planted_inputs
+from tests.kernels.without_interpreter import output_without_interpreter
 
 
 def test_dense_and_gathered_layers_agree_and_list_the_planted_share(device: str) -> None:
@@ -42,12 +39,5 @@ print(*(row[0] for row in compiled_rows(find_planted("smoke"), "Q4_0", (1,))))
 @pytest.mark.slow
 def test_the_kernels_of_the_smoke_run_compile() -> None:
     """In a process without the interpreter."""
-    run = subprocess.run(
-        [sys.executable, "-c", COMPILE],
-        env={**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert {"sparse_gated_kernel", "gathered_down_kernel", "list_active_kernel"} <= set(run.stdout.split())
+    names = output_without_interpreter("-c", COMPILE).split()
+    assert {"sparse_gated_kernel", "gathered_down_kernel", "list_active_kernel"} <= set(names)
