@@ -74,7 +74,9 @@ def test_two_budgets_that_hold_a_model_only_together_run_it(path: Path) -> None:
             assert shard.nbytes == plan.bytes_on(name) <= half
         assert "on 2 GPUs" in plan.explain()
         assert model.details[0].startswith("layers 0-")
-        rounding = 2e-2 if HAS_GPU else 0.0
+        # The second part normalizes its input; one GPU applies that norm to the sums. Their last bits differ,
+        # and so may some keys and values, which are rounded to f16.
+        rounding = 2e-2 if HAS_GPU else 1e-4
         np.testing.assert_allclose(engine.append_all(IDS), one.engine.append_all(IDS), atol=rounding)
         greedy = {"max_tokens": 6, "temperature": 0.0}
         assert model.generate(IDS, **greedy).ids == one.generate(IDS, **greedy).ids
