@@ -5,6 +5,7 @@ python benchmarks/parallel.py --shapes llama-3.2-1b --types Q4_0 --threads 2
 python benchmarks/parallel.py --llama-batched-bench build/bin/llama-batched-bench --models model.gguf
 python benchmarks/parallel.py --device cuda --shapes llama-3-8b --types Q4_0
 python benchmarks/parallel.py --tests clients
+python benchmarks/parallel.py --tests drafts --threads 2
 
 A stream is an asynchronous stream of the library; clients read streams of `edgeinfer serve`. The other side
 is llama.cpp's `llama-batched-bench`, which samples no tokens; both sides run in turns.
@@ -30,6 +31,7 @@ import httpx
 
 from edgeinfer import Model
 from edgeinfer.benchmarking.machine import command_line, this_machine
+from edgeinfer.benchmarking.random_files import random_file
 from edgeinfer.benchmarking.speed_runs import BenchedModel
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.errors import EdgeInferError
@@ -37,8 +39,11 @@ from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes
 from harness import suites
+from harness.planted_drafts import drafts_table
 
 STREAMS = (1, 4, 8, 16)
+DRAFTED_STREAMS = 8
+"""Most streams with drafts: the tokens of a step are at most 16."""
 OUTPUT_SHOWN = 300
 WORDS = ("one", "two", "three", "red", "green", "blue", "sun", "moon")
 """Of the prompts of clients."""
@@ -53,13 +58,14 @@ class Sizes:
     long: int = 4096
     short: int = 16
     streams: Sequence[int] = STREAMS
+    drafted: int = 128
 
     @property
     def context(self) -> int:
         return self.long + self.generated + CHUNK_TOKENS
 
 
-SMOKE = Sizes(prompt=8, generated=6, long=200, streams=(1, 2))
+SMOKE = Sizes(prompt=8, generated=6, long=200, streams=(1, 2), drafted=8)
 
 
 @dataclass
@@ -312,7 +318,8 @@ def main() -> None:
     parser.add_argument("--llama-batched-bench", type=Path, help="llama.cpp's program (default: without)")
     parser.add_argument("--kv", default="f16", help="type of the KV cache (%(default)s)")
     parser.add_argument("--device", default="cpu", help="(%(default)s)")
-    parser.add_argument("--tests", default="streams,clients", help="(%(default)s)")
+    parser.add_argument("--tests", default="streams,clients", help="streams, clients, drafts (%(default)s)")
+    parser.add_argument("--draft-shape", default="smollm2-135m", help="of the draft model (%(default)s)")
     parser.set_defaults(shapes="llama-3.2-1b", types="Q4_0", rounds=3)
     options = parser.parse_args()
     sizes, rounds = (SMOKE, 1) if options.smoke else (Sizes(), options.rounds)
@@ -323,6 +330,11 @@ def main() -> None:
         where = f"{benched.name}, " + (f"{threads} threads" if options.device == "cpu" else options.device)
         if "streams" in suites.words(options.tests):
             sections += library_sections(benched, sizes, rounds, threads, options, where)
+        if "drafts" in suites.words(options.tests):
+            small = random_file(options.draft_shape, "Q4_0")
+            counts = [count for count in sizes.streams if count <= DRAFTED_STREAMS]
+            table = drafts_table(benched.path, small, options.device, threads, counts, sizes.drafted, rounds)
+            sections.append((f"{where}: drafts of {options.draft_shape}", table))
         if "clients" in suites.words(options.tests):
             arguments = ["--device", options.device, "--kv", options.kv, "--threads", str(threads)]
             table = clients_table(benched.path, sizes, rounds, arguments)

@@ -383,7 +383,8 @@ class LiveRequest:
         speed = self.timer.speed(generated, self._bytes_per_token)
         speed = replace(speed, gpu_experts=self.experts.gpu_share)
         if self._batches:
-            return replace(speed, tokens_per_forward=self._rows / self._batches)
+            share = self.drafts.accepted_share
+            return replace(speed, accepted_share=share, tokens_per_forward=self._rows / self._batches)
         if not self.drafts.drafted:
             return speed
         controller = self.speculator.controller_of(self.request.sampling) if self.speculator else None

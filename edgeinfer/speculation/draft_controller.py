@@ -67,18 +67,22 @@ class DraftController:
         self._tokens, self._cost = stats.tokens, stats.cost
         self._trust, self.probe_budget = stats.trust, stats.probe_budget
 
-    def record_baseline(self, seconds: float) -> None:
-        """Record a single-token forward without a draft."""
+    def record_baseline(self, seconds: float, texts: int = 1) -> None:
+        """Record a forward of one token of each text, without a draft."""
         self.probe_budget = min(1.0, self.probe_budget + PROBE_SHARE)
-        self.costs.record_baseline(seconds)
+        self.costs.record_baseline(seconds / self.costs.relative(texts))
 
-    def record_step(self, tokens: int, rows: int, drafted: int, draft: float, forward: float) -> None:
-        """Record a step of `tokens` resulting tokens: `drafted` tokens in `draft` seconds, and a forward of
-        `rows` tokens in `forward` seconds.
+    def record_step(
+        self, tokens: float, rows: int, drafted: int, draft: float, forward: float, texts: int = 1
+    ) -> None:
+        """Record a step of `tokens` resulting tokens of some texts: `drafted` tokens in `draft` seconds, and
+        a forward of `rows` tokens in `forward` seconds.
         """
         spent, cost = self.costs.record_step(rows, drafted, draft, forward)
         if not cost:
             return
+        share = self.costs.relative(texts)
+        tokens, spent, cost = tokens / texts, spent / share, cost / share
         # Missed tokens that the drafter has to prefill serve later drafts too, if there are any.
         paid = cost if self.is_profitable or self._is_first else spent
         self.probe_budget = min(1.0, self.probe_budget + PROBE_SHARE + tokens - paid)
@@ -99,14 +103,30 @@ class DraftController:
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
-        limit = min(limit, MAX_DRAFTED)
-        if limit < 1 or self.costs.baseline_is_due:
-            return 0
-        rates, tokens, reached = list[float](), 0.0, 1.0
-        for length in range(limit + 1):
-            tokens, reached = tokens + reached, reached * self.acceptance
-            rates.append(tokens / (self.costs.forward(1 + length) + self.costs.draft(length)))
-        best = max(range(limit + 1), key=rates.__getitem__)
+        return self.lengths([limit], [self.acceptance], 1 + MAX_DRAFTED)[0]
+
+    def lengths(self, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
+        """Number of tokens to draft now for each of several texts, whose tokens are verified by one forward:
+        at most `limits`, and at most `rows` with the token before each draft.
+        """
+        longest = min(max(limits, default=0), MAX_DRAFTED, rows - len(limits))
+        if longest < 1 or self.costs.baseline_is_due:
+            return [0] * len(limits)
+        best = max(range(longest + 1), key=lambda length: self._rate(length, limits, acceptances, rows))
+        return _within(self._longest(best), limits, acceptances, rows)
+
+    def _rate(self, longest: int, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> float:
+        """Expected tokens per second with drafts of up to `longest` tokens."""
+        lengths, tokens = _within(longest, limits, acceptances, rows), 0.0
+        for length, acceptance in zip(lengths, acceptances, strict=True):
+            tokens += sum(acceptance**index for index in range(length + 1))
+        forward = self.costs.forward(len(limits) + sum(lengths))
+        return tokens / (forward + self.costs.draft(max(lengths)))
+
+    def _longest(self, best: int) -> int:
+        """The draft length where `best` is predicted to be the fastest: a probe, if drafting isn't measured
+        to pay, and 0 if there is no budget for it.
+        """
         if best and self.is_profitable:
             return best
         promises = best > 0 and not self._is_cold
@@ -122,11 +142,23 @@ class DraftController:
         if self.cooldown_tokens >= BASELINE_EVERY:
             self.costs.time_baseline()
 
-    def min_probs(self, length: int) -> tuple[float, float]:
+    def min_probs(self, length: int, texts: int = 1) -> tuple[float, float]:
         """Minimum probabilities of being reached that pay for verifying a draft token, and for drafting
-        another one after it.
+        another one after it; of drafts for several texts.
         """
-        worth = 1 / max(1.0, self._tokens / self._cost if self._cost else 1.0)
-        row = self.costs.row(length) / worth
-        further = (self.costs.each / worth + row) / max(self.acceptance, 0.1)
+        gain = max(1.0, self._tokens / self._cost if self._cost else 1.0)
+        rate = gain * texts / self.costs.relative(texts)
+        row = self.costs.row(length, texts) * rate
+        further = (self.costs.each / texts * rate + row) / max(self.acceptance, 0.1)
         return min(1.0, row) ** (1 / self._trust), min(1.0, further) ** (1 / self._trust)
+
+
+def _within(longest: int, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
+    """Draft lengths of at most `longest` within `limits` and `rows`: the tokens that are least likely to be
+    reached are left out.
+    """
+    lengths = [max(0, min(longest, limit)) for limit in limits]
+    while len(lengths) + sum(lengths) > rows:
+        reached = {at: acceptances[at] ** length for at, length in enumerate(lengths) if length}
+        lengths[min(reached, key=reached.__getitem__)] -= 1
+    return lengths

@@ -106,14 +106,21 @@ class DraftCosts:
         prefill = self.draft(text) / 3  # per token, relative to drafting one
         return 2 * MAX_FACTOR * self.draft(tokens) + prefill
 
+    def relative(self, rows: int) -> float:
+        """Seconds of a forward of `rows` rows, at most MAX_ROWS, relative to the baseline."""
+        return self._relative[rows - 1]
+
     def forward(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows, at most MAX_ROWS."""
-        return (self.baseline or 0.0) * self._relative[rows - 1]
+        return (self.baseline or 0.0) * self.relative(rows)
 
-    def row(self, length: int) -> float:
-        """Relative cost of each further row of a draft's forward: single measured ones are too uncertain."""
-        first = min(length, 2)
-        return max(0.0, self._relative[length] - self._relative[first - 1]) / (1 + length - first)
+    def row(self, length: int, texts: int = 1) -> float:
+        """Relative cost of each further row of a forward with drafts for some texts: single measured ones are
+        too uncertain.
+        """
+        rows = min(texts * (1 + length), MAX_ROWS)
+        first = min(rows - 1, max(2, texts))
+        return max(0.0, self.relative(rows) - self.relative(first)) / (rows - first)
 
 
 def _interpolated(known: Mapping[int, float], rows: int) -> float:

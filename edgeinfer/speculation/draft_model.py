@@ -1,13 +1,16 @@
 """Drafting with a smaller model of the same vocabulary."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine
+from edgeinfer.speculation import drafter
+from edgeinfer.speculation.batched.paged_drafts import PagedDrafts
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.drafter import Draft, DraftText
 from edgeinfer.speculation.loop_drafter import LoopDrafter
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
@@ -34,10 +37,28 @@ class DraftModel(LoopDrafter):
         self.engine = engine
         self._on_close = on_close
         self._nbytes = nbytes
+        self._paged: PagedDrafts | None = None
+        """The texts that are decoded together."""
 
     @property
     def nbytes(self) -> int:
         return self._nbytes
+
+    def propose(self, history: Sequence[int], request: drafter.DraftRequest) -> Draft:
+        """As `Drafter.propose`."""
+        if self._paged is not None:
+            self._paged.leave(history)
+        return super().propose(history, request)
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """As `Drafter.propose_each`; no drafts if the engine can't hold several texts."""
+        if self._paged is None:
+            self._paged = PagedDrafts.of(self.engine, self._max_token)
+        return [Draft()] * len(texts) if self._paged is None else self._paged.propose(texts)
+
+    def forget(self, key: Hashable) -> None:
+        if self._paged is not None:
+            self._paged.forget(key)
 
     def _draft_after(self, history: Sequence[int], request: DraftRequest) -> DraftedTokens | None:
         if len(history) + MAX_DRAFTED > self.engine.context:

@@ -4,7 +4,7 @@ A drafter may read the hidden states of its target: it names the layers in `hidd
 calls `observe` after each of its steps.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # options check for drafters, and sampling imports the options
@@ -50,6 +50,14 @@ class DraftRequest(NamedTuple):
     """Minimum probability that a draft token is reached, for drafting another one after it."""
 
 
+class DraftText(NamedTuple):
+    """One of several texts that are decoded together; `key` stays the same while the text grows."""
+
+    key: Hashable
+    history: Sequence[int]
+    request: DraftRequest
+
+
 @runtime_checkable
 class Drafter(Protocol):
     """Proposes draft tokens. Only `propose` is required of a subclass."""
@@ -69,6 +77,19 @@ class Drafter(Protocol):
         an empty draft if there is none.
         """
         ...
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """As `propose` for several texts, without distributions and siblings. Steps of several texts hand out
+        no hidden states, so a drafter that reads these has no drafts for them.
+        """
+        if self.hidden_layers:
+            return [Draft()] * len(texts)
+        drafts = (self.propose(text.history, text.request) for text in texts)
+        return [Draft(draft.ids, probs=draft.probs) for draft in drafts]
+
+    def forget(self, key: Hashable) -> None:
+        """The text with this key has ended."""
+        return
 
     @property
     def hidden_layers(self) -> Sequence[int]:
@@ -119,6 +140,23 @@ class ChainedDrafter(Drafter):
         return next(
             (draft for drafter in self._drafters if (draft := drafter.propose(history, request)).ids), Draft()
         )
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """For each text the first non-empty draft."""
+        drafts = [Draft()] * len(texts)
+        for drafter in self._drafters:
+            missing = [index for index, draft in enumerate(drafts) if not draft.ids]
+            if not missing:
+                break
+            for index, draft in zip(
+                missing, drafter.propose_each([texts[index] for index in missing]), strict=True
+            ):
+                drafts[index] = draft
+        return drafts
+
+    def forget(self, key: Hashable) -> None:
+        for drafter in self._drafters:
+            drafter.forget(key)
 
     def close(self) -> None:
         for drafter in self._drafters:

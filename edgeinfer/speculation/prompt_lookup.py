@@ -1,8 +1,8 @@
 """Prompt lookup: drafts the tokens that followed an earlier occurrence of the last tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
 from edgeinfer.speculation.lookup_index import LookupIndex
 
 LONGEST, SHORTEST = 4, 2
@@ -30,6 +30,8 @@ class PromptLookup(Drafter):
         self._source: Sequence[int] | None = None
         self._probs = dict(FIRST_PROBS)
         self._latest: tuple[int, int, tuple[int, ...]] | None = None
+        self._others: dict[Hashable, PromptLookup] = {}
+        """The indexes of texts that are decoded together."""
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +50,19 @@ class PromptLookup(Drafter):
                 self._latest = length, len(history), ids
                 return Draft(ids[: self._worthwhile(length, request)])
         return Draft()
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """As `propose`, with an index for each text."""
+        return [self._for(text.key).propose(text.history, text.request) for text in texts]
+
+    def _for(self, key: Hashable) -> "PromptLookup":
+        if key not in self._others:
+            self._others[key] = other = PromptLookup()
+            other._lookup_index, other._probs = self._lookup_index, self._probs
+        return self._others[key]
+
+    def forget(self, key: Hashable) -> None:
+        self._others.pop(key, None)
 
     def _following(self, history: Sequence[int], length: int, max_tokens: int) -> tuple[int, ...]:
         """The tokens that followed the last `length` tokens, at most `max_tokens`; empty if there is no
@@ -92,6 +107,7 @@ class PromptLookup(Drafter):
 
     def close(self) -> None:
         self._text, self._source = [], None
+        self._others.clear()
 
 
 class _NgramIndex:

@@ -10,12 +10,14 @@ from edgeinfer.generation.loop import DraftCount, SampledToken
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
 from edgeinfer.speculation.tree_pass import TreePass
 from edgeinfer.speculation.verification import accepted_sibling, greedy_prefix, verify
 
-KINDS = ("greedy", "seeded", "sampled")
-"""Kinds of completions: with sampling a forward costs more, and acceptance is lower."""
+BATCHED = "batched"
+KINDS = ("greedy", "seeded", "sampled", BATCHED)
+"""Kinds of completions: with sampling a forward costs more, and acceptance is lower. Completions that are
+decoded together are one kind."""
 MEASURED_ROWS = (1, MAX_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
 """Row counts of the forwards that are timed when a model is first loaded, each after a warm-up. Unmeasured
 ones are interpolated linearly, though on a GPU further rows cost in steps."""
@@ -50,6 +52,21 @@ class Speculator:
         if params.temperature == 0:
             return self.controllers["greedy"]
         return self.controllers["sampled" if params.seed is None else "seeded"]
+
+    @property
+    def batched(self) -> DraftController:
+        """The draft controller of completions that are decoded together."""
+        return self.controllers[BATCHED]
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """Drafts for several texts. Raises `SettingError` as `draft`."""
+        drafts = self.drafter.propose_each(texts)
+        if len(drafts) != len(texts):
+            name = self.drafter.name
+            raise SettingError(f"draft: {name} made {len(drafts)} drafts for {len(texts)} texts")
+        for draft, text in zip(drafts, texts, strict=True):
+            self._check(draft, text.request.max_tokens)
+        return drafts
 
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""

@@ -4,7 +4,7 @@ The `others` of an engine are separate states of the same weights (recurrent sta
 request runs at a time, in order of arrival.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from edgeinfer.engine.native_engine import shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
@@ -22,6 +22,11 @@ class EngineStart:
 
     def __init__(self, tokenizer: TextTokenizer, batch_invariant: bool) -> None:
         self._tokenizer, self._batch_invariant = tokenizer, batch_invariant
+
+    @property
+    def end_ids(self) -> Collection[int]:
+        """The tokens that end a completion."""
+        return self._tokenizer.end_ids
 
     def begin(self, live: LiveRequest, engine: Engine, idle: EngineSnapshots | None = None) -> None:
         """Keep what the engine's cache shares with the request's tokens; its next step reads the others.

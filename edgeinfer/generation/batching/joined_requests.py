@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
-from edgeinfer.generation.batching.paged_requests import sample_rows
+from edgeinfer.generation.batching.shared_steps import sample_rows
 from edgeinfer.generation.decoding import forced_tokens
 from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.snapshots.engine_snapshots import MIN_SNAPSHOT_TOKENS

@@ -12,11 +12,13 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.engine_requests import EngineStart
 from edgeinfer.generation.batching.paged_cache import PAGES_PER_RUN, PagedCache, PagedText, next_positions
 from edgeinfer.generation.batching.paged_sequences import PagedSequences
+from edgeinfer.generation.batching.shared_steps import SharedDrafts, sample_rows
 from edgeinfer.generation.context_shift import shared_with
 from edgeinfer.generation.decoding import forced_tokens
-from edgeinfer.generation.loop import LiveRequest, SampledToken
+from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.generation.prefill import check_prompt
 from edgeinfer.generation.shared_prefix import CacheFullError
+from edgeinfer.speculation.drafter import Draft
 from edgeinfer_kernels.backend import PAGE, BatchPositions, HiddenStates
 
 Row = tuple[PagedText, int]
@@ -27,30 +29,6 @@ SHORT_CHUNK = 16
 """Tokens that are read with the chunk before them: short steps split attention otherwise than long ones."""
 
 
-def sample_rows(
-    engine: NativeEngine,
-    x: HiddenStates,
-    last: Mapping[int, LiveRequest],
-    following: BatchPositions | None = None,
-) -> None:
-    """Sample the next token of each request after its row of the hidden states x, as
-    `NativeEngine.sample_batch`, or on the host.
-    """
-    plain = {row: live.sequence for row, live in last.items() if live.sequence.is_plain}
-    rows = {row: (each.sampler, each.ids) for row, each in plain.items()}
-    sampled = engine.sample_batch(x, rows, following)
-    logits = None if sampled.keys() >= last.keys() else engine.logits(x)
-    for row, live in last.items():
-        try:
-            if logits is None or row in sampled:
-                live.sequence.sampler.accept(sampled[row])
-                live.accept([SampledToken(sampled[row], None)])
-            else:
-                live.accept([live.sequence.sample(logits[row])])
-        except Exception as error:
-            live.fail(error)
-
-
 class PagedRequests:
     """Live requests in the cache of an engine whose backend runs batches."""
 
@@ -59,6 +37,7 @@ class PagedRequests:
     def __init__(self, engine: NativeEngine, start: EngineStart) -> None:
         self._engine = engine
         self._start = start
+        self._drafts = SharedDrafts(engine, start.end_ids)
         self.cache = PagedCache(engine, self._preempt_last)
         self._holders: list[LiveRequest] = []
         """The requests with pages, in the order in which they got them."""
@@ -193,13 +172,42 @@ class PagedRequests:
         ready = [each for each in ready if each.text is not None]  # a later one may have given its pages up
         if not ready:
             return
+        drafts = self._make_drafts(ready)
         tokens: list[Row] = []
         last: dict[int, LiveRequest] = {}
         for each in ready:
             assert each.text is not None
-            tokens += [(each.text, token) for token in each.sequence.ids[each.text.length :]]
+            text, drafted = each.text, drafts[each].ids if each in drafts else ()
+            tokens += [(text, token) for token in each.sequence.ids[text.length :]]
             last[len(tokens) - 1] = each
+            tokens += [(text, token) for token in drafted]
             each.batched(len(ready))
+        sampled = sum(len(each.sequence.sampled) for each in ready)
+        if drafts:
+            self._drafts.accept(self._append(tokens), last, drafts)
+        else:
+            self._append_and_sample(tokens, last, ahead and not self._drafts.may_draft)
+        self._drafts.end_step(len(tokens), sum(len(each.sequence.sampled) for each in ready) - sampled)
+
+    def _make_drafts(self, live: Sequence[LiveRequest]) -> dict[LiveRequest, Draft]:
+        """Drafts of requests that decode in one forward, for which there are pages without taking those of
+        others.
+        """
+        texts = [(each, each.text) for each in live if each.text is not None]
+        pending = sum(len(each.sequence.ids) - text.length for each, text in texts)
+        drafts = self._drafts.draft(live, self._step_tokens - (pending - len(live)))
+        for each, text in texts:
+            if each in drafts:
+                try:
+                    self.cache.reserve(text, len(each.sequence.ids) - text.length + len(drafts[each].ids))
+                except CacheFullError:
+                    del drafts[each]
+        return drafts
+
+    def _append_and_sample(self, tokens: Sequence[Row], last: Mapping[int, LiveRequest], ahead: bool) -> None:
+        """Append tokens to their sequences by as few forwards as possible, and sample the next token of each
+        request after its `last` row.
+        """
         for first in range(0, len(tokens), self._step_tokens):
             part = tokens[first : first + self._step_tokens]
             ends = {row - first: last[row] for row in last if 0 <= row - first < len(part)}
@@ -295,6 +303,7 @@ class PagedRequests:
 
     def release(self, live: LiveRequest) -> None:
         """The request has ended; its whole pages stay as an idle prefix."""
+        self._drafts.forget(live)
         self._give_up_pages(live)
         self._is_full = False
         if self._alone is live:

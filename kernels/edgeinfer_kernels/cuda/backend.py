@@ -18,9 +18,10 @@ from edgeinfer_kernels.backend import (
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.caches.cache_types import element_types
 from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
-from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk
+from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device
 from edgeinfer_kernels.cuda.decode.captured_steps import BEST_OF_EACH, CapturedSteps
@@ -149,14 +150,14 @@ class CudaBackend(Backend[DeviceRows]):
         self._server: ServingHost | None = None
         self._build(cpu, tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
-            max_batch_tokens=MAX_TOKENS if self._caches.have_pages else 0,
+            max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
             takes_lora=not self._options.stages,
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
-            max_joined_tokens=MAX_TOKENS if len(self._sequences.each) > 1 else 0,
+            max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
             max_draft_prompt=0 if self._drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
@@ -181,7 +182,12 @@ class CudaBackend(Backend[DeviceRows]):
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
-        self._batches = BatchSteps(self.steps, self._parts.sampling, self._logits)
+        self._batches = BatchSteps(
+            self.steps,
+            self._parts.sampling,
+            self._logits,
+            tokens_of_sequence("q4_0" in element_types(self._options.kv)),
+        )
         self._drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
         """The draft loop of a draft head."""
         self._pending: tuple[int, ...] = ()
@@ -242,8 +248,8 @@ class CudaBackend(Backend[DeviceRows]):
         self.steps.sequence = self._parts.prefill.sequence = self._sequence
 
     def forward_batch(self, x: DeviceRows, positions: BatchPositions) -> None:
-        """As `Backend.forward_batch`, for the ids passed to `embed`. Tokens of one sequence, other than a
-        chunk of its prompt, are processed one after the other.
+        """As `Backend.forward_batch`, for the ids passed to `embed`. With four-bit keys or values the tokens
+        of one sequence, other than a chunk of its prompt, are processed one after the other.
         """
         with on_device(self.device):
             if is_chunk(positions):
@@ -251,7 +257,9 @@ class CudaBackend(Backend[DeviceRows]):
                 self._read_chunk(x, int(positions.positions[0]), positions.pages[:1])
                 return
             if not x.in_step:
-                raise ValueError(f"saw a batch of {len(x)} tokens, wanted {MAX_TOKENS} at most, or a chunk")
+                raise ValueError(
+                    f"saw a batch of {len(x)} tokens, wanted {self._options.longest_step} at most, or a chunk"
+                )
             self._batches.forward(self._pending, positions)
 
     @property

@@ -1,4 +1,4 @@
-"""Steps of several sequences, one token each; the next one may start before the host knows its tokens."""
+"""Steps of several sequences; one of a token each may start before the host knows the tokens."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cuda.cache.layout import BATCH, independent_tokens
+from edgeinfer_kernels.cuda.cache.layout import BATCH, independent_tokens, is_one_step
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
 from edgeinfer_kernels.cuda.decode.sampling import argmax, sample
@@ -36,8 +36,12 @@ class _Batch(NamedTuple):
 class BatchSteps:
     """Runs steps of several sequences and samples their next tokens."""
 
-    def __init__(self, steps: CapturedSteps, sampling: SamplingSpace, logits: DeviceLogits) -> None:
+    def __init__(
+        self, steps: CapturedSteps, sampling: SamplingSpace, logits: DeviceLogits, of_sequence: int
+    ) -> None:
         self._steps, self._space, self._logits = steps, sampling, logits
+        self._of_sequence = of_sequence
+        """Maximum number of tokens of a sequence in a step."""
         cuda = steps.step.workspace.state.is_cuda
         self._requests = torch.zeros((MAX_TOKENS, REQUEST_SIZE), dtype=torch.float64, pin_memory=cuda)
         self._results = torch.zeros((MAX_TOKENS, 2), dtype=torch.int32, pin_memory=cuda)
@@ -56,15 +60,16 @@ class BatchSteps:
             synchronize(self._steps.step.workspace.state.device)  # it reads the host's buffers
 
     def forward(self, ids: Sequence[int], positions: BatchPositions, sequences: Sequence[int] = ()) -> None:
-        """Process the tokens. Several of one sequence take several steps. `sequences`: as for
-        `CapturedSteps.set_batch`; then each has one token.
-        """
+        """Process the tokens. `sequences`: as for `CapturedSteps.set_batch`; then each has one token."""
         self._last = batch = _Batch(tuple(ids), positions, tuple(sequences))
         if self._ahead is not None and self._ahead.equals(batch):
             self._ahead = None
             return
         self.discard_ahead()
         if sequences:
+            self._run(*batch)
+            return
+        if self._of_sequence >= len(ids) and is_one_step(positions):
             self._run(*batch)
             return
         steps = independent_tokens(positions)

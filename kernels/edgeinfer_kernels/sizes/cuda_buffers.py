@@ -42,6 +42,8 @@ from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
 a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of one sequence
 has the first of them.
 """
+FIRST_BIT = 16
+"""From this bit on the mask of a token in a batch has the number of the first token of its sequence."""
 KEPT_STATES = 1024
 """Positions whose hidden states a target on a GPU keeps for its draft head: two chunks."""
 SCRATCH_WEIGHTS = 32 << 20

@@ -201,3 +201,61 @@ def test_a_slower_host_scales_all_forward_times() -> None:
     for _ in range(60):
         costs.record_baseline(2.0)
     assert costs.forward(5) == pytest.approx(2 * before, rel=0.02)
+
+
+def speed_of_several(
+    controller: DraftController, acceptances: list[float], steps: int, each: float, row: float
+) -> float:
+    """Tokens per second of simulated texts that are decoded together; baseline decoding gives 1. A further
+    row takes `row` seconds.
+    """
+    rng, texts = random.Random(7), len(acceptances)
+    made = seconds = 0.0
+    plain = 1 + row * (texts - 1)
+    for _ in range(steps):
+        if controller.cooldown_tokens:
+            controller.cooldown_tokens -= 1
+            lengths = [0] * texts
+        else:
+            lengths = controller.lengths([MAX_DRAFTED] * texts, acceptances, 16)
+            if not any(lengths):
+                controller.record_baseline(plain, texts)
+        accepted = [
+            next((at for at in range(length) if rng.random() > acceptance), length)
+            for length, acceptance in zip(lengths, acceptances, strict=True)
+        ]
+        tokens = texts + sum(accepted)
+        made += tokens
+        if not any(lengths):
+            seconds += plain
+            continue
+        rows, draft = texts + sum(lengths), each * (max(lengths) + 0.5)
+        forward = 1 + row * (rows - 1)
+        controller.record_step(tokens, rows, max(lengths), draft, forward, texts)
+        for length, kept in zip(lengths, accepted, strict=True):
+            if length:
+                controller.record_accepted(length, kept)
+        seconds += draft + forward
+    return made * plain / (texts * seconds)
+
+
+@pytest.mark.parametrize("texts", [2, 4, 12])
+def test_useless_drafts_of_several_texts_cost_almost_nothing(texts: int) -> None:
+    assert speed_of_several(new_controller(), [0.0] * texts, 3000, 0.2, 0.08) > 0.98
+
+
+def test_good_drafts_of_several_texts_are_used_while_further_rows_are_cheap() -> None:
+    rows = {rows: 1 + 0.04 * (rows - 1) for rows in range(1, 9)}
+    assert speed_of_several(new_controller(0.05, rows), [0.8] * 2, 2000, 0.05, 0.04) > 1.9
+    assert speed_of_several(new_controller(0.05, rows), [0.8] * 4, 2000, 0.05, 0.04) > 1.5
+    dear = {rows: 1 + 0.9 * (rows - 1) for rows in range(1, 9)}
+    assert speed_of_several(new_controller(0.05, dear), [0.8] * 4, 2000, 0.05, 0.9) > 0.98
+
+
+def test_rows_go_to_the_texts_whose_drafts_are_accepted() -> None:
+    controller = profitable()
+    lengths = controller.lengths([7, 7, 0, 7], [0.9, 0.2, 0.9, 0.9], 12)
+    assert lengths[2] == 0
+    assert lengths[0] == lengths[3] > lengths[1]
+    assert 4 + sum(lengths) <= 12
+    assert controller.lengths([7] * 16, [0.9] * 16, 16) == [0] * 16

@@ -1,6 +1,6 @@
 """The built-in pair: drafts change the speed of a completion and nothing else."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplingParams
+from edgeinfer.speculation.draft_controller import DraftController
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
 from edgeinfer.speculation.loop_drafter import draft_sampling
@@ -28,13 +29,23 @@ FABLE = 2 * (
 )
 
 
+def draft_always(controller: DraftController, length: int) -> None:
+    """Drafts of this length, as far as the rows of a forward allow, whatever their cost."""
+
+    def lengths(limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
+        longest = min(length, (rows - len(limits)) // len(limits))
+        return [max(0, min(limit, longest)) for limit in limits]
+
+    setattr(controller, "lengths", lengths)  # noqa: B010
+    setattr(controller, "min_probs", lambda length, texts=1: (0.0, 0.0))  # noqa: B010
+    controller.cooldown_tokens = 0
+
+
 def always_draft(model: Model, length: int) -> None:
     """Drafts of this length, whatever their cost."""
     assert model.speculator is not None
     for controller in model.speculator.controllers.values():
-        setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
-        setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
-        controller.cooldown_tokens = 0
+        draft_always(controller, length)
 
 
 @pytest.fixture(scope="module")

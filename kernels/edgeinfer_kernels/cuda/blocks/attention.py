@@ -14,7 +14,7 @@ from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
-from edgeinfer_kernels.cuda.cache.layout import BATCH
+from edgeinfer_kernels.cuda.cache.layout import BATCH, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
@@ -193,7 +193,8 @@ def _attend(
     launches, space = step.launches, step.space("attention")
     out = space.attn_out(spec)
     pages, is_batch = step.pages, step.layout == BATCH
-    split = split_config(launches.tuning, spec, launches.model.positions, tokens, is_batch=is_batch)
+    positions, several = launches.model.positions, tokens_of_sequence(cache.is_four_bit)
+    split = split_config(launches.tuning, spec, positions, tokens, is_batch=is_batch, of_sequence=several)
     is_gated = spec.gated or spec.head_gated
     direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
     q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
@@ -273,17 +274,25 @@ def gate_at(spec: AttentionSpec) -> int:
 
 
 def split_config(
-    tuning: Tuning, spec: AttentionSpec, positions: int, tokens: int, *, is_batch: bool = False
+    tuning: Tuning,
+    spec: AttentionSpec,
+    positions: int,
+    tokens: int,
+    *,
+    is_batch: bool = False,
+    of_sequence: int = MAX_TOKENS,
 ) -> SplitConfig:
     """The KV splits of a step; of a batch fewer, because its sequences share the buffers of a step of
-    MAX_TOKENS tokens, and their programs run at the same time.
+    MAX_TOKENS tokens, and their programs run at the same time. `of_sequence`: maximum number of tokens of a
+    sequence in a batch.
     """
     tile = max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim)))
     splits, own = tuning.splits_for(positions), 1 if is_batch else tokens
     rows = attention_rows(spec.heads, spec.kv_heads, own)
     if is_batch:
         splits = max(1, splits * _query_rows(spec, MAX_TOKENS) // (MAX_TOKENS * rows))
-    return SplitConfig(own, rows, splits, tile, is_batch, min(own, QUERY_TOKENS))
+    most = of_sequence if is_batch else tokens
+    return SplitConfig(most, rows, splits, tile, is_batch, min(own, QUERY_TOKENS))
 
 
 def attention_config(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE, BatchPositions
-from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
+from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout, first_tokens
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
@@ -22,6 +22,7 @@ from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.sizes.cuda_buffers import (
     CACHED_AT,
     COMMON_STEP_SIZES,
+    FIRST_BIT,
     MASKS_AT,
     POSITIONS_AT,
     SEQUENCE_WORDS,
@@ -110,9 +111,9 @@ class CapturedSteps:
         self.step.workspace.pages[:count].copy_(held[:count], non_blocking=True)
 
     def set_batch(self, ids: Sequence[int], positions: BatchPositions, sequences: Sequence[int] = ()) -> None:
-        """Set the step's tokens, each of another sequence, but not the rows of their per-layer embeddings;
-        `sequences`: the numbers of those that have separate states. Padding tokens are alone in the spare
-        page.
+        """Set the step's tokens, consecutive ones of each sequence, but not the rows of their per-layer
+        embeddings; `sequences`: the numbers of those that have separate states. Padding tokens are alone in
+        the spare page.
         """
         count = self.width(len(ids))
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
@@ -121,7 +122,10 @@ class CapturedSteps:
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         at = state[POSITIONS_AT : POSITIONS_AT + count]
         at[: len(ids)], at[len(ids) :] = positions.positions, 0
-        state[MASKS_AT : MASKS_AT + count] = 1
+        firsts = np.arange(count)
+        firsts[: len(ids)] = first_tokens(positions)
+        masks = state[MASKS_AT : MASKS_AT + count]
+        masks[:] = (2 << (np.arange(count) - firsts)) - 1 | firsts << FIRST_BIT
         if sequences:
             words = self._sequences.batch([int(start) for start in positions.positions], sequences)
             words += [self._sequences.padding] * (count - len(ids))

@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
     MASKS_AT,
     POSITIONS_AT,
+    first_of_sequence,
     head_slopes,
     oldest_visible,
     scaled_queries,
@@ -129,7 +130,7 @@ def _attend_cached(
 
 @triton.jit
 def _step_queries(
-    qkv, stride, state, rope, head, token, member, is_query, position, ATTENTION: tl.constexpr,
+    qkv, stride, state, rope, head, token, member, is_query, position, count, ATTENTION: tl.constexpr,
     TOKENS: tl.constexpr,
 ):  # fmt: skip
     """The queries of some tokens, of a KV head's query heads `member`, (QUERIES, DIMENSIONS) float16, with
@@ -139,7 +140,7 @@ def _step_queries(
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     QK_NORM: tl.constexpr = ATTENTION.qk_norm
     width: tl.constexpr = ATTENTION.kv_heads * GROUP * HEAD_DIM
-    inverses = row_inverses(qkv, stride, token, TOKENS, width, QK_NORM, rope.epsilon)
+    inverses = row_inverses(qkv, stride, token, count, TOKENS, width, QK_NORM, rope.epsilon)
     q_at = (head * GROUP + member) * ATTENTION.q_head
     norm_at = q_at if QK_NORM == ROW_QK_NORM else q_at * 0
     base = qkv + token * stride + q_at
@@ -150,6 +151,27 @@ def _step_queries(
     if ATTENTION.key_type == Q4_0:
         queries = hadamard_f16(queries, HEAD_DIM)
     return queries.to(tl.float16)
+
+
+@triton.jit
+def _own_sequence(state, qkv, stride, cache, tile, SPLIT: tl.constexpr):
+    """The words, rows and pages of a program's sequence, the first token of its queries, the number of new
+    tokens that they may attend to, and the sequence's cached positions.
+    """
+    pages = cache.pages
+    if SPLIT.is_batch:
+        first_row = first_of_sequence(state, tile)
+        first_token = tile - first_row
+        count = first_token + 1
+        state += first_row
+        qkv += first_row.to(tl.int64) * stride
+        pages += tile * cache.page_stride
+        cached = tl.load(state + POSITIONS_AT)
+    else:
+        first_token = tile * SPLIT.query_tokens
+        count = SPLIT.tokens
+        cached = tl.load(state + CACHED_AT)
+    return state, qkv, pages, first_token, count, cached
 
 
 @triton.jit
@@ -172,13 +194,14 @@ def decode_attention_kernel(
     DEPENDENT: tl.constexpr,
 ):
     """Attention of the step's new tokens; program (KV head, KV split, query tile), in a batch (KV head, KV
-    split, token), where each token belongs to another sequence and all positions before its own are cached.
+    split, token), where a sequence has consecutive tokens, and all positions before them are cached.
 
     `qkv` (tokens, stride) float32: q, then k and v. `state` int32: ids, positions, masks (bit j of a token's
-    mask: it attends to token j of the step), cached length. Appends the new keys and values to the
-    cache. The result is written to `out` as activations if DIRECT, else, if a head does not fill groups of
-    16, to `flat` (tokens, heads · value_dim) float32. `sinks`: one more score of every query head, without a
-    value. Reads every cached key and value once for a query tile; each tile appends the same keys and values.
+    mask: it attends to token j of the step, in a batch of its sequence), cached length. Appends the new keys
+    and values to the cache. The result is written to `out` as activations if DIRECT, else, if a head does not
+    fill groups of 16, to `flat` (tokens, heads · value_dim) float32. `sinks`: one more score of every query
+    head, without a value. Reads every cached key and value once for a query tile; each tile appends the same
+    keys and values.
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
@@ -188,16 +211,8 @@ def decode_attention_kernel(
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
     QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
-    head, split, tile, pages = tl.program_id(0), tl.program_id(1), tl.program_id(2), cache.pages
-    if SPLIT.is_batch:
-        first_token = tile * 0
-        state += tile
-        qkv += tile.to(tl.int64) * stride
-        pages += tile * cache.page_stride
-        cached = tl.load(state + POSITIONS_AT)
-    else:
-        first_token = tile * QUERY_TOKENS
-        cached = tl.load(state + CACHED_AT)
+    head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    state, qkv, pages, first_token, count, cached = _own_sequence(state, qkv, stride, cache, tile, SPLIT)
     row = tl.arange(0, QUERIES)
     token = first_token + row // GROUP
     is_query = (row < GROUP * QUERY_TOKENS) & (token < TOKENS)
@@ -205,7 +220,7 @@ def decode_attention_kernel(
     wait_for_producers(DEPENDENT)
     position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
     queries = _step_queries(
-        qkv, stride, state, rope, head, token, row % GROUP, is_query, position, ATTENTION, TOKENS
+        qkv, stride, state, rope, head, token, row % GROUP, is_query, position, count, ATTENTION, TOKENS
     )
     slopes = head_slopes(rope.slopes, head * GROUP + row % GROUP, ATTENTION.has_alibi)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
@@ -214,7 +229,7 @@ def decode_attention_kernel(
     used = tl.minimum(used + 1, SPLITS)
     if split == used - 1:
         new = append_new(
-            qkv, stride, cache, pages, head, cached, state + POSITIONS_AT, rope, ATTENTION, TOKENS
+            qkv, stride, cache, pages, head, cached, count, state + POSITIONS_AT, rope, ATTENTION, TOKENS
         )
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
         highest, total, attn_out = _attend(

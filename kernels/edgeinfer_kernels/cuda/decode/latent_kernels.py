@@ -181,7 +181,7 @@ def latent_step_kernel(
     LATENT: tl.constexpr, SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Attention of a step's queries over a KV split; program (tile of query rows, split), in a batch (tile,
-    split, token), where each token belongs to another sequence.
+    split, token), where a sequence has consecutive tokens.
 
     queries (tokens · heads, latent_dim) and ropes (tokens · heads, rope_dim) float32. `state`: as for
     `decode_attention_kernel`; the new tokens' rows are in the cache already. `latent_combine_kernel` adds up
@@ -222,7 +222,8 @@ def latent_step_kernel(
     if split == 0:
         new = tl.arange(0, NEW)
         latents, tails = _load_tile(cache, pages, cached + new, new < TOKENS, LATENT)
-        visible = visible_new(state, token, is_query, token, TOKENS, 0)
+        # In a batch the earlier new tokens of a sequence are cached positions.
+        visible = visible_new(state, token, is_query, token, TOKENS, 0) & (new < TOKENS)[None, :]
         scores = _scores(query, tail, latents, tails) * scale
         highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
     for start in range(first, last, POSITIONS):

@@ -64,39 +64,43 @@ def rope_heads(
 
 @triton.jit
 def row_inverses(
-    row, stride, owner, TOKENS: tl.constexpr, WIDTH: tl.constexpr, QK_NORM: tl.constexpr, epsilon
+    row, stride, owner, count, TOKENS: tl.constexpr, WIDTH: tl.constexpr, QK_NORM: tl.constexpr, epsilon
 ):
-    """The factors of a row norm, (n,): those of the rows of `owner`'s tokens; 1 for other norms."""
+    """The factors of a row norm, (n,): those of the rows of `owner`'s tokens, of which there are `count`; 1
+    for other norms.
+    """
     inverses = tl.zeros(owner.shape, tl.float32) + 1.0
     if QK_NORM == ROW_QK_NORM:
         for index in tl.static_range(TOKENS):
-            inverse = _row_norm(row + index * stride, WIDTH, epsilon)
-            inverses = tl.where(owner == index, inverse, inverses)
+            if index < count:
+                inverse = _row_norm(row + index * stride, WIDTH, epsilon)
+                inverses = tl.where(owner == index, inverse, inverses)
     return inverses
 
 
 @triton.jit
 def append_new(
-    qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
-):
-    """The step's new keys (NEW, dimensions) and values (NEW, value_dimensions) of a head, as read back from
-    the cache, in float16.
+    qkv, stride, cache, pages, head, cached, count, positions, rope, ATTENTION: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
+    """The first `count` new keys (NEW, dimensions) and values (NEW, value_dimensions) of a head, TOKENS at
+    most, as read back from the cache, in float16.
 
     They are appended to the cache, unless another layer has done that. For q4_0 the Hadamard transform is
     expensive, so padding rows are skipped.
     """
     if ATTENTION.queries_only:
-        return _new_from_cache(cache, pages, head, cached, ATTENTION, TOKENS)
+        return _new_from_cache(cache, pages, head, cached, count, ATTENTION)
     else:
-        return _append(qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION, TOKENS)
+        return _append(qkv, stride, cache, pages, head, cached, count, positions, rope, ATTENTION, TOKENS)
 
 
 @triton.jit
-def _new_from_cache(cache, pages, head, cached, ATTENTION: tl.constexpr, TOKENS: tl.constexpr):
+def _new_from_cache(cache, pages, head, cached, count, ATTENTION: tl.constexpr):
     """The step's new keys and values of a head in the cache."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
-    written = tl.arange(0, NEW) < TOKENS
+    written = tl.arange(0, NEW) < count
     at = cache_rows(cached + tl.arange(0, NEW), cached, written, cache, pages, ATTENTION)
     key_tile = load_cache_tile(
         cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS,
@@ -111,8 +115,9 @@ def _new_from_cache(cache, pages, head, cached, ATTENTION: tl.constexpr, TOKENS:
 
 @triton.jit
 def _append(
-    qkv, stride, cache, pages, head, cached, positions, rope, ATTENTION: tl.constexpr, TOKENS: tl.constexpr
-):
+    qkv, stride, cache, pages, head, cached, count, positions, rope, ATTENTION: tl.constexpr,
+    TOKENS: tl.constexpr,
+):  # fmt: skip
     """Append the step's new keys and values of a head; return them as `append_new`."""
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
@@ -123,10 +128,9 @@ def _append(
     VALUE_TYPE: tl.constexpr = ATTENTION.value_type
     ROWS: tl.constexpr = triton.next_power_of_2(TOKENS) if KEY_TYPE == Q4_0 or VALUE_TYPE == Q4_0 else NEW
     new = tl.arange(0, ROWS)
-    written = new < TOKENS
-    inverses = row_inverses(
-        qkv + ATTENTION.k_at, stride, new, TOKENS, ATTENTION.kv_heads * HEAD_DIM, QK_NORM, rope.epsilon
-    )
+    written = new < count
+    width: tl.constexpr = ATTENTION.kv_heads * HEAD_DIM
+    inverses = row_inverses(qkv + ATTENTION.k_at, stride, new, count, TOKENS, width, QK_NORM, rope.epsilon)
     norm_at = new * 0 + (head * HEAD_DIM if QK_NORM == ROW_QK_NORM else 0)
     new_keys = rope_heads(
         qkv + new * stride + ATTENTION.k_at + head * HEAD_DIM,
@@ -154,7 +158,7 @@ def _append(
     )
     if KEY_TYPE != F16 or VALUE_TYPE != F16:
         tl.debug_barrier()
-        key_tile, value_tile = _new_from_cache(cache, pages, head, cached, ATTENTION, TOKENS)
+        key_tile, value_tile = _new_from_cache(cache, pages, head, cached, count, ATTENTION)
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
     return key_tile, value_tile

@@ -12,6 +12,7 @@ MASKS_AT = tl.constexpr(cuda_buffers.MASKS_AT)
 CACHED_AT = tl.constexpr(cuda_buffers.CACHED_AT)
 SEQUENCES_AT = tl.constexpr(cuda_buffers.SEQUENCES_AT)
 SEQUENCE_WORDS = tl.constexpr(cuda_buffers.SEQUENCE_WORDS)
+FIRST_BIT = tl.constexpr(cuda_buffers.FIRST_BIT)
 
 
 @triton.jit
@@ -46,6 +47,12 @@ def step_tokens(words):
 def step_ring(words):
     """The first row of a sequence in the rings of recurrent states."""
     return tl.load(words + (SEQUENCES_AT + 5))
+
+
+@triton.jit
+def first_of_sequence(words, token):
+    """The first token of a step that belongs to the sequence of `token`, in a batch."""
+    return tl.load(words + MASKS_AT + token) >> FIRST_BIT
 
 
 @triton.jit

@@ -70,6 +70,11 @@ class DeviceCache:
         return int(self.keys.shape[1])
 
     @property
+    def is_four_bit(self) -> bool:
+        """Whether keys or values have four bits."""
+        return CACHE_ELEMENTS["q4_0"] in (self.keys.dtype, self.values.dtype)
+
+    @property
     def args(self) -> CacheArgs:
         """The arguments of prompt kernels; None for scales that a type doesn't have."""
         key_scales, value_scales = (

@@ -14,6 +14,7 @@ from edgeinfer.generation.request import Request
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer.options import SamplingParams
 from edgeinfer.results import Token
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_quant_formats import GGUFFile
@@ -60,6 +61,7 @@ class Run:
     """Requests of one engine, which arrive before given steps."""
 
     engine: NativeEngine
+    speculator: Speculator | None = None
     live: list[LiveRequest] = field(default_factory=list)
     tokens: list[list[Token]] = field(default_factory=list)
 
@@ -68,7 +70,7 @@ class Run:
 
     def add(self, requested: Request) -> LiveRequest:
         """Add a request, which advances in each step."""
-        live = LiveRequest(self.engine, TOKENIZER, requested, on_change=lambda: None)
+        live = LiveRequest(self.engine, TOKENIZER, requested, self.speculator, lambda: None)
         self.live.append(live)
         self.tokens.append([])
         self.scheduler.add(live)

@@ -13,11 +13,15 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.options import SamplingParams
 from edgeinfer.sampling import Sampler
+from edgeinfer.speculation.drafter import Drafter
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.cache.layout import independent_tokens, is_chunk
 from tests.edgeinfer.generation.batching.live_engines import Run, prompt, request
+from tests.edgeinfer.generation.batching.test_shared_drafts import Oracle
+from tests.edgeinfer.speculation.test_drafting import draft_always
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import CONTEXT, FLOATS_AGREE, Decoder, opened, read
 from tests.model_zoo import ZOO
@@ -29,6 +33,8 @@ PAGES = [[2], [3, 0], [1]]
 LENGTHS = [15, 21, 14]
 """Tokens of each sequence; the last three are read in batches."""
 BATCHED = 3
+COUNTS = {"f16": (3, 7, 1), "q8_0": (3, 7, 1), "q4_0": (2, 5, 1)}
+"""Tokens of each sequence in one batch, by the type of the KV cache."""
 Row = np.ndarray[Any, np.dtype[np.float64]]
 AGREE = {"f16": FLOATS_AGREE, "q8_0": FLOATS_AGREE, "q4_0": 2 * FLOATS_AGREE}
 """By the type of the KV cache: a value near the middle of two codes of q4_0 may get either."""
@@ -40,6 +46,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "ALiBi": (ZOO["bloom"], (0,)),
     "learned positions": (ZOO["gpt2"], (0, 1)),
     "latent attention": (ZOO["deepseek2"], (0, 1)),
+    "norms of rows": (ZOO["olmo2"], (0, 1)),
 }
 
 
@@ -47,10 +54,12 @@ def table(pages: Sequence[int], columns: int = 0) -> "np.ndarray[tuple[int], np.
     return np.array([*pages, *[0] * (columns - len(pages))], np.int64)
 
 
-def read_prompts(backend: CudaBackend, texts: Sequence[Sequence[int]]) -> None:
+def read_prompts(
+    backend: CudaBackend, texts: Sequence[Sequence[int]], left: Sequence[int] = 3 * (BATCHED,)
+) -> None:
     """All but the last tokens of each text: a chunk of the prompt's kernels, and one of a step."""
-    for text, pages in zip(texts, PAGES, strict=True):
-        end, start = len(text) - BATCHED, 0
+    for text, pages, count in zip(texts, PAGES, left, strict=True):
+        end, start = len(text) - count, 0
         for count in (end - 2, 2):
             positions = np.arange(start, start + count)
             rows = np.broadcast_to(table(pages), (count, len(pages)))
@@ -74,6 +83,27 @@ def expected_rows(decoder: Decoder, texts: Sequence[Sequence[int]], kind: CacheT
         end = len(text) - BATCHED
         result = read(backend, text, (end - 2, 2, *[1] * BATCHED))
         rows.append([result[at] for at in range(end, len(text))])
+    backend.close()
+    return rows
+
+
+def rows_of_one_step(
+    decoder: Decoder, texts: Sequence[Sequence[int]], kind: CacheType, last: Sequence[int]
+) -> list[Row]:
+    """As `expected_rows`, of the `last` tokens of each text, which are read in one step."""
+    if kind == "f16":
+        return [
+            row
+            for text, count in zip(texts, last, strict=True)
+            for row in decoder.reference_logits(text)[-count:]
+        ]
+    backend, rows = decoder.backend(DEVICE, kv=kind, step_tokens=16), list[Row]()
+    for text, count in zip(texts, last, strict=True):
+        end = len(text) - count
+        read(backend, text[:end], (end - 2, 2))
+        x = backend.embed(text[end:])
+        backend.forward(x, end)
+        rows += list(backend.logits(x).astype(np.float64))
     backend.close()
     return rows
 
@@ -104,22 +134,44 @@ def test_each_token_of_a_batch_attends_to_its_sequence(tmp_path: Path, model: st
 
 @pytest.mark.slow
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("kind", ["f16", "q4_0"])
-def test_a_batch_may_have_several_tokens_of_a_sequence(tmp_path: Path, kind: CacheType) -> None:
-    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+@pytest.mark.parametrize(
+    ("model", "kind"), [*((model, "f16") for model in MODELS), ("llama", "q8_0"), ("llama", "q4_0")]
+)
+def test_a_step_of_a_batch_takes_several_tokens_of_a_sequence(
+    tmp_path: Path, model: str, kind: CacheType
+) -> None:
+    """Drafts: each token attends to those before it. One of three sequences has one token, and one crosses a
+    page. With four bits they take several steps.
+    """
+    of, layers = MODELS[model]
+    with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder:
         ids = decoder.ids(sum(LENGTHS))
         texts = [ids[sum(LENGTHS[:i]) : sum(LENGTHS[: i + 1])] for i in range(len(LENGTHS))]
-        backend = decoder.backend(DEVICE, kv=kind)
-        read_prompts(backend, texts)
-        rows = [(text, len(texts[text]) - BATCHED + step) for text in (0, 1) for step in range(BATCHED)]
+        backend, counts = decoder.backend(DEVICE, kv=kind, step_tokens=16), COUNTS[kind]
+        read_prompts(backend, texts, counts)
+        rows = [
+            (text, len(texts[text]) - count + step)
+            for text, count in enumerate(counts)
+            for step in range(count)
+        ]
         pages = np.stack([table(PAGES[text], 2) for text, _ in rows])
         batch = BatchPositions(np.array([position for _, position in rows]), pages)
-        assert independent_tokens(batch) == [[0, 3], [1, 4], [2, 5]]
+        assert len(independent_tokens(batch)) == max(counts)
+        widths: list[int] = []
+        launch = backend.step.launch
+
+        def counted(tokens: int) -> None:
+            widths.append(tokens)
+            launch(tokens)
+
+        setattr(backend.step, "launch", counted)  # noqa: B010
         x = backend.embed([texts[text][position] for text, position in rows])
         backend.forward_batch(x, batch)
-        expected = expected_rows(decoder, texts, kind)
-        for index, row in enumerate(backend.logits(x).astype(np.float64)):
-            assert relative(row, expected[index // BATCHED][index % BATCHED]) < FLOATS_AGREE
+        if not HAS_GPU:  # graphs are launched without it
+            assert len(widths) == (max(counts) if kind == "q4_0" else 1)
+        expected = rows_of_one_step(decoder, texts, kind, counts)
+        for row, wanted in zip(backend.logits(x).astype(np.float64), expected, strict=True):
+            assert relative(row, wanted) < AGREE[kind]
         backend.close()
 
 
@@ -246,6 +298,34 @@ def test_requests_on_a_gpu_share_its_cache(tmp_path: Path) -> None:
         prompts = [prompt(12), prompt(7, 1), [*prompt(12), *prompt(3, 2)]]
         prompts = [[token % decoder.specification.vocabulary_size for token in each] for each in prompts]
         assert run(prompts) == [run([each])[0] for each in prompts]
+
+
+@pytest.mark.slow
+def test_drafts_of_requests_on_a_gpu_change_no_ids(tmp_path: Path) -> None:
+    """The drafts of greedy requests are verified there; a request with logprobs needs the logits."""
+    with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:
+        prompts = [
+            [token % decoder.specification.vocabulary_size for token in prompt(*each)]
+            for each in ((12,), (7, 1))
+        ]
+
+        def run(drafter: Drafter | None, logprobs: int | None = None) -> tuple[list[list[int]], int]:
+            backend = decoder.backend(DEVICE)
+            engine = NativeEngine(decoder.specification, backend, CONTEXT, 16)
+            speculator = Speculator(engine, drafter) if drafter is not None else None
+            if speculator is not None:
+                draft_always(speculator.batched, 3)
+            together = Run(engine, speculator)
+            wanted = [request(prompts[0], 9), request(prompts[1], 9, logprobs=logprobs)]
+            ids = together.finish({0: wanted[:1], 1: wanted[1:]})
+            accepted = sum(live.drafts.accepted for live in together.live)
+            backend.close()
+            return ids, accepted
+
+        expected, _ = run(None)
+        oracle = Oracle([[*ids, *more] for ids, more in zip(prompts, expected, strict=True)])
+        assert run(oracle)[0] == run(oracle, logprobs=1)[0] == expected
+        assert run(oracle)[1] > 4
 
 
 def test_a_chunk_differs_from_a_batch() -> None:

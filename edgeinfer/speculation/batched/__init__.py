@@ -1,0 +1,1 @@
+"""Speculative decoding of several texts at once."""

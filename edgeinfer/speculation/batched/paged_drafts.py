@@ -1,0 +1,179 @@
+"""Drafts for several texts at once: a draft model whose texts share its cache in pages.
+
+Each step of the draft model takes the next token of every text. The drafts are the most probable tokens,
+however the completions are sampled. A text that finds no pages has no drafts.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.protocols import Engine
+from edgeinfer.generation.batching.paged_cache import PagedCache, PagedText, next_positions
+from edgeinfer.generation.shared_prefix import CacheFullError
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.drafter import Draft, DraftText
+from edgeinfer_kernels.backend import PAGE
+
+CHUNK = 64
+"""Tokens of a text that are read before a draft; of a longer one in the steps before."""
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A text in the draft model's cache: its pages, and the tokens that they hold."""
+
+    text: PagedText
+    ids: list[int]
+
+
+@dataclass
+class _DraftInProgress:
+    followed: _Followed
+    wanted: DraftText
+    pending: list[int]
+    """The tokens to process before the next one is drafted."""
+    ids: list[int] = field(default_factory=list)
+    probs: list[float] = field(default_factory=list)
+    reached: float = 1.0
+
+    def take(self, token: int, prob: float) -> bool:
+        """Append a draft token, if it is likely enough; returns whether another one follows it."""
+        request = self.wanted.request
+        self.reached *= prob
+        if self.reached < request.min_prob:
+            return False
+        self.ids.append(token)
+        self.probs.append(prob)
+        self.pending = [token]
+        return self.reached >= request.min_prob_to_continue and len(self.ids) < request.max_tokens
+
+    @property
+    def result(self) -> Draft:
+        return Draft(tuple(self.ids), probs=tuple(self.probs))
+
+
+class PagedDrafts:
+    """The texts that a draft model follows. Only ids below `id_limit` are drafted."""
+
+    def __init__(self, engine: NativeEngine, id_limit: int) -> None:
+        self._engine, self._id_limit = engine, id_limit
+        self._cache = PagedCache(engine, self._drop_first)
+        self._texts: dict[Hashable, _Followed] = {}
+        self._is_used = False
+        """Whether texts were drafted for since the engine's text was used."""
+
+    @classmethod
+    def of(cls, engine: Engine, id_limit: int) -> "PagedDrafts | None":
+        """None: the engine can't hold several texts in pages."""
+        is_paged = isinstance(engine, NativeEngine) and engine.capabilities.max_batch_tokens > 0
+        if not is_paged or not isinstance(engine, NativeEngine) or engine.cache.rings is not None:
+            return None
+        return cls(engine, id_limit)
+
+    def propose(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """A draft for each text; an empty one while the model has yet to read much of a text."""
+        if not self._is_used:
+            self._cache.store()
+            self._is_used = True
+        keys = {text.key for text in texts}
+        drafts = {
+            index: draft
+            for index, text in enumerate(texts)
+            if text.request.max_tokens and (draft := self._begin(text, keys)) is not None
+        }
+        going = list(drafts.values())
+        while going:
+            best = self._step(going)
+            going = [draft for draft, next_best in zip(going, best, strict=True) if draft.take(*next_best)]
+        return [drafts[index].result if index in drafts else Draft() for index in range(len(texts))]
+
+    def _begin(self, wanted: DraftText, keys: set[Hashable]) -> _DraftInProgress | None:
+        """Follow a text to its last token, which remains to be processed; None: no draft is possible now."""
+        history = wanted.history
+        if len(history) + MAX_DRAFTED > self._engine.context:
+            return None
+        followed = self._followed(wanted)
+        text = followed.text
+        while True:
+            try:
+                self._cache.reserve(text, len(history) - text.length + wanted.request.max_tokens)
+                break
+            except CacheFullError:
+                other = next((key for key in self._texts if key not in keys), None)
+                if other is None:
+                    self.forget(wanted.key)
+                    return None
+                self.forget(other)
+        missed = list(history[text.length :])
+        if len(missed) > self._engine.capabilities.max_batch_tokens:
+            chunk = missed[: min(CHUNK, len(missed) - 1)]
+            self._engine.append_chunk(chunk, text.length, np.array(text.pages, np.int64))
+            text.length += len(chunk)
+            followed.ids += chunk
+            missed = missed[len(chunk) :]
+        if len(missed) > self._engine.capabilities.max_batch_tokens:
+            return None
+        return _DraftInProgress(followed, wanted, missed)
+
+    def _followed(self, wanted: DraftText) -> _Followed:
+        """The text as far as it is in the cache, without its last token."""
+        history = wanted.history
+        followed = self._texts.get(wanted.key)
+        if followed is not None:
+            shared = min(shared_prefix(followed.ids, history), len(history) - 1)
+            if shared >= len(followed.text.nodes) * PAGE:
+                del followed.ids[shared:]
+                followed.text.length = shared
+                return followed
+            self.forget(wanted.key)
+        text = self._cache.open(history)
+        self._texts[wanted.key] = followed = _Followed(text, list(history[: text.length]))
+        return followed
+
+    def _step(self, drafts: Sequence[_DraftInProgress]) -> list[tuple[int, float]]:
+        """Process the pending tokens; the most probable token after the last one of each, and its
+        probability.
+        """
+        rows = [(draft.followed, token) for draft in drafts for token in draft.pending]
+        ends = np.cumsum([len(draft.pending) for draft in drafts]) - 1
+        size, best = self._engine.capabilities.max_batch_tokens, list[tuple[int, float]]()
+        for first in range(0, len(rows), size):
+            part = rows[first : first + size]
+            positions = next_positions([followed.text for followed, _ in part])
+            x = self._engine.forward_batch([token for _, token in part], positions)
+            for followed, token in part:
+                followed.text.length += 1
+                followed.ids.append(token)
+            last = [int(end) - first for end in ends if first <= end < first + len(part)]
+            if last:
+                logits = self._engine.logits(x)[last, : self._id_limit]
+                tokens = logits.argmax(1)
+                probs = 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
+                best += zip(tokens.tolist(), probs.tolist(), strict=True)
+        return best
+
+    def leave(self, history: Sequence[int]) -> None:
+        """The engine's text is used again, for this text: it continues what was drafted for."""
+        if not self._is_used:
+            return
+        self._is_used = False
+        for key in list(self._texts):
+            self.forget(key)
+        if self._cache.matched(history):
+            self._cache.attach(self._cache.open(history), history)
+
+    def forget(self, key: Hashable) -> None:
+        """The text has ended; its whole pages stay as an idle prefix."""
+        followed = self._texts.pop(key, None)
+        if followed is not None:
+            self._cache.release(followed.text, followed.ids)
+
+    def _drop_first(self) -> bool:
+        """The engine's text needs pages."""
+        for key in list(self._texts)[:1]:
+            self.forget(key)
+            return True
+        return False
