@@ -154,24 +154,22 @@ def _step_queries(
 
 
 @triton.jit
-def _own_sequence(state, qkv, stride, cache, tile, SPLIT: tl.constexpr):
-    """The words, rows and pages of a program's sequence, the first token of its queries, the number of new
-    tokens that they may attend to, and the sequence's cached positions.
+def _own_sequence(state, qkv, stride, tile, SPLIT: tl.constexpr):
+    """The words and rows of a program's sequence, the first token of its queries, the number of new tokens
+    that they may attend to, and the sequence's cached positions.
     """
-    pages = cache.pages
     if SPLIT.is_batch:
         first_row = first_of_sequence(state, tile)
         first_token = tile - first_row
         count = first_token + 1
         state += first_row
         qkv += first_row.to(tl.int64) * stride
-        pages += tile * cache.page_stride
         cached = tl.load(state + POSITIONS_AT)
     else:
         first_token = tile * SPLIT.query_tokens
         count = SPLIT.tokens
         cached = tl.load(state + CACHED_AT)
-    return state, qkv, pages, first_token, count, cached
+    return state, qkv, first_token, count, cached
 
 
 @triton.jit
@@ -212,7 +210,10 @@ def decode_attention_kernel(
     SPLITS: tl.constexpr = SPLIT.splits
     QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
     head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    state, qkv, pages, first_token, count, cached = _own_sequence(state, qkv, stride, cache, tile, SPLIT)
+    state, qkv, first_token, count, cached = _own_sequence(state, qkv, stride, tile, SPLIT)
+    pages = cache.pages
+    if SPLIT.is_batch:
+        pages += tile * cache.page_stride
     row = tl.arange(0, QUERIES)
     token = first_token + row // GROUP
     is_query = (row < GROUP * QUERY_TOKENS) & (token < TOKENS)
