@@ -8,18 +8,20 @@ from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, is_head_file, read_draft_head
-from edgeinfer.model_config.weights import read_weights
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_head
+from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
+from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer.speculation.draft_head import DraftHead
+from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
+from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
@@ -46,9 +48,9 @@ class HeadFile:
         """
         own_file = file is not target
         try:
-            head = read_draft_head(
-                file, config, read_weights(target, config, shapes_only=True), shapes_only=True
-            )
+            tables = read_weights(target, config, shapes_only=True)
+            read = read_eagle_head if is_eagle_file(file) else read_draft_head
+            head = read(file, config, tables, shapes_only=True)
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {error}") from error
         name = file.path.stem if own_file else "draft head"
@@ -76,7 +78,13 @@ class HeadFile:
         Raises:
             SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
-        head = read_draft_head(self.file, source.config, source.weights, source.factors)
+        try:
+            if is_eagle_file(self.file):
+                head = read_eagle_head(self.file, source.config, source.weights, source.context)
+            else:
+                head = read_draft_head(self.file, source.config, source.weights, source.factors)
+        except UnsupportedModelError as error:
+            raise SettingError(f"draft: {self.name}: {error}") from error
         load = self._on_cpu if target.gpu is None else self._on_gpu
         return load(head, source, target)
 
@@ -89,7 +97,7 @@ class HeadFile:
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
-        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close, loaded.batch)
+        return DraftHead(loaded, target.engine, head, nbytes, self.close, loaded.batch)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
         """The head on the threads of its target."""
@@ -98,7 +106,7 @@ class HeadFile:
         kernels = load_kernels(
             user_folder("cache"),
             choose(options.instruction_set),
-            kernel_units(head.weights),
+            _kernel_units(head),
             options.build_progress,
         )
         shares = not head.own_output and any(m is source.weights.output for m in backend.decoder.repacked)
@@ -118,7 +126,15 @@ class HeadFile:
         )
         buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
         nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
-        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close)
+        nbytes += observed_bytes(head.sizes, target.engine.batch)
+        return DraftHead(loaded, target.engine, head, nbytes, self.close)
+
+
+def _kernel_units(head: DraftHeadModel) -> list[str]:
+    """The units of its kernels, and that of an embedding in its file, so that the draft loop runs."""
+    table = head.weights.token_embd.format
+    own = row_units([table]) if head.own_embedding and table in FIELDS else []
+    return list(dict.fromkeys([*kernel_units(head.weights), *own]))
 
 
 def is_head_path(path: Path) -> bool:

@@ -261,9 +261,13 @@ class Backend(Protocol[X]):
         _refuse(self)
 
     def set_hidden(self, states: X, start: int) -> None:
-        """The target's hidden states after its final norm for the tokens of the next step, at `start`, of a
-        draft head.
+        """The target's hidden states for the tokens of the next step, at `start`, of a draft head: after the
+        final norm for one of MTP, those after several layers in a row for one of EAGLE-3.
         """
+        _refuse(self)
+
+    def set_own_hidden(self, x: X, start: int) -> None:
+        """As `set_hidden`, for tokens after drafted ones: the head's rows after its layer, without a norm."""
         _refuse(self)
 
     def forward_batch(self, x: X, positions: BatchPositions) -> None:

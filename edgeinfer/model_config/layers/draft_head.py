@@ -13,7 +13,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
-from edgeinfer.model_config.weights import HEAD_FILE_TYPE, FileTensors, LayerTensors
+from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
 from edgeinfer_kernels.matrix import Matrix
@@ -31,12 +31,15 @@ Python code, and 94 % of text in several languages."""
 class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
     first rows of the target's output; `own_embedding`, `own_output`: it has separate matrices.
+    `target_layers`: after how many layers of the target it reads hidden states, side by side; empty: after
+    all of them and the output norm.
     """
 
     spec: DecoderSpec
     weights: DecoderWeights
     own_output: bool
     own_embedding: bool = False
+    target_layers: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> ModelSizes:
@@ -44,11 +47,6 @@ class DraftHeadModel:
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
         return replace(sizes, shares_head=not self.own_output, shares_embedding=shares_table)
-
-
-def is_head_file(file: GGUFFile) -> bool:
-    """Whether a file has only a draft head."""
-    return file.metadata.get("general.type") == HEAD_FILE_TYPE
 
 
 def read_draft_head(

@@ -23,7 +23,7 @@ from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
-from edgeinfer_kernels.cpu.hidden_states import KeptStates, take_states
+from edgeinfer_kernels.cpu.hidden_states import KeptStates, own_state, take_own_states, take_states
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -235,6 +235,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def set_hidden(self, states: Activations, start: int) -> None:
         take_states(self.decoder, states, start)
 
+    def set_own_hidden(self, x: Activations, start: int) -> None:
+        if own_state(self.decoder) == (0, 0):
+            self.set_hidden(self.final_norm(x), start)
+        else:
+            take_own_states(self.decoder, x)
+
     def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))
         at, _ = self._workspace.rows(TEXT_BOUNDS)
@@ -280,9 +286,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._step_args, self._head_args
-            slots = self.state.slots
-            made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head, slots)
-            self._draft_loop = made
+            slots, rows, own = self.state.slots, self.weights.output_ids, own_state(self.decoder)
+            self._draft_loop = DraftLoop(
+                self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
+            )
         return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
+from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
@@ -104,6 +105,13 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def set_hidden(self, states: Array, start: int) -> None:
         self.shared[STATES] = states
+
+    def set_own_hidden(self, x: Array, start: int) -> None:
+        if self.spec.specs(EagleInputSpec):
+            self.shared.pop(STATES, None)
+            self.shared[OWN_STATES] = x.copy()
+        else:
+            self.shared[STATES] = final_norm(self.spec, self.weights, x)
 
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):

@@ -6,6 +6,7 @@ from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSizes
+from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
@@ -128,7 +129,12 @@ class ModelSizes:
     @property
     def is_draft_head(self) -> bool:
         """Whether it is a draft head, which reads the hidden states of its target."""
-        return bool(self.of_kind(DraftInputSizes))
+        return bool(self.of_kind(DraftInputSizes) or self.of_kind(EagleInputSizes))
+
+    @property
+    def has_device_kernels(self) -> bool:
+        """Whether a GPU has kernels of all blocks."""
+        return all(block.has_device_kernels for block in self.blocks)
 
     @property
     def is_recurrent(self) -> bool:

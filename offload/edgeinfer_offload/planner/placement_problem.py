@@ -8,7 +8,7 @@ from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
-from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
+from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.cost_constants import (
@@ -115,7 +115,8 @@ class PlacementProblem:
 
         kept = cuda_buffers.kept_state_bytes(draft.hidden_size) if draft.is_draft_head else 0
         there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
-        return on(CPU, problem.cpu_workspace), there
+        observed = observed_bytes(draft, options.batch)
+        return on(CPU, problem.cpu_workspace + observed), there
 
     @cached_property
     def gpu_workspace(self) -> int:
@@ -412,6 +413,8 @@ class PlacementProblem:
     @property
     def can_attend(self) -> bool:
         """Whether the GPU has kernels for the undivided blocks of every layer."""
+        if not self.sizes.has_device_kernels:
+            return False
         able = (cost.gpu_can_attend and cost.cache[GPU] for cost in self.costs)
         return self.pricing.graphics is not None and all(able)
 

@@ -17,9 +17,9 @@ from edgeinfer.model_config.weights import read_config
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
-from edgeinfer.speculation.draft_head import DraftHead
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
-from edgeinfer.speculation.observed_states import TAIL, ObservedStates
+from edgeinfer.speculation.heads.draft_head import DraftHead
+from edgeinfer.speculation.heads.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
@@ -186,7 +186,7 @@ def step(start: int, text: Sequence[int], width: int = 2) -> HiddenStep:
 
 def observed(states: ObservedStates, start: int, text: Sequence[int]) -> int:
     kept = states.begin(made := step(start, text))
-    states.add(made.ids, made.states[0])
+    states.add(made.ids, made.states)
     return kept
 
 

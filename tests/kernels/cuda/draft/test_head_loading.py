@@ -15,8 +15,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.model_config.layers import draft_head
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.draft_head import DraftHead
 from edgeinfer.speculation.drafter import DraftRequest
+from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
