@@ -28,6 +28,7 @@ from edgeinfer.results import Generation
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.speculation.trees.tree_shape import TreeShape
 from harness import simulated_drafts, suites
 from harness.planted_drafts import PlantedDrafter, PlantedHead, ScriptedEngine
 from harness.split_runs import overhead
@@ -48,12 +49,16 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
     "draft model": {"draft": "auto"},
     "draft head": {"draft": "mtp"},
-    "the same, 3 siblings": {"draft": "auto", "draft_tree_width": 3},
+    "draft model, trees": {"draft": "auto", "draft_tree_width": 3},
+    "draft head, trees": {"draft": "mtp", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
 CPU_ONLY = ("self",)
 """Layer skipping."""
+CHAINS = (TreeShape(1, 1), TreeShape(3, 3), TreeShape(5, 5), TreeShape(7, 7))
+TREES = (TreeShape(3, 7), TreeShape(5, 7), TreeShape(5, 12), TreeShape(7, 15))
+"""Levels and tokens of drafts of a fixed shape."""
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
 HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
 """Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
@@ -133,7 +138,7 @@ class Suite:
         self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] not in CPU_ONLY}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
-            del self.drafters["the same, 3 siblings"]
+            self.drafters = {n: d for n, d in self.drafters.items() if "draft_tree_width" not in d}
         self.rounds, self.tokens = rounds, tokens
 
     def built_in(self, open_models: ExitStack) -> Iterator[list[str]]:
@@ -163,28 +168,20 @@ class Suite:
         return {**drafter, "draft": str(Path(edgeinfer.__file__).parent / "builtin" / drafter["draft"])}
 
     def forced(self) -> Iterator[list[str]]:
-        """The built-in pair with drafts of a fixed length, independent of their cost: tree against chain."""
+        """The built-in model with drafts of fixed shapes, whatever their cost: trees against chains."""
         options = {**self.loading, "device": "cpu"}
-        with load("tiny", draft=None, **options) as baseline, load("tiny", **options) as drafting:
-            speculator = drafting.speculator
-            assert speculator is not None
-            drafter: Any = speculator.drafter
-            controller = speculator.controllers["greedy"]
-            settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
-
-            def answer(length: int, siblings: int) -> Generation:
-                drafter.siblings = siblings
-                setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-                setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
-                completion: Generation = drafting.generate(STORY_START, **settings)
-                return completion
-
+        settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
+        with ExitStack() as open_models:
+            baseline = open_models.enter_context(load("tiny", draft=None, **options))
             variants: Variants = {"baseline": lambda: baseline.generate(STORY_START, **settings)}
-            for length in (1, 2, 4):
-                for siblings in (0, 1, 3):
-                    name = f"{length} drafted, {siblings} siblings"
-                    variants[name] = lambda k=length, n=siblings: answer(k, n)  # type: ignore[misc]
-            report("tree against chain")
+            for drafter, draft in {"draft model": "auto", "draft head": "mtp"}.items():
+                for width in (0, 3):
+                    options |= {"draft": draft, "draft_tree_width": width}
+                    model = open_models.enter_context(load("tiny", **options))
+                    for shape in TREES if width else CHAINS:
+                        name = f"{drafter}, {shape.depth} levels, {shape.nodes} nodes"
+                        variants[name] = _of_shape(model, shape, settings)
+            report("trees against chains")
             completions = alternate(variants, self.rounds)
             for name, answers in completions.items():
                 yield shown([name, *cells(answers, completions["baseline"])])
@@ -303,6 +300,22 @@ class Suite:
 
 def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
     return lambda: model.generate(prompt, **settings)
+
+
+def _of_shape(model: Model, shape: TreeShape, settings: dict[str, Any]) -> Answer:
+    """Completions with drafts of this shape, whatever their cost."""
+
+    def answer() -> Generation:
+        speculator = model.speculator
+        assert speculator is not None
+        controller, planner = speculator.controllers["greedy"], speculator.planners["greedy"]
+        setattr(controller, "length", lambda most: max(0, min(most, shape.depth)))  # noqa: B010
+        setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+        setattr(planner, "shape", lambda *given: shape._replace(depth=min(given[2], shape.depth)))  # noqa: B010
+        completion: Generation = model.generate(STORY_START, **settings)
+        return completion
+
+    return answer
 
 
 def _observed(

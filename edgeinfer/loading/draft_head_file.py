@@ -127,7 +127,8 @@ class HeadFile:
         buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
         nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
         nbytes += observed_bytes(head.sizes, target.engine.batch)
-        return DraftHead(loaded, target.engine, head, nbytes, self.close)
+        width = 1 + options.draft_tree_width
+        return DraftHead(loaded, target.engine, head, nbytes, self.close, tree_width=width)
 
 
 def _kernel_units(head: DraftHeadModel) -> list[str]:

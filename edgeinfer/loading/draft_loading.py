@@ -105,6 +105,6 @@ def _draft_model(
         target.vocabulary_size,
         loaded.plan().own_gpu_bytes if loaded.gpu else loaded.plan().bytes_on("cpu"),
         draft.file.close,
-        siblings=options.draft_tree_width,
+        tree_width=1 + options.draft_tree_width,
         name=draft.name,
     )

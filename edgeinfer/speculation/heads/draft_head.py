@@ -16,8 +16,10 @@ from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.heads.head_tree import HeadTree
 from edgeinfer.speculation.heads.observed_states import KeptStates, ObservedStates, ObservedText
 from edgeinfer.speculation.loop_drafter import LoopDrafter
+from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -39,10 +41,14 @@ class DraftHead(LoopDrafter):
         nbytes: int,
         on_close: Callable[[], None] | None = None,
         batch: int = HEAD_BATCH,
+        tree_width: int = 1,
     ) -> None:
         size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
         max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
-        super().__init__(size, size, max_prompt, only_greedy=kept > 0)
+        width = tree_width if backend.capabilities.copies_in_batch else 1
+        super().__init__(size, size, max_prompt, width, only_greedy=kept > 0)
+        self.max_expanded = self.tree_width
+        self._tree: HeadTree | None = None
         self._max_token = head.spec.vocabulary_size
         self._ids = head.weights.output_ids
         self._backend, self._target, self._nbytes = backend, target, nbytes
@@ -129,7 +135,7 @@ class DraftHead(LoopDrafter):
             return None
         self._position = self._done + len(tokens)
         self._state = self._forward(tokens, self._position)[-1:]
-        self._done = self._position
+        self._done, self._tree = self._position, None
         return self._logits()
 
     def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
@@ -139,11 +145,23 @@ class DraftHead(LoopDrafter):
         self._position += 1
         return self._logits()
 
+    def _expand(self, growth: TreeGrowth, nodes: Sequence[int]) -> list[tuple[int, npt.NDArray[np.float32]]]:
+        """As `AutoregressiveDrafter._expand`, all nodes in one step."""
+        if self._tree is None:
+            row, positions = self._state.copy(), self._target.context
+            self._tree = HeadTree(self._backend, row, self._position, MAX_DRAFTED, positions)
+        level = len(growth.path(nodes[0]))
+        found = self._tree.evaluate([(n, growth.parents[n], growth.ids[n]) for n in nodes], level)
+        return [(node, self._of_target(logits)) for node, logits in found]
+
     def _logits(self) -> npt.NDArray[np.float32]:
         """(vocabulary of the target,): the logits at the last hidden state."""
+        return self._of_target(self._backend.logits(self._state)[0])
+
+    def _of_target(self, own: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The head's logits as those of the target's vocabulary; it doesn't draft the others."""
         logits = np.full(self._vocabulary_size, -np.inf, np.float32)
-        drafted = slice(self._max_token) if self._ids is None else self._ids
-        logits[drafted] = self._backend.logits(self._state)[0]
+        logits[slice(self._max_token) if self._ids is None else self._ids] = own
         return logits
 
     def close(self) -> None:

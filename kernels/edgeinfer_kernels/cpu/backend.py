@@ -220,6 +220,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
+        self._run_layers(x)
+
+    def _run_layers(self, x: Activations) -> None:
+        """Run the schedule of all layers, in parts if states between them are kept."""
         if not self._kept.inner:
             self.pool.run(*self._layers_run)
             return
@@ -308,7 +312,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._run_blocks(x, start, table.address)
             return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
-        self.pool.run(*self._layers_run)
+        self._run_layers(x)
 
     def with_state(self, state: DecoderState) -> "CpuBackend":
         return self._on(state, None)

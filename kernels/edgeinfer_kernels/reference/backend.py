@@ -115,7 +115,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
 
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):
+            self._keep(layer, x)
             self._layer(layer, x, 0, positions)
+        self._keep(len(self.spec.layers), x)
 
     def with_state(self, state: DecoderState) -> "ReferenceBackend":
         return ReferenceBackend(self.spec, self.weights, state, self.dtype, self.routing)

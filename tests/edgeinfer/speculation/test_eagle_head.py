@@ -18,6 +18,7 @@ from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from tests.edgeinfer.speculation.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
@@ -65,6 +66,56 @@ def test_completions_equal_baseline_decoding(plain: Model, drafting: Model, sett
     expected, actual = (model.generate(PROMPT, **{**GREEDY, **settings}) for model in (plain, drafting))
     assert actual.ids == expected.ids
     assert actual.speed.accepted_share is not None
+
+
+@pytest.fixture(scope="module")
+def growing(path: Path, head: Path) -> Iterator[Model]:
+    with edgeinfer.load(path, draft=head, draft_tree_width=2, **CPU) as model:
+        yield model
+
+
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 3}])
+def test_completions_with_trees_equal_baseline_decoding(
+    plain: Model, growing: Model, settings: dict[str, Any]
+) -> None:
+    """The target with recurrent layers verifies the path of the most probable tokens."""
+    always_tree(growing, 4, 12)
+    expected, actual = (model.generate(PROMPT, **{**GREEDY, **settings}) for model in (plain, growing))
+    assert actual.ids == expected.ids
+    assert actual.speed.accepted_share is not None
+
+
+def test_the_states_of_an_accepted_path_reach_the_head(plain: Model, growing: Model) -> None:
+    """They are those of the same text without trees."""
+    always_tree(growing, 4, 12)
+    completion, seen = growing.generate(PROMPT, **GREEDY), dict[int, Any]()
+    drafter = drafter_of(growing)
+    observe = drafter.observe
+
+    def watch(step: Any) -> None:
+        for index in range(len(step.ids)):
+            seen[step.start + index] = [each[index].copy() for each in step.states]
+        observe(step)
+
+    ids = [*completion.prompt_ids, *completion.ids]
+    growing.engine.hand_out(drafter.hidden_layers, watch)
+    growing.engine.rewind(0)
+    growing.generate(PROMPT, **GREEDY)
+    plain_states = dict[int, Any]()
+
+    def note(step: Any) -> None:
+        for index in range(len(step.ids)):
+            plain_states[step.start + index] = [each[index].copy() for each in step.states]
+
+    growing.engine.hand_out(drafter.hidden_layers, note)
+    growing.engine.rewind(0)
+    growing.engine.append_all(ids[:-1])
+    growing.engine.hand_out(drafter.hidden_layers, drafter.observe)
+    observed = [position for position in seen if position < len(ids) - 1]
+    assert len(observed) >= len(completion.ids) - 1
+    for position in observed:
+        for actual, expected in zip(seen[position], plain_states[position], strict=True):
+            np.testing.assert_array_equal(actual, expected)
 
 
 def test_a_prompt_of_several_chunks_and_a_full_context(plain: Model, drafting: Model) -> None:
