@@ -56,18 +56,6 @@ class HeadFile:
         name = file.path.stem if own_file else "draft head"
         return cls(name, file, head.sizes, required, own_file)
 
-    @classmethod
-    def open(cls, path: Path, target: GGUFFile, config: ModelConfig, *, required: bool) -> Self:
-        """As `of`, for a file that has only the head."""
-        file = open_file(path)
-        try:
-            if not is_head_file(file):
-                raise SettingError(f"draft: {path.name} is no draft head")
-            return cls.of(file, target, config, required=required)
-        except BaseException:
-            file.close()
-            raise
-
     def close(self) -> None:
         if self.own_file:
             self.file.close()

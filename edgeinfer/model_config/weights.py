@@ -25,8 +25,8 @@ SCALED = re.compile(
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 HEAD_FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
-EAGLE = "eagle3"
-"""The architecture of files that have only an EAGLE-3 head."""
+EAGLE, MEDUSA = "eagle3", "medusa"
+"""The architectures of files that have only an EAGLE-3 head, or Medusa heads."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 

@@ -270,6 +270,12 @@ class Backend(Protocol[X]):
         """As `set_hidden`, for tokens after drafted ones: the head's rows after its layer, without a norm."""
         _refuse(self)
 
+    def medusa_logits(self, states: X, head: int) -> Logits:
+        """(tokens, vocabulary) float32, a new array: the logits of a Medusa head for hidden states of its
+        target after the final norm; at most as many as a step has tokens.
+        """
+        _refuse(self)
+
     def forward_batch(self, x: X, positions: BatchPositions) -> None:
         """As `forward`, for tokens of several sequences. A token attends to its sequence up to its own
         position, including positions of earlier steps.

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
@@ -244,6 +245,13 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self.set_hidden(self.final_norm(x), start)
         else:
             take_own_states(self.decoder, x)
+
+    def medusa_logits(self, states: Activations, head: int) -> npt.NDArray[np.float32]:
+        x = self._x[: len(states), : self.spec.hidden_size]
+        x[:] = states
+        self.forward_layers(x, 0, [head])
+        at, stride = self._workspace.rows(LOGITS)
+        return float_rows(at, len(x), stride // 4)[:, : self.spec.vocabulary_size].copy()
 
     def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))

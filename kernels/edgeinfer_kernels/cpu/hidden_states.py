@@ -45,10 +45,6 @@ class KeptStates:
         return [self._buffers[each][: len(x)] if each in self._buffers else x for each in self._layers]
 
 
-INPUT_ARGS = {"embedding.draft_input": DraftInputArgs, "embedding.eagle_input": EagleInputArgs}
-"""The structures of the blocks that read hidden states."""
-
-
 def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
     """Copy the target's hidden states for the next step of a draft head, at `start`, to its buffer."""
     at, stride = decoder.workspace.rows(STATES)
@@ -74,6 +70,7 @@ def own_state(decoder: CpuDecoder) -> tuple[int, int]:
 
 def _input_args(decoder: CpuDecoder) -> DraftInputArgs | EagleInputArgs:
     """The arguments of the block that reads hidden states."""
-    index = BlockIndex(0, 0)
-    args = INPUT_ARGS[decoder.spec.residual(index).block.kind]
-    return args.from_address(decoder.calls[index][0].block)
+    address = decoder.calls[BlockIndex(0, 0)][0].block
+    if decoder.spec.specs(EagleInputSpec):
+        return EagleInputArgs.from_address(address)
+    return DraftInputArgs.from_address(address)

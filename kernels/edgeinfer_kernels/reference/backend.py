@@ -12,6 +12,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
+from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
@@ -112,6 +113,10 @@ class ReferenceBackend(MainMemoryBackend[Array]):
             self.shared[OWN_STATES] = x.copy()
         else:
             self.shared[STATES] = final_norm(self.spec, self.weights, x)
+
+    def medusa_logits(self, states: Array, head: int) -> npt.NDArray[np.float32]:
+        self.forward_layers(states.astype(self.dtype), 0, [head])
+        return self.shared[LOGITS].astype(np.float32)
 
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
-from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSizes
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
+from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
@@ -129,7 +130,12 @@ class ModelSizes:
     @property
     def is_draft_head(self) -> bool:
         """Whether it is a draft head, which reads the hidden states of its target."""
-        return bool(self.of_kind(DraftInputSizes) or self.of_kind(EagleInputSizes))
+        return any(self.of_kind(kind) for kind in (DraftInputSizes, EagleInputSizes, MedusaHeadSizes))
+
+    @property
+    def draft_batch(self) -> int:
+        """Maximum tokens of a step of a draft head."""
+        return 1 if self.of_kind(MedusaHeadSizes) else HEAD_BATCH
 
     @property
     def has_device_kernels(self) -> bool:

@@ -3,7 +3,6 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
@@ -102,7 +101,7 @@ class PlacementProblem:
             return None
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=HEAD_BATCH if draft.is_draft_head else CPU_BATCH, sequences=1,
+            batch=draft.draft_batch if draft.is_draft_head else CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 

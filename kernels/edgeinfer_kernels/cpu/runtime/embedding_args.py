@@ -68,3 +68,18 @@ class EagleInputArgs(Structure):
     norm_before_residual: Int
     scratch: Int
     scratch_stride: Int
+
+
+@structure()
+class MedusaHeadArgs(Structure):
+    """A Medusa head. normed: the rows of x; hidden: x + silu(linear · x + b); logits: float32."""
+
+    norm: Norm
+    normed: Input
+    linear: Matrix
+    hidden: Input
+    output: Matrix
+    logits: Int
+    logits_stride: Int
+    scratch: Int
+    scratch_stride: Int
