@@ -1,4 +1,4 @@
-"""Scripted engines, and drafters with a given acceptance rate and the cost of a small model's forwards.
+"""Scripted engines, and chains and trees with given acceptance rates at the cost of a model or a head.
 
 With random weights no small model can predict the tokens. So baseline decoding runs first, and the drafter
 proposes its tokens, each replaced with a given probability. For every token it evaluates the small model and
@@ -12,13 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import HiddenObserver, HiddenStep
-from edgeinfer.engine.protocols import BasicEngine, Engine, PromptSteps, TokenSampler
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.protocols import BasicEngine, Engine, Progress, PromptSteps, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth
+from edgeinfer_kernels.backend import BatchPositions
 
 CERTAIN = 1e4
 """The logit of the token that comes next, above all logits of a model."""
+OF_THE_REST = (0.3, 0.15, 0.08)
+"""Probabilities of the second, third and fourth candidate, given that the first is wrong."""
+CLAIM = 0.02
+"""Minimum probability that a head gives a candidate, even if none is ever right."""
 
 
 class ScriptedSampler:
@@ -185,6 +192,123 @@ class PlantedHead(Drafter):
 
     def _agreement(self, index: int) -> float:
         return self._agreements[min(index, len(self._agreements) - 1)]
+
+    def close(self) -> None:
+        """The caller owns the head."""
+
+
+class ScriptedTrees(NativeEngine):
+    """An engine on the CPU whose logits select the tokens of `script`, prompt and completion, one by one; as
+    `ScriptedEngine`, and for trees.
+    """
+
+    def __init__(self, engine: NativeEngine, script: Sequence[int]) -> None:
+        self.__dict__.update(vars(engine))
+        self._script = list(script)
+        self.cache.context = min(engine.context, len(script))
+
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = super().append(ids, progress)
+        self._set(logits, len(self.ids))
+        return logits
+
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
+        """As the engine's, with the logits of the script."""
+        logits = yield from super().prompt_steps(ids, limit)
+        self._set(logits, len(self.ids))
+        return logits
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = super().append_all(ids)
+        for row, end in zip(logits, range(len(self.ids) - len(ids) + 1, len(self.ids) + 1), strict=True):
+            self._set(row, end)
+        return logits
+
+    def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
+        """As the engine's; after each position the token of the script follows."""
+        logits = super().append_batch(ids, positions)
+        for row, position in zip(logits, positions.positions.tolist(), strict=True):
+            self._set(row, position + 1)
+        return logits
+
+    def _set(self, logits: npt.NDArray[np.float32], index: int) -> None:
+        logits[self._script[min(index, len(self._script) - 1)]] = CERTAIN
+
+    def close(self) -> None:
+        """Does nothing: the caller owns the engine."""
+
+
+class PlantedTrees(Drafter):
+    """Trees at the cost of a real head's. The first candidate after the token of a level is right with the
+    probability in `agreements`, whose last one is that of all further levels; the others as `OF_THE_REST`.
+    """
+
+    name = "planted trees"
+
+    def __init__(
+        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
+    ) -> None:
+        self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
+        self._agreements = tuple(agreements)
+        self._random = random.Random(1)
+
+    @property
+    def tree_width(self) -> int:
+        return self._head.tree_width
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return self._head.hidden_layers
+
+    def observe(self, step: HiddenStep) -> None:
+        """As the head's."""
+        self._head.observe(step)
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """A tree of the requested shape; the head evaluates as many levels, and as many nodes of each."""
+        known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
+        levels = min(len(known), request.max_tokens)
+        shape = DraftRequest(levels, request.params, max_nodes=request.max_nodes)
+        if not levels or not self._head.propose(history, shape).ids:
+            return Draft()
+        growth = TreeGrowth(request._replace(max_tokens=levels), self.tree_width)
+        nodes, right = [ROOT], ROOT
+        for level in range(levels):
+            growth.begin_level()
+            following = ROOT
+            for node in nodes:
+                rates = self._rates(level)
+                rank = self._rank(rates) if node == right or level == 0 else None
+                first = len(growth.ids)
+                claims = [max(CLAIM, rate) for rate in rates]
+                tokens = (self._token(known[level], index, rank) for index in range(len(rates)))
+                growth.add(node, list(zip(tokens, claims, strict=True)))
+                if rank is not None and first + rank < len(growth.ids):
+                    following = first + rank
+            nodes = growth.frontier(self.tree_width)
+            right = following
+            if not nodes:
+                break
+        return growth.draft()
+
+    def _token(self, token: int, index: int, rank: int | None) -> int:
+        return token if index == rank else (token + 1 + index) % self._vocabulary
+
+    def _rates(self, level: int) -> list[float]:
+        first = self._agreements[min(level, len(self._agreements) - 1)]
+        others = [(1 - first) * share if first else 0.0 for share in OF_THE_REST]
+        return [first, *others][: self.tree_width]
+
+    def _rank(self, rates: Sequence[float]) -> int | None:
+        """Which of the candidates is right; None: no one."""
+        drawn = self._random.random()
+        for rank, rate in enumerate(rates):
+            drawn -= rate
+            if drawn < 0:
+                return rank
+        return None
 
     def close(self) -> None:
         """The caller owns the head."""
