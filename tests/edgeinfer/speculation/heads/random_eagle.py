@@ -28,6 +28,8 @@ class RandomEagle:
     norm_before_residual: bool = False
     format: str = "F32"
     extra: Mapping[str, Any] = field(default_factory=dict)
+    given_ids: tuple[int, ...] = ()
+    """Those of `d2t`, instead of random ones."""
     seed: int = 0
 
     heads: int = 4
@@ -52,6 +54,8 @@ class RandomEagle:
 
     def ids(self) -> np.ndarray:
         """The token ids of the rows of its output."""
+        if self.given_ids:
+            return np.array(self.given_ids, np.int64)
         ids = np.random.default_rng(self.seed + 1).permutation(np.arange(3, VOCABULARY))[: self.rows]
         return np.sort(ids).astype(np.int64)
 

@@ -188,6 +188,10 @@ def test_a_head_is_no_model(head: Path) -> None:
         (RandomEagle(target_width=32), "target_hidden_size: 32, wanted 64, that of the model"),
         (RandomEagle(width=32, rows=0), "width 32 and no token_embd.weight, wanted 64"),
         (RandomEagle(extra={"block_count": 2}), "block_count: 2, wanted 1"),
+        (RandomEagle(rows=2, given_ids=(5, 288)), "d2t: id 288, wanted 0 to 287, the ids of the model"),
+        (RandomEagle(rows=2, given_ids=(-1, 5)), "d2t: id -1, wanted 0 to 287"),
+        (RandomEagle(rows=2, given_ids=(5, 5)), "d2t: an id occurs twice"),
+        (RandomEagle(extra={"norm_before_fc": 3}), "norm_before_fc: 3, wanted true or false"),
     ],
 )
 def test_a_head_of_another_model_is_refused_in_one_line(
