@@ -1,6 +1,6 @@
 """The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -13,6 +13,7 @@ from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_h
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.heads.draft_head import DraftHead
+from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -50,11 +51,15 @@ class HeadFile:
         try:
             tables = read_weights(target, config, shapes_only=True)
             read = read_eagle_head if is_eagle_file(file) else read_draft_head
-            head = read(file, config, tables, shapes_only=True)
+            sizes = read(file, config, tables, shapes_only=True).sizes
+            others = [
+                read_draft_head(file, config, tables, head=index, shapes_only=True).sizes
+                for index in range(1, 1 if own_file else config.draft_heads)
+            ]
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {error}") from error
         name = file.path.stem if own_file else "draft head"
-        return cls(name, file, head.sizes, required, own_file)
+        return cls(name, file, replace(sizes, further_heads=tuple(others)), required, own_file)
 
     def close(self) -> None:
         if self.own_file:
@@ -67,14 +72,25 @@ class HeadFile:
             SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
         try:
-            if is_eagle_file(self.file):
-                head = read_eagle_head(self.file, source.config, source.weights, source.context)
-            else:
-                head = read_draft_head(self.file, source.config, source.weights, source.factors)
+            heads = self._heads(source)
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        load = self._on_cpu if target.gpu is None else self._on_gpu
-        return load(head, source, target)
+        if target.gpu is not None:
+            return self._on_gpu(heads[0], source, target)
+        loaded = [self._on_cpu(head, source, target) for head in heads]
+        nbytes = sum(map(self._nbytes, heads, loaded, len(heads) * [target]))
+        if len(heads) > 1:
+            return SeveralHeads(loaded, target.engine, heads[0], nbytes, self.close)
+        width = 1 + source.options.draft_tree_width
+        return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
+
+    def _heads(self, source: ModelSource) -> list[DraftHeadModel]:
+        if is_eagle_file(self.file):
+            return [read_eagle_head(self.file, source.config, source.weights, source.context)]
+        return [
+            read_draft_head(self.file, source.config, source.weights, source.factors, head=head)
+            for head in range(1 + len(self.sizes.further_heads))
+        ]
 
     def _on_gpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
         from edgeinfer.loading.gpu_loading import load_gpu_head
@@ -87,8 +103,8 @@ class HeadFile:
         nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
         return DraftHead(loaded, target.engine, head, nbytes, self.close, loaded.batch)
 
-    def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
-        """The head on the threads of its target."""
+    def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
+        """A head on the threads of its target."""
         options, backend = source.options, target.engine.backend
         assert isinstance(backend, CpuBackend)
         kernels = load_kernels(
@@ -100,7 +116,7 @@ class HeadFile:
         shares = not head.own_output and any(m is source.weights.output for m in backend.decoder.repacked)
         output = head.weights.output
         in_file = [] if shares or head.own_output else [output]
-        loaded = CpuBackend(
+        return CpuBackend(
             head.spec,
             head.weights,
             DecoderState.allocate(head.spec, source.context, options.kv),
@@ -112,11 +128,14 @@ class HeadFile:
             ),
             pool=target.thread_pool,
         )
-        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
-        nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
-        nbytes += observed_bytes(head.sizes, target.engine.batch)
-        width = 1 + options.draft_tree_width
-        return DraftHead(loaded, target.engine, head, nbytes, self.close, tree_width=width)
+
+    @staticmethod
+    def _nbytes(head: DraftHeadModel, loaded: CpuBackend, target: LoadedEngine) -> int:
+        """Bytes of a head on the CPU, as the plan counts them."""
+        repack = target.placed.options.repack
+        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, repack)
+        observed = observed_bytes(head.sizes, target.engine.batch)
+        return loaded.repacked_bytes + loaded.state_nbytes + buffers + observed
 
 
 def _kernel_units(head: DraftHeadModel) -> list[str]:

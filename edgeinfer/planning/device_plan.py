@@ -28,8 +28,8 @@ NO_HEAD = (
     "device='cpu' or a smaller context has room for it"
 )
 NO_CPU_HEAD = (
-    "heads of EAGLE-3 and Medusa run on the CPU only, with all of their model: using prompt lookup instead; "
-    "device='cpu' uses the head"
+    "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
+    "lookup instead; device='cpu' uses the head"
 )
 STATE_QUEUE = Detail(
     "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "

@@ -157,6 +157,11 @@ class DecoderSpec:
         return shared or self.per_layer_width > 0
 
     @property
+    def has_raw_draft_states(self) -> bool:
+        """Whether it is a draft head that reads hidden states before the norm."""
+        return any(getattr(each.block, "raw_states", False) for each in self.layers[0].blocks)
+
+    @property
     def has_positions(self) -> bool:
         """Whether embeddings have learned rows of their positions."""
         return any(each.block.kind == "embedding.positions" for each in self.layers[0].blocks)

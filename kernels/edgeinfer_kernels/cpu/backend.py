@@ -242,7 +242,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def set_own_hidden(self, x: Activations, start: int) -> None:
         if own_state(self.decoder) == (0, 0):
-            self.set_hidden(self.final_norm(x), start)
+            self.set_hidden(x if self.spec.has_raw_draft_states else self.final_norm(x), start)
         else:
             take_own_states(self.decoder, x)
 
@@ -290,6 +290,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
         is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
         is_plain = is_plain and self.weights.output_bias is None
+        is_plain = is_plain and not self.spec.has_raw_draft_states
         possible = self._head and self._embedding.block and is_plain
         return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 

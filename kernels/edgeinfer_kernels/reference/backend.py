@@ -111,6 +111,8 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         if self.spec.specs(EagleInputSpec):
             self.shared.pop(STATES, None)
             self.shared[OWN_STATES] = x.copy()
+        elif self.spec.has_raw_draft_states:
+            self.shared[STATES] = x.copy()
         else:
             self.shared[STATES] = final_norm(self.spec, self.weights, x)
 

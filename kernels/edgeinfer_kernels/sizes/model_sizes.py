@@ -73,6 +73,10 @@ class ModelSizes:
     """Whether `head` is a matrix of another model, as that of most draft heads."""
     shares_embedding: bool = False
     """Whether the embedding is a matrix of another model."""
+    further_heads: "tuple[ModelSizes, ...]" = ()
+    """The sizes of further draft heads, each a decoder with its own buffers."""
+    cpu_only: bool = False
+    """Whether no GPU runs it, besides blocks without kernels there."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -140,7 +144,7 @@ class ModelSizes:
     @property
     def has_device_kernels(self) -> bool:
         """Whether a GPU has kernels of all blocks."""
-        return all(block.has_device_kernels for block in self.blocks)
+        return not self.cpu_only and all(block.has_device_kernels for block in self.blocks)
 
     @property
     def is_recurrent(self) -> bool:

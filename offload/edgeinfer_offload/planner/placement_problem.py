@@ -93,12 +93,20 @@ class PlacementProblem:
 
     @cached_property
     def draft(self) -> tuple[Cost, Cost | None] | None:
-        """Cost of the whole draft model on either device, with cache and buffers; seconds per
-        accepted token.
+        """Cost of the whole draft model, or of all draft heads, on either device, with cache and buffers;
+        seconds per accepted token.
         """
-        draft, options = self.options.draft, self.options
+        draft = self.options.draft
         if draft is None:
             return None
+        here, there = self._cost_of_draft(draft)
+        for head in draft.further_heads:
+            more, _ = self._cost_of_draft(head)
+            here, there = replace(here, nbytes=here.nbytes + more.nbytes), None
+        return here, there
+
+    def _cost_of_draft(self, draft: ModelSizes) -> tuple[Cost, Cost | None]:
+        options = self.options
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
             batch=draft.draft_batch if draft.is_draft_head else CPU_BATCH, sequences=1,
