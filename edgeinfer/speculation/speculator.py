@@ -131,7 +131,7 @@ class Speculator:
             return Draft()
         request = self._request(length, limit, sampler.settings)
         draft = self.drafter.propose(history, request)
-        self._check(draft, request)
+        self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
         tokens, seconds = max(1, draft.depth), time.perf_counter() - begin
@@ -152,27 +152,28 @@ class Speculator:
         min_probs = controller.min_probs(nodes)
         return DraftRequest(depth, params, *min_probs, max_nodes=nodes, sharpness=planner.sharpness)
 
-    def _check(self, draft: Draft, request: DraftRequest) -> None:
-        size, most = self._engine.vocabulary_size, request.max_nodes or request.max_tokens
+    def _check(self, draft: Draft, length: int, nodes: int = 0) -> None:
+        """Raise `SettingError` unless a draft has at most `length` levels, and as many tokens or `nodes`."""
+        size, most = self._engine.vocabulary_size, nodes or length
         if len(draft.ids) > most:
             raise SettingError(
                 f"draft: {self.drafter.name} proposed {len(draft.ids)} tokens, wanted {most} at most"
             )
         if draft.parents:
-            self._check_parents(draft, request)
+            self._check_parents(draft, length)
         if draft.ids and not 0 <= min(draft.ids) <= max(draft.ids) < size:
             wrong = next(token for token in draft.ids if not 0 <= token < size)
             raise SettingError(
                 f"draft: {self.drafter.name} proposed token id {wrong}, wanted 0 to {size - 1}"
             )
 
-    def _check_parents(self, draft: Draft, request: DraftRequest) -> None:
+    def _check_parents(self, draft: Draft, length: int) -> None:
         indices = enumerate(draft.parents)
         wrong = [f"parent {parent} of token {index}" for index, parent in indices if not -1 <= parent < index]
         if len(draft.parents) != len(draft.ids):
             wrong = [f"{len(draft.parents)} parents of {len(draft.ids)} tokens"]
-        elif not wrong and draft.depth > request.max_tokens:
-            wrong = [f"a tree of {draft.depth} levels, not of {request.max_tokens}"]
+        elif not wrong and draft.depth > length:
+            wrong = [f"a tree of {draft.depth} levels, not of {length}"]
         if wrong:
             raise SettingError(
                 f"draft: {self.drafter.name} proposed {wrong[0]}, wanted a tree as `Draft` describes it"
