@@ -39,7 +39,7 @@ from edgeinfer.generation.batching.scheduler import CHUNK_TOKENS
 from edgeinfer.loading.loading import load
 from edgeinfer.planning.model_plan import model_sizes
 from harness import suites
-from harness.planted_drafts import drafts_table
+from harness.drafts.shared_drafts import drafts_table
 
 STREAMS = (1, 4, 8, 16)
 DRAFTED_STREAMS = 8

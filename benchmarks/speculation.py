@@ -19,6 +19,7 @@ import edgeinfer
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.random_files import random_file, random_files_folder
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.loading import load
@@ -28,8 +29,17 @@ from edgeinfer.results import Generation
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
-from harness import simulated_drafts, suites
-from harness.planted_drafts import PlantedDrafter, PlantedHead, ScriptedEngine
+from edgeinfer.speculation.trees.tree_pass import TreePass
+from edgeinfer.speculation.trees.tree_shape import TreeShape
+from harness import suites
+from harness.drafts import simulated_drafts
+from harness.drafts.planted_drafts import (
+    PlantedDrafter,
+    PlantedHead,
+    PlantedTrees,
+    ScriptedEngine,
+    ScriptedTrees,
+)
 from harness.split_runs import overhead
 
 STORY_START = "Once upon a time, there was a little girl named Lily."
@@ -48,13 +58,19 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
     "draft model": {"draft": "auto"},
     "draft head": {"draft": "mtp"},
-    "the same, 3 siblings": {"draft": "auto", "draft_tree_width": 3},
+    "draft model, trees": {"draft": "auto", "draft_tree_width": 3},
+    "draft head, trees": {"draft": "mtp", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
 CPU_ONLY = ("self",)
 """Layer skipping."""
+CHAINS = (TreeShape(1, 1), TreeShape(3, 3), TreeShape(5, 5), TreeShape(7, 7))
+TREES = (TreeShape(3, 7), TreeShape(5, 7), TreeShape(5, 12), TreeShape(7, 15))
+"""Levels and tokens of drafts of a fixed shape."""
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
+HEAD_WIDTH = 3
+"""Candidates besides the first of planted trees."""
 HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
 """Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
 TABLES = ("pair", "edited", "forced", "several", "planted", "heads", "simulated")
@@ -133,7 +149,7 @@ class Suite:
         self.drafters = {n: d for n, d in DRAFTERS.items() if device == "cpu" or d["draft"] not in CPU_ONLY}
         if device != "cpu":
             self.drafters["draft model"] = {"draft": "edgeinfer-tiny-draft-5m-Q8_0.gguf"}
-            del self.drafters["the same, 3 siblings"]
+            self.drafters = {n: d for n, d in self.drafters.items() if "draft_tree_width" not in d}
         self.rounds, self.tokens = rounds, tokens
 
     def built_in(self, open_models: ExitStack) -> Iterator[list[str]]:
@@ -163,28 +179,20 @@ class Suite:
         return {**drafter, "draft": str(Path(edgeinfer.__file__).parent / "builtin" / drafter["draft"])}
 
     def forced(self) -> Iterator[list[str]]:
-        """The built-in pair with drafts of a fixed length, independent of their cost: tree against chain."""
+        """The built-in model with drafts of fixed shapes, whatever their cost: trees against chains."""
         options = {**self.loading, "device": "cpu"}
-        with load("tiny", draft=None, **options) as baseline, load("tiny", **options) as drafting:
-            speculator = drafting.speculator
-            assert speculator is not None
-            drafter: Any = speculator.drafter
-            controller = speculator.controllers["greedy"]
-            settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
-
-            def answer(length: int, siblings: int) -> Generation:
-                drafter.siblings = siblings
-                setattr(controller, "length", lambda most: max(0, min(most, length)))  # noqa: B010
-                setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
-                completion: Generation = drafting.generate(STORY_START, **settings)
-                return completion
-
+        settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
+        with ExitStack() as open_models:
+            baseline = open_models.enter_context(load("tiny", draft=None, **options))
             variants: Variants = {"baseline": lambda: baseline.generate(STORY_START, **settings)}
-            for length in (1, 2, 4):
-                for siblings in (0, 1, 3):
-                    name = f"{length} drafted, {siblings} siblings"
-                    variants[name] = lambda k=length, n=siblings: answer(k, n)  # type: ignore[misc]
-            report("tree against chain")
+            for drafter, draft in {"draft model": "auto", "draft head": "mtp"}.items():
+                for width in (0, 3):
+                    options |= {"draft": draft, "draft_tree_width": width}
+                    model = open_models.enter_context(load("tiny", **options))
+                    for shape in TREES if width else CHAINS:
+                        name = f"{drafter}, {shape.depth} levels, {shape.nodes} nodes"
+                        variants[name] = _of_shape(model, shape, settings)
+            report("trees against chains")
             completions = alternate(variants, self.rounds)
             for name, answers in completions.items():
                 yield shown([name, *cells(answers, completions["baseline"])])
@@ -249,11 +257,30 @@ class Suite:
             for name, answers in completions.items():
                 yield shown([path.stem, placed, small_device, name, *cells(answers, completions["baseline"])])
 
+    def own_head(self) -> Iterator[list[str]]:
+        """The built-in model with its head: drafts as the controller and the planner select them."""
+        given: dict[str, dict[str, Any]] = {"baseline": {"draft": None}, "its head, chains": {"draft": "mtp"}}
+        if self.device == "cpu":
+            given["its head, trees"] = {"draft": "mtp", "draft_tree_width": HEAD_WIDTH}
+        settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
+        with ExitStack() as open_models:
+            variants: Variants = {}
+            for name, options in given.items():
+                model = open_models.enter_context(load("tiny", **self.loading, **options))
+                size = model.speculator.drafter.nbytes if model.speculator else 0
+                variants[name] = _answer(model, STORY_START, settings)
+            report("the built-in model with its head")
+            completions = alternate(variants, self.rounds)
+            for name, answers in completions.items():
+                yield shown(["tiny", f"{size / 1e6:.0f} MB", name, *cells(answers, completions["baseline"])])
+
     def heads(self, path: str | Path) -> Iterator[list[str]]:
-        """A random model with the draft head of its file. At its cost tokens are drafted that are accepted as
-        often as those of published heads, or never.
+        """A random model with the draft head of its file, in chains and in trees. At its cost tokens are
+        drafted that are right as often as those of published heads, or never.
         """
-        with load(path, draft="mtp", context=PLANTED_CONTEXT, **self.loading) as model:
+        width = HEAD_WIDTH if self.device == "cpu" else 0
+        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": width}
+        with load(path, draft="mtp", **options) as model:
             assert model.speculator is not None
             head, engine, model.speculator = model.speculator.drafter, model.engine, None
             if not head.hidden_layers:
@@ -262,15 +289,17 @@ class Suite:
             ids = model.tokenizer.encode(STORY_START)[:8]
             baseline = model.generate(ids, **settings)
             script = [*baseline.prompt_ids, *baseline.ids]
-            scripted = ScriptedEngine(engine, script)
-            variants: Variants = {}
-            for name, agreements in {"baseline": None, **HEADS}.items():
-                completion = Model(model.name, scripted, model.tokenizer, None)
-                planted = None
-                if agreements is not None:
-                    planted = PlantedHead(head, script, agreements, engine.vocabulary_size)
-                    completion.speculator = _measured_speculator(scripted, planted)
-                variants[name] = _observed(completion, planted, engine, ids, settings)
+            scripted: Engine = ScriptedEngine(engine, script)
+            if can_branch := TreePass.is_possible(engine) and isinstance(engine, NativeEngine):
+                scripted = ScriptedTrees(engine, script)
+            variants: Variants = {"baseline": _observed(model.name, scripted, model, None, ids, settings)}
+            for name, agreements in HEADS.items():
+                for kind in (PlantedHead, PlantedTrees)[: 1 + can_branch]:
+                    planted = kind(head, script, agreements, engine.vocabulary_size)
+                    drafts = "trees" if kind is PlantedTrees else "chains"
+                    variants[f"{name}, {drafts}"] = _observed(
+                        model.name, scripted, model, planted, ids, settings
+                    )
             report(f"planted heads, {model.name}, {head.nbytes / 1e6:.0f} MB")
             completions = alternate(variants, self.rounds)
             size = f"{head.nbytes / 1e6:.0f} MB"
@@ -305,10 +334,36 @@ def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any])
     return lambda: model.generate(prompt, **settings)
 
 
+def _of_shape(model: Model, shape: TreeShape, settings: dict[str, Any]) -> Answer:
+    """Completions with drafts of this shape, whatever their cost."""
+
+    def answer() -> Generation:
+        speculator = model.speculator
+        assert speculator is not None
+        controller, planner = speculator.controllers["greedy"], speculator.planners["greedy"]
+        setattr(controller, "length", lambda most: max(0, min(most, shape.depth)))  # noqa: B010
+        setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+        setattr(planner, "shape", lambda *given: shape._replace(depth=min(given[2], shape.depth)))  # noqa: B010
+        completion: Generation = model.generate(STORY_START, **settings)
+        return completion
+
+    return answer
+
+
 def _observed(
-    model: Model, drafter: Drafter | None, engine: Engine, prompt: Sequence[int], settings: dict[str, Any]
+    name: str,
+    engine: Engine,
+    of: Model,
+    drafter: Drafter | None,
+    prompt: Sequence[int],
+    settings: dict[str, Any],
 ) -> Answer:
-    """As `_answer`; the drafter is the only one that observes the engine, which several share."""
+    """As `_answer`, for a scripted engine of a model; the drafter is the only one that observes the engine,
+    which several share.
+    """
+    model = Model(name, engine, of.tokenizer, None)
+    if drafter is not None:
+        model.speculator = _measured_speculator(engine, drafter)
 
     def answer() -> Generation:
         if drafter is None:
@@ -395,7 +450,7 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
     if "heads" in expected:
         shapes = [] if options.smoke else suites.words(options.head_shapes)
         files: list[str | Path] = [random_file(shape, options.type) for shape in shapes] or ["tiny"]
-        rows = [row for file in files for row in suite.heads(file)]
+        rows = [*suite.own_head(), *(row for file in files for row in suite.heads(file))]
         head = ["model", "head", "drafter", *HEAD]
         tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2))))
     if "simulated" in expected:

@@ -103,7 +103,7 @@ class RandomModel:
                 values = _values(random, name, shape) * (self.post_norms if "post" in name else 1)
                 expected = formats.of_queries if self.is_gate(name) else formats.next_for(name, shape)
                 if expected in SCALE_BYTES:
-                    writer.add_tensor(name, _raw_blocks(random, expected, shape), expected, shape)
+                    writer.add_tensor(name, random_blocks(random, expected, shape), expected, shape)
                 elif block_format(expected).grid or (
                     block_format(expected).is_quantized and expected not in ENCODERS
                 ):
@@ -318,7 +318,7 @@ def _values(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> n
     return values.astype(np.float32)
 
 
-def _raw_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+def random_blocks(random: np.random.Generator, name: str, shape: tuple[int, ...]) -> npt.NDArray[np.uint8]:
     """Random bits with fixed scales: files with stored goldens mustn't change with the encoder."""
     form = block_format(name)
     count = int(np.prod(shape)) // form.block_elements

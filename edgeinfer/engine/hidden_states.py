@@ -58,9 +58,12 @@ class HiddenTap:
         self._backend, self._observer = backend, observer
         backend.keep_hidden([count if each == OUTPUT_NORM else each for each in self._layers])
 
-    def step(self, ids: Sequence[int], text: Sequence[int]) -> None:
-        """Pass on the states of a step of `ids`, after which the cache holds `text`."""
-        kept = self._backend.kept_hidden(len(ids))
+    def step(self, ids: Sequence[int], text: Sequence[int], rows: Sequence[int] | None = None) -> None:
+        """Pass on the states of a step of `ids`, after which the cache holds `text`. `rows`: those of the
+        step that these tokens had; None: they were all of it.
+        """
+        kept = self._backend.kept_hidden(len(ids) if rows is None else 1 + max(rows))
+        kept = kept if rows is None else [each[list(rows)] for each in kept]
         states = [
             self._backend.final_norm(each) if layers == OUTPUT_NORM else each
             for layers, each in zip(self._layers, kept, strict=True)

@@ -364,6 +364,12 @@ class NativeEngine(CacheChanges):
             self.backend.forward_batch(x, positions)
         return x
 
+    def keep_rows(self, ids: Sequence[int], rows: Sequence[int]) -> None:
+        """The cache holds `ids` now, which had these rows of the last `append_batch`."""
+        self.cache.append(ids)
+        if self._hidden is not None:
+            self._hidden.step(ids, self.cache.ids, rows)
+
     def logits_of_layers(self, token: int, position: int, layers: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (vocabulary,) of one token that runs through the given layers only; the cache's ids don't
         change.

@@ -10,6 +10,7 @@ from edgeinfer.hugging_face.families.family import Family
 from edgeinfer.hugging_face.families.table import FAMILIES
 from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.hugging_face.json_files import read_json
+from edgeinfer.hugging_face.medusa_folder import is_medusa_folder, open_medusa
 from edgeinfer.hugging_face.powerinfer_file import PowerInferFile, is_powerinfer
 from edgeinfer.hugging_face.settings import model_metadata, text_config
 from edgeinfer.hugging_face.stored import Stored, of_values
@@ -25,8 +26,9 @@ CONFIG = "config.json"
 
 
 def is_model_folder(folder: Path) -> bool:
-    """Whether a folder has a config.json and safetensors."""
-    return (folder / CONFIG).is_file() and ((folder / SINGLE).is_file() or (folder / INDEX).is_file())
+    """Whether a folder has a config.json and safetensors, of a model or of Medusa heads."""
+    has_tensors = (folder / SINGLE).is_file() or (folder / INDEX).is_file() or is_medusa_folder(folder)
+    return (folder / CONFIG).is_file() and has_tensors
 
 
 def open_file(path: Path, *, unknown_types: bool = False) -> GGUFFile:
@@ -55,13 +57,15 @@ def open_folder(folder: Path, *, in_memory: bool = False) -> FolderFile:
         FolderError: a family, a setting, a tensor or a tokenizer that isn't supported, or that is missing.
         FormatError, OSError: a file is damaged, or can't be read.
     """
+    spill = None if in_memory else _spill_folder()
+    if is_medusa_folder(folder):
+        return open_medusa(folder, spill)
     given = read_json(folder, CONFIG)
     family = family_of(folder, given)
     config = text_config(given)
     tensors = ShardedTensors.open(folder)
     try:
         metadata, stored = _contents(folder, family, config, tensors)
-        spill = None if in_memory else _spill_folder()
         return FolderFile(folder, tensors, metadata, stored, spill)
     except (KeyError, TypeError, ValueError) as error:
         tensors.close()

@@ -8,9 +8,11 @@ from edgeinfer.errors import Detail, EdgeInferError, SettingError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.draft_head_file import HeadFile, is_head_path
 from edgeinfer.loading.draft_vocabulary import VocabularyMismatchError, check_vocabularies, same_tokens
+from edgeinfer.loading.medusa_file import MedusaFile
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
-from edgeinfer.model_config.weights import read_config
+from edgeinfer.model_config.layers.medusa_heads import is_medusa_file
+from edgeinfer.model_config.weights import is_head_file, read_config
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_draft
 from edgeinfer.speculation.drafter import Drafter
@@ -61,7 +63,7 @@ class DraftFile:
         self.file.close()
 
 
-OpenDraft = DraftFile | HeadFile
+OpenDraft = DraftFile | HeadFile | MedusaFile
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class DraftTarget:
         """A model on this disk."""
         return cls(model.name, file, config, model.draft_path, model.head_path)
 
-    def head(self, *, required: bool) -> HeadFile | None:
+    def head(self, *, required: bool) -> HeadFile | MedusaFile | None:
         """The draft head in the model's file, else the registered one; None: there is none.
 
         Raises:
@@ -92,14 +94,36 @@ class DraftTarget:
             return HeadFile.of(self.file, self.file, self.config, required=required)
         if self.head_path is None:
             return None
-        return HeadFile.open(self.head_path, self.file, self.config, required=required)
+        return open_head(self.head_path, self.file, self.config, required=required)
 
     def named(self, draft: str | Path, *, required: bool) -> OpenDraft:
         """A draft model, or a file with a draft head, by name or path. Raises as `DraftFile.open`."""
         path = find_draft(draft).path
         if self.config is None or not is_head_path(path):
             return DraftFile.open(draft, self.file, required=required)
-        return HeadFile.open(path, self.file, self.config, required=required)
+        return open_head(path, self.file, self.config, required=required)
+
+
+def open_head(path: Path, target: GGUFFile, config: ModelConfig, *, required: bool) -> HeadFile | MedusaFile:
+    """The head in a file that has no model, or the Medusa heads.
+
+    Raises:
+        SettingError: there is none, or it can't be run.
+        VocabularyMismatchError: it drafts for another vocabulary.
+    """
+    file = open_file(path)
+    try:
+        if not is_head_file(file):
+            raise SettingError(f"draft: {path.name} is no draft head")
+        if "tokenizer.ggml.tokens" in file.metadata and not same_tokens(file.metadata, target.metadata):
+            tokenizers = [Tokenizer.from_metadata(each.metadata) for each in (file, target)]
+            check_vocabularies(path.name, *tokenizers)
+        if is_medusa_file(file):
+            return MedusaFile.of(file, target, config)
+        return HeadFile.of(file, target, config, required=required)
+    except BaseException:
+        file.close()
+        raise
 
 
 def open_draft(

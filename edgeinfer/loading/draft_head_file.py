@@ -1,6 +1,6 @@
 """The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -8,18 +8,21 @@ from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, is_head_file, read_draft_head
-from edgeinfer.model_config.weights import read_weights
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_head
+from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
+from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer.speculation.draft_head import DraftHead
+from edgeinfer.speculation.heads.draft_head import DraftHead
+from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
-from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
+from edgeinfer_kernels.cpu.layout.fields import FIELDS
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
+from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
@@ -46,25 +49,17 @@ class HeadFile:
         """
         own_file = file is not target
         try:
-            head = read_draft_head(
-                file, config, read_weights(target, config, shapes_only=True), shapes_only=True
-            )
+            tables = read_weights(target, config, shapes_only=True)
+            read = read_eagle_head if is_eagle_file(file) else read_draft_head
+            sizes = read(file, config, tables, shapes_only=True).sizes
+            others = [
+                read_draft_head(file, config, tables, head=index, shapes_only=True).sizes
+                for index in range(1, 1 if own_file else config.draft_heads)
+            ]
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {error}") from error
         name = file.path.stem if own_file else "draft head"
-        return cls(name, file, head.sizes, required, own_file)
-
-    @classmethod
-    def open(cls, path: Path, target: GGUFFile, config: ModelConfig, *, required: bool) -> Self:
-        """As `of`, for a file that has only the head."""
-        file = open_file(path)
-        try:
-            if not is_head_file(file):
-                raise SettingError(f"draft: {path.name} is no draft head")
-            return cls.of(file, target, config, required=required)
-        except BaseException:
-            file.close()
-            raise
+        return cls(name, file, replace(sizes, further_heads=tuple(others)), required, own_file)
 
     def close(self) -> None:
         if self.own_file:
@@ -76,9 +71,26 @@ class HeadFile:
         Raises:
             SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
-        head = read_draft_head(self.file, source.config, source.weights, source.factors)
-        load = self._on_cpu if target.gpu is None else self._on_gpu
-        return load(head, source, target)
+        try:
+            heads = self._heads(source)
+        except UnsupportedModelError as error:
+            raise SettingError(f"draft: {self.name}: {error}") from error
+        if target.gpu is not None:
+            return self._on_gpu(heads[0], source, target)
+        loaded = [self._on_cpu(head, source, target) for head in heads]
+        nbytes = sum(map(self._nbytes, heads, loaded, len(heads) * [target]))
+        if len(heads) > 1:
+            return SeveralHeads(loaded, target.engine, heads[0], nbytes, self.close)
+        width = 1 + source.options.draft_tree_width
+        return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
+
+    def _heads(self, source: ModelSource) -> list[DraftHeadModel]:
+        if is_eagle_file(self.file):
+            return [read_eagle_head(self.file, source.config, source.weights, source.context)]
+        return [
+            read_draft_head(self.file, source.config, source.weights, source.factors, head=head)
+            for head in range(1 + len(self.sizes.further_heads))
+        ]
 
     def _on_gpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
         from edgeinfer.loading.gpu_loading import load_gpu_head
@@ -89,22 +101,22 @@ class HeadFile:
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
-        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close, loaded.batch)
+        return DraftHead(loaded, target.engine, head, nbytes, self.close, loaded.batch)
 
-    def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
-        """The head on the threads of its target."""
+    def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
+        """A head on the threads of its target."""
         options, backend = source.options, target.engine.backend
         assert isinstance(backend, CpuBackend)
         kernels = load_kernels(
             user_folder("cache"),
             choose(options.instruction_set),
-            kernel_units(head.weights),
+            _kernel_units(head),
             options.build_progress,
         )
         shares = not head.own_output and any(m is source.weights.output for m in backend.decoder.repacked)
         output = head.weights.output
         in_file = [] if shares or head.own_output else [output]
-        loaded = CpuBackend(
+        return CpuBackend(
             head.spec,
             head.weights,
             DecoderState.allocate(head.spec, source.context, options.kv),
@@ -116,9 +128,21 @@ class HeadFile:
             ),
             pool=target.thread_pool,
         )
-        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, options.repack)
-        nbytes = loaded.repacked_bytes + loaded.state_nbytes + buffers
-        return DraftHead(loaded, target.engine, head.spec.vocabulary_size, nbytes, self.close)
+
+    @staticmethod
+    def _nbytes(head: DraftHeadModel, loaded: CpuBackend, target: LoadedEngine) -> int:
+        """Bytes of a head on the CPU, as the plan counts them."""
+        repack = target.placed.options.repack
+        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, repack)
+        observed = observed_bytes(head.sizes, target.engine.batch)
+        return loaded.repacked_bytes + loaded.state_nbytes + buffers + observed
+
+
+def _kernel_units(head: DraftHeadModel) -> list[str]:
+    """The units of its kernels, and that of an embedding in its file, so that the draft loop runs."""
+    table = head.weights.token_embd.format
+    own = row_units([table]) if head.own_embedding and table in FIELDS else []
+    return list(dict.fromkeys([*kernel_units(head.weights), *own]))
 
 
 def is_head_path(path: Path) -> bool:

@@ -8,6 +8,7 @@ from edgeinfer.errors import Detail, EdgeInferError, SettingError
 from edgeinfer.loading.draft_file import DraftFile, OpenDraft
 from edgeinfer.loading.draft_head_file import HeadFile
 from edgeinfer.loading.engine_loading import load_draft_engine
+from edgeinfer.loading.medusa_file import MedusaFile
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, Drafter
@@ -49,7 +50,7 @@ def load_drafter(
     else:
         model = (
             draft.load(source, loaded_target)
-            if isinstance(draft, HeadFile)
+            if isinstance(draft, HeadFile | MedusaFile)
             else _draft_model(draft, source, target, loaded_target)
         )
         if not draft.required:
@@ -105,6 +106,6 @@ def _draft_model(
         target.vocabulary_size,
         loaded.plan().own_gpu_bytes if loaded.gpu else loaded.plan().bytes_on("cpu"),
         draft.file.close,
-        siblings=options.draft_tree_width,
+        tree_width=1 + options.draft_tree_width,
         name=draft.name,
     )

@@ -8,7 +8,7 @@ from dataclasses import asdict, fields
 
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, Speculator
+from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, TREE_ROWS, Speculator
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 STATISTICS = tuple(field.name for field in fields(DraftStats))
@@ -48,7 +48,8 @@ def _of_kind(of: str, kind: str, name: str) -> str:
 
 
 def _stored_costs(known: dict[str, float], of: str) -> MeasuredCosts | None:
-    passes = {rows: known[_forward(of, rows)] for rows in MEASURED_ROWS if _forward(of, rows) in known}
+    timed = (*MEASURED_ROWS, *TREE_ROWS)
+    passes = {rows: known[_forward(of, rows)] for rows in timed if _forward(of, rows) in known}
     if 1 not in passes:
         return None
     costs = MeasuredCosts(passes, known.get(_draft(of)), known.get(_draft_start(of), 0.0))

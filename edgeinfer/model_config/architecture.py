@@ -126,6 +126,8 @@ class Architecture:
     """Reads the block that all layers have instead of a feed-forward."""
     embedding_norm: Literal["none", "weights", "plain"] = "none"
     """Whether the embedding is normalized, with weights or without."""
+    raw_draft_states: bool = False
+    """Draft heads read hidden states before the norm, and each is a layer with its own entries in arrays."""
     recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
     """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
     with attention on the same normed input.

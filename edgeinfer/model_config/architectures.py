@@ -432,6 +432,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         swiglu_limits=True,
         **{**_BIASED_EXPERTS, "experts": "by_router"},
         default_gating="sigmoid",
+        draft_head=True,
+        raw_draft_states=True,
     ),
     "xverse": Architecture(),
 }

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import LayerShape, ModelConfig
 from edgeinfer.model_config.experts_config import MAX_LAYERS, ExpertsConfig, ExpertsReader
 from edgeinfer.model_config.latent_attention import latent_attention, latent_scale, latent_scaling
@@ -24,16 +25,21 @@ ROPE_SCALINGS = ("none", "linear", "yarn", "longrope")
 
 
 def config_from_metadata(
-    metadata: Mapping[str, Any], vocabulary_size: int, routed_layers: Collection[int] | None = None
+    metadata: Mapping[str, Any],
+    vocabulary_size: int,
+    routed_layers: Collection[int] | None = None,
+    *,
+    architecture: Architecture | None = None,
 ) -> ModelConfig:
     """The config from the keys of the file's architecture.
 
     `vocabulary_size`: the number of rows of the embedding.
     `routed_layers`: those with a router; None: all. It is read only if the architecture depends on it.
+    `architecture`: its properties, if it isn't one of the table: that of a draft head.
 
     Raises `UnsupportedModelError` for an unknown architecture, a missing key or an unsupported feature.
     """
-    return _ConfigReader(metadata, routed_layers).config(vocabulary_size)
+    return _ConfigReader(metadata, routed_layers, architecture).config(vocabulary_size)
 
 
 class _ConfigReader(ExpertsReader):

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer_kernels.blocks.moe import Gating
@@ -40,15 +41,20 @@ class ExpertsConfig:
 class ExpertsReader(MetadataReader):
     """Reads the config of the experts of one architecture."""
 
-    def __init__(self, metadata: Mapping[str, Any], routed_layers: Collection[int] | None) -> None:
+    def __init__(
+        self,
+        metadata: Mapping[str, Any],
+        routed_layers: Collection[int] | None,
+        architecture: Architecture | None = None,
+    ) -> None:
         super().__init__(metadata)
-        if self.name not in ARCHITECTURES:
+        if architecture is None and self.name not in ARCHITECTURES:
             raise UnsupportedModelError(
                 f"architecture {self.name} isn't one of the {len(ARCHITECTURES)} that edgeinfer runs "
                 "(docs/user/models.md lists them); "
                 "llama.cpp may: add engine='llama.cpp' (pip install 'edgeinfer[llama-cpp]')"
             )
-        self.architecture_spec = ARCHITECTURES[self.name]
+        self.architecture_spec = architecture or ARCHITECTURES[self.name]
         by_router = self.architecture_spec.experts == "by_router"
         self.routed_layers = routed_layers if by_router else None
 

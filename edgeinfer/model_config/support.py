@@ -8,7 +8,7 @@ from typing import Any
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.model_config.config_reader import config_from_metadata
-from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer.model_config.weights import is_head_file, read_config, read_weights
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
@@ -46,6 +46,8 @@ def model_support(file: GGUFFile) -> ModelSupport:
             return ModelSupport(_shortened(f"tensor {printable(name)}: {reason}"))
     if file.metadata.get("general.type") == "adapter":
         return ModelSupport("it is a LoRA adapter, for --lora", is_model=False)
+    if is_head_file(file):
+        return ModelSupport("it is a draft head, for --draft of its model", is_model=False)
     try:
         config = read_config(file)
         kernel_formats(read_weights(file, config))

@@ -25,6 +25,8 @@ SCALED = re.compile(
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 HEAD_FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
+EAGLE, MEDUSA = "eagle3", "medusa"
+"""The architectures of files that have only an EAGLE-3 head, or Medusa heads."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -242,6 +244,12 @@ class LayerTensors:
         return self._tensors.vector(name, length)
 
 
+def is_head_file(file: GGUFFile) -> bool:
+    """Whether a file has only a draft head."""
+    metadata = file.metadata
+    return metadata.get("general.type") == HEAD_FILE_TYPE or metadata.get("general.architecture") == EAGLE
+
+
 def embedding_rows(file: GGUFFile) -> int:
     """The vocabulary size, from the embedding's shape.
 
@@ -252,7 +260,7 @@ def embedding_rows(file: GGUFFile) -> int:
         raise UnsupportedModelError(
             f"{file.path.name}: a LoRA adapter, wanted a model; add it to one with --lora (lora=)"
         )
-    if file.metadata.get("general.type") == HEAD_FILE_TYPE:
+    if is_head_file(file):
         raise UnsupportedModelError(
             f"{file.path.name}: a draft head, wanted a model; it drafts for one (draft=)"
         )

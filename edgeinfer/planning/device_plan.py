@@ -27,6 +27,10 @@ NO_HEAD = (
     "a draft head next to a GPU needs one that holds it and all of the model: using prompt lookup instead; "
     "device='cpu' or a smaller context has room for it"
 )
+NO_CPU_HEAD = (
+    "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
+    "lookup instead; device='cpu' uses the head"
+)
 STATE_QUEUE = Detail(
     "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "
     "parallel=N takes N if they fit"
@@ -202,8 +206,9 @@ def _with_gpu_and_head(
             if planned.memory.has_gpu_head:
                 return planned
     without = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
-    note = (NO_HEAD,) if request.draft_required else ()
-    return replace(without, warnings=(*note, *without.warnings))
+    note = NO_HEAD if request.draft is None or request.draft.has_device_kernels else NO_CPU_HEAD
+    notes = (note,) if request.draft_required else ()
+    return replace(without, warnings=(*notes, *without.warnings))
 
 
 def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:

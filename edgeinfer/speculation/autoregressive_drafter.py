@@ -10,6 +10,7 @@ import numpy.typing as npt
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth, candidates
 
 
 class AutoregressiveDrafter(Drafter):
@@ -17,14 +18,18 @@ class AutoregressiveDrafter(Drafter):
     that seed. Without a seed they are sampled, which raises acceptance.
 
     `own_size`: vocabulary size of the drafter's logits; `vocabulary_size`: that of the target; higher ids are
-    never drafted. `siblings`: number of tree siblings that a draft may have, each the next-best token at its
-    position; drafts with siblings aren't sampled.
+    never drafted. `tree_width`: number of candidates after a token, if drafts are trees. A tree's tokens
+    aren't sampled, and only those after the most probable path have tokens after them, unless a drafter
+    evaluates several nodes together (`max_expanded`, `_expand`).
     """
 
     name: str = "drafter"
+    tree_width: int = 1
+    max_expanded: int = 1
+    """Maximum nodes of a level of a tree that get a next level."""
 
-    def __init__(self, own_size: int, vocabulary_size: int, siblings: int = 0) -> None:
-        self.siblings = siblings
+    def __init__(self, own_size: int, vocabulary_size: int, tree_width: int = 1) -> None:
+        self.tree_width = tree_width
         self._own_size = own_size
         self._vocabulary_size = vocabulary_size
         self._sampler: Sampler | None = None
@@ -41,19 +46,21 @@ class AutoregressiveDrafter(Drafter):
         """Logits after one more token."""
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        """Draft token by token, until the next is too unlikely to be reached."""
+        """Draft token by token, until the next is too unlikely to be reached; or a tree."""
+        if request.max_nodes > 0:
+            return self._propose_tree(history, request)
         params = request.params
-        is_sampled = params.temperature > 0 and params.seed is None and not self.siblings
+        is_sampled = params.temperature > 0 and params.seed is None
         sampler = self._sampler_for(params)
         text, ids, probs = list(history), list[int](), list[float]()
-        distributions, others, reached = list[Distribution](), list[tuple[int, float]](), 1.0
+        distributions, reached = list[Distribution](), 1.0
         logits = self._logits_after(text) if request.max_tokens else None
         if logits is None:
             return Draft()
         while True:
             logits[self._vocabulary_size :] = -np.inf
             token, prob, distribution = self._next_token(sampler, logits, text, is_sampled)
-            before, reached = reached, reached * prob
+            reached *= prob
             if reached < request.min_prob:
                 break
             ids.append(token)
@@ -61,17 +68,34 @@ class AutoregressiveDrafter(Drafter):
             text.append(token)
             if distribution is not None:
                 distributions.append(distribution)
-            if self.siblings:
-                others.append(self._next_best(logits, token, before))
             if reached < request.min_prob_to_continue or len(ids) == request.max_tokens:
                 break
             logits = self._logits_after_next(token)
-        return Draft(
-            tuple(ids),
-            tuple(distributions) if is_sampled else None,
-            self._most_probable(others),
-            tuple(probs),
-        )
+        return Draft(tuple(ids), tuple(distributions) if is_sampled else None, probs=tuple(probs))
+
+    def _propose_tree(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """Draft level by level, of each the tokens that are most likely to be reached."""
+        sampler, growth = self._sampler_for(request.params), TreeGrowth(request, self.tree_width)
+        logits = self._logits_after(history) if request.max_tokens else None
+        if logits is None:
+            return Draft()
+        rows = [(ROOT, logits)]
+        for level in range(1, request.max_tokens + 1):
+            growth.begin_level()
+            for node, row in rows:
+                row[self._vocabulary_size :] = -np.inf
+                text = [*history, *growth.path(node)]
+                best = candidates(sampler, row, text, self.tree_width, request.sharpness)
+                growth.add(node, best)
+            nodes = growth.frontier(self.max_expanded) if level < request.max_tokens else []
+            rows = self._expand(growth, nodes) if nodes else []
+            if not rows:
+                break
+        return growth.draft()
+
+    def _expand(self, growth: TreeGrowth, nodes: Sequence[int]) -> list[tuple[int, npt.NDArray[np.float32]]]:
+        """Nodes of the last level and the writable logits after them."""
+        return [(node, self._logits_after_next(growth.ids[node])) for node in nodes]
 
     def _next_token(
         self, sampler: Sampler, logits: npt.NDArray[np.float32], text: list[int], is_sampled: bool
@@ -85,11 +109,6 @@ class AutoregressiveDrafter(Drafter):
         token = int(candidates[index])
         prob = float(probs[index]) if len(probs) > 1 else self._softmax_of(logits, token)
         return token, prob, (candidates, probs)
-
-    def _most_probable(self, others: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], ...]:
-        """The `siblings` most probable next-best tokens, each at its position."""
-        best = sorted(range(len(others)), key=lambda index: -others[index][1])[: self.siblings]
-        return tuple((token,) if index in best else () for index, (token, _) in enumerate(others))
 
     def _sampler_for(self, params: SamplingParams) -> Sampler:
         """A sampler with the completion's settings but separate uniforms; without the Mirostat state."""
@@ -108,10 +127,3 @@ class AutoregressiveDrafter(Drafter):
         np.subtract(logits, logits[token_id], out=self._buffer)
         np.exp(self._buffer, out=self._buffer)
         return float(1 / self._buffer.sum())
-
-    def _next_best(self, logits: npt.NDArray[np.float32], best: int, reached: float) -> tuple[int, float]:
-        """The second-best token, and its probability, given that the draft reaches this position."""
-        self._buffer[:] = logits
-        self._buffer[best] = -np.inf
-        token = int(self._buffer.argmax())
-        return token, reached * self._softmax_of(logits, token)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 MAX_DRAFTED = 7
 """Maximum draft tokens per forward: with the token before them, the eight rows of one kernel call."""
 MAX_ROWS = 16
-"""Maximum rows of a forward: a draft may have tree siblings."""
+"""Maximum rows of a forward: a draft may be a tree."""
 ROW_SHARE = 0.08
 """Assumed cost of a further row, as a share of a single-token forward, before it is measured."""
 MAX_FACTOR = 1.5

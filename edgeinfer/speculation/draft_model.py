@@ -28,11 +28,11 @@ class DraftModel(LoopDrafter):
         vocabulary_size: int,
         nbytes: int,
         on_close: Callable[[], None] | None = None,
-        siblings: int = 0,
+        tree_width: int = 1,
         name: str = "draft model",
     ) -> None:
         max_prompt = engine.capabilities.max_draft_prompt
-        super().__init__(engine.vocabulary_size, vocabulary_size, max_prompt, siblings)
+        super().__init__(engine.vocabulary_size, vocabulary_size, max_prompt, tree_width)
         self.name = name
         self.engine = engine
         self._on_close = on_close

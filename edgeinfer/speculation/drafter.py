@@ -22,19 +22,46 @@ class Draft(NamedTuple):
 
     ids: tuple[int, ...] = ()
     distributions: "tuple[Distribution, ...] | None" = None
-    siblings: tuple[tuple[int, ...], ...] = ()
-    """For each of the tokens, or empty: its tree siblings. The draft is then a tree of one trunk and
-    siblings; its tokens aren't sampled."""
+    parents: tuple[int, ...] = ()
+    """For each of the tokens the index of the one before it, -1 for the last token of the text; a parent
+    comes before its children, and the most probable child comes first. The draft is then a tree, whose tokens
+    aren't sampled. Empty: each token follows the one before it."""
 
     probs: tuple[float, ...] = ()
     """For each of the tokens, or empty: the drafter's probability, given the tokens before."""
 
+    def children(self, node: int) -> list[int]:
+        """The indices of the tokens after one; -1: those after the text."""
+        if not self.parents:
+            return [node + 1] if node + 1 < len(self.ids) else []
+        return [index for index, parent in enumerate(self.parents) if parent == node]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The index of a token after one; None: it wasn't drafted."""
+        return next((index for index in self.children(node) if self.ids[index] == token), None)
+
     @property
-    def sibling_tokens(self) -> list[tuple[int, int]]:
-        """(index, token) of all tree siblings, in processing order."""
-        if not self.siblings:  # the usual case, and this is called several times per forward
-            return []
-        return [(index, token) for index, tokens in enumerate(self.siblings) for token in tokens]
+    def depth(self) -> int:
+        """The number of tokens of the longest path."""
+        if not self.parents:
+            return len(self.ids)
+        depths = list[int]()
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return max(depths)
+
+    @property
+    def chain(self) -> "Draft":
+        """The path of the first children."""
+        if not self.parents:
+            return self
+        path, node = list[int](), -1
+        while following := self.children(node):
+            node = following[0]
+            path.append(node)
+        return Draft(
+            tuple(self.ids[node] for node in path), probs=tuple(self.probs[n] for n in path if self.probs)
+        )
 
 
 class DraftRequest(NamedTuple):
@@ -48,6 +75,10 @@ class DraftRequest(NamedTuple):
     ones), for it to be verified."""
     min_prob_to_continue: float = 0.0
     """Minimum probability that a draft token is reached, for drafting another one after it."""
+    max_nodes: int = 0
+    """Maximum tokens of a draft that is a tree, of at most `max_tokens` levels; 0: it is a chain."""
+    sharpness: float = 1.0
+    """The power of a tree's probabilities, normalized again, that is measured to match their acceptance."""
 
 
 class DraftText(NamedTuple):
@@ -72,6 +103,11 @@ class Drafter(Protocol):
         """Bytes of memory that it uses."""
         return 0
 
+    @property
+    def tree_width(self) -> int:
+        """How many candidates its trees have after a token; 1: its drafts are chains."""
+        return 1
+
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """At most `request.max_tokens` tokens after `history`, which is the prompt and the completion so far;
         an empty draft if there is none.
@@ -79,12 +115,12 @@ class Drafter(Protocol):
         ...
 
     def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """As `propose` for several texts, without distributions and siblings. Steps of several texts hand out
-        no hidden states, so a drafter that reads these has no drafts for them.
+        """As `propose` for several texts: chains, without distributions. Steps of several texts hand out no
+        hidden states, so a drafter that reads these has no drafts for them.
         """
         if self.hidden_layers:
             return [Draft()] * len(texts)
-        drafts = (self.propose(text.history, text.request) for text in texts)
+        drafts = (self.propose(text.history, text.request).chain for text in texts)
         return [Draft(draft.ids, probs=draft.probs) for draft in drafts]
 
     def forget(self, key: Hashable) -> None:
@@ -121,6 +157,10 @@ class ChainedDrafter(Drafter):
     @property
     def name(self) -> str:
         return ", then ".join(drafter.name for drafter in self._drafters)
+
+    @property
+    def tree_width(self) -> int:
+        return max(drafter.tree_width for drafter in self._drafters)
 
     @property
     def hidden_layers(self) -> Sequence[int]:

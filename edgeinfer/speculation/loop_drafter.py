@@ -15,7 +15,7 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftSampling
 
 
 class LoopDrafter(AutoregressiveDrafter):
-    """Drafts with the draft loop of a backend; token by token with other sampling parameters or siblings.
+    """Drafts with the draft loop of a backend; token by token with other sampling parameters, or trees.
 
     `max_prompt`: maximum tokens that the loop processes before it drafts; 0: there is no loop. `only_greedy`:
     the loop drafts the most probable tokens, for completions with any sampling parameters.
@@ -26,11 +26,11 @@ class LoopDrafter(AutoregressiveDrafter):
         own_size: int,
         vocabulary_size: int,
         max_prompt: int,
-        siblings: int = 0,
+        tree_width: int = 1,
         *,
         only_greedy: bool = False,
     ) -> None:
-        super().__init__(own_size, vocabulary_size, siblings)
+        super().__init__(own_size, vocabulary_size, tree_width)
         self.max_prompt = max_prompt
         self._only_greedy = only_greedy
         self._max_token = min(own_size, vocabulary_size)
@@ -50,7 +50,7 @@ class LoopDrafter(AutoregressiveDrafter):
             self._params_of_loop = params
             self._loop_sampling = DraftSampling() if self._only_greedy else draft_sampling(params)
         sampling = self._loop_sampling
-        if not self.max_prompt or sampling is None or self.siblings:
+        if not self.max_prompt or sampling is None or request.max_nodes:
             return super().propose(history, request)
         if not request.max_tokens:
             return Draft()

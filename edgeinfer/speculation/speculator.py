@@ -9,10 +9,11 @@ from edgeinfer.errors import SettingError
 from edgeinfer.generation.loop import DraftCount, SampledToken
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
-from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MAX_ROWS, MeasuredCosts
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
-from edgeinfer.speculation.tree_pass import TreePass
-from edgeinfer.speculation.verification import accepted_sibling, greedy_prefix, verify
+from edgeinfer.speculation.trees.tree_pass import TreePass
+from edgeinfer.speculation.trees.tree_shape import TreePlanner
+from edgeinfer.speculation.verification import accepted_path, greedy_prefix, verify
 
 BATCHED = "batched"
 KINDS = ("greedy", "seeded", "sampled", BATCHED)
@@ -21,6 +22,8 @@ decoded together are one kind."""
 MEASURED_ROWS = (1, MAX_DRAFTED + 1, 4, 2, 6, 3, 5, 7)
 """Row counts of the forwards that are timed when a model is first loaded, each after a warm-up. Unmeasured
 ones are interpolated linearly, though on a GPU further rows cost in steps."""
+TREE_ROWS = (MAX_ROWS, 12)
+"""Those of forwards that verify trees, which are timed too if the drafter makes some."""
 DRAFTS_MEASURED = 4
 MEASURING_SECONDS = 0.15
 """No further measurement starts after this time."""
@@ -35,6 +38,8 @@ class Speculator:
         if drafter.hidden_layers:
             engine.hand_out(drafter.hidden_layers, drafter.observe)
         self.controllers = {kind: DraftController() for kind in KINDS}
+        self.planners = {kind: TreePlanner() for kind in KINDS}
+        """The shapes of trees."""
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
@@ -49,9 +54,18 @@ class Speculator:
 
     def controller_of(self, params: SamplingParams) -> DraftController:
         """The draft controller for these sampling parameters."""
+        return self.controllers[self._kind(params)]
+
+    @property
+    def _tree_width(self) -> int:
+        """How many candidates trees have after a token; 1: drafts are chains."""
+        return self.drafter.tree_width if TreePass.is_possible(self._engine) else 1
+
+    @staticmethod
+    def _kind(params: SamplingParams) -> str:
         if params.temperature == 0:
-            return self.controllers["greedy"]
-        return self.controllers["sampled" if params.seed is None else "seeded"]
+            return "greedy"
+        return "sampled" if params.seed is None else "seeded"
 
     @property
     def batched(self) -> DraftController:
@@ -71,7 +85,8 @@ class Speculator:
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
         spent, passes = 0.0, dict[int, float]()
-        for rows in MEASURED_ROWS:
+        trees = TREE_ROWS if self._tree_width > 1 else ()
+        for rows in (*MEASURED_ROWS[:1], *trees, *MEASURED_ROWS[1:]):
             if spent > MEASURING_SECONDS:
                 break
             forwards = self._forwards(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
@@ -94,11 +109,13 @@ class Speculator:
         """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
         None: nothing was drafted.
         """
-        request, drafts = DraftRequest(length, SamplingParams(temperature=0)), list[tuple[float, int]]()
+        nodes = length if self._tree_width > 1 else 0
+        request = DraftRequest(length, SamplingParams(temperature=0), max_nodes=nodes)
+        drafts = list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
             draft = self.drafter.propose([0] * MAX_DRAFTED, request)
-            drafts.append((time.perf_counter() - begin, len(draft.ids)))
+            drafts.append((time.perf_counter() - begin, draft.depth))
         seconds, tokens = min(drafts)
         return (tokens, seconds) if tokens else None
 
@@ -125,29 +142,58 @@ class Speculator:
         """
         begin, controller = time.perf_counter(), self.controller_of(sampler.settings)
         self._drafting = None
-        length = controller.length(min(max_tokens, self._engine.context - len(history) - 1))
+        limit = min(max_tokens, self._engine.context - len(history) - 1)
+        length = controller.length(limit)
         if not length:
             return Draft()
-        request = DraftRequest(length, sampler.settings, *controller.min_probs(length))
+        request = self._request(length, limit, sampler.settings)
         draft = self.drafter.propose(history, request)
-        self._check(draft, length)
+        self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
-        tokens, seconds = max(1, len(draft.ids)), time.perf_counter() - begin
-        limit = controller.costs.max_draft(tokens, len(history)) or seconds
-        self._drafting = tokens, min(seconds, limit)
+        tokens, seconds = max(1, draft.depth), time.perf_counter() - begin
+        longest = controller.costs.max_draft(tokens, len(history)) or seconds
+        self._drafting = tokens, min(seconds, longest)
         return draft
 
-    def _check(self, draft: Draft, length: int) -> None:
-        size = self._engine.vocabulary_size
-        if len(draft.ids) > length:
+    def _request(self, length: int, limit: int, params: SamplingParams) -> DraftRequest:
+        """A request for a chain of `length` tokens, or for a tree if the drafter makes some: while drafting
+        isn't known to pay, of at most this many levels.
+        """
+        controller, width = self.controller_of(params), self._tree_width
+        if width == 1:
+            return DraftRequest(length, params, *controller.min_probs(length))
+        levels = limit if controller.is_profitable else length
+        planner = self.planners[self._kind(params)]
+        depth, nodes = planner.shape(controller.costs, controller.acceptance, levels, width)
+        min_probs = controller.min_probs(nodes)
+        return DraftRequest(depth, params, *min_probs, max_nodes=nodes, sharpness=planner.sharpness)
+
+    def _check(self, draft: Draft, length: int, nodes: int = 0) -> None:
+        """Raise `SettingError` unless a draft has at most `length` levels, and as many tokens or `nodes`."""
+        size, most = self._engine.vocabulary_size, nodes or length
+        if len(draft.ids) > most:
             raise SettingError(
-                f"draft: {self.drafter.name} proposed {len(draft.ids)} tokens, wanted {length} at most"
+                f"draft: {self.drafter.name} proposed {len(draft.ids)} tokens, wanted {most} at most"
             )
+        if draft.parents:
+            self._check_parents(draft, length)
         if draft.ids and not 0 <= min(draft.ids) <= max(draft.ids) < size:
             wrong = next(token for token in draft.ids if not 0 <= token < size)
             raise SettingError(
                 f"draft: {self.drafter.name} proposed token id {wrong}, wanted 0 to {size - 1}"
+            )
+
+    def _check_parents(self, draft: Draft, length: int) -> None:
+        indices = enumerate(draft.parents)
+        wrong = [f"parent {parent} of token {index}" for index, parent in indices if not -1 <= parent < index]
+        if len(draft.parents) != len(draft.ids):
+            wrong = [f"{len(draft.parents)} parents of {len(draft.ids)} tokens"]
+        elif not wrong and draft.depth > length:
+            wrong = [f"a tree of {draft.depth} levels, not of {length}"]
+        if wrong:
+            raise SettingError(
+                f"draft: {self.drafter.name} proposed {wrong[0]}, wanted a tree as `Draft` describes it"
             )
 
     def record_baseline(self, sampler: Sampler, seconds: float) -> None:
@@ -177,7 +223,7 @@ class Speculator:
         tree = TreePass.of(self._engine, draft)
         best = None
         if tree is None:
-            draft = draft._replace(siblings=()) if draft.siblings else draft
+            draft = draft.chain
             if not needs_logits and sampler.takes_best:
                 best = self._engine.append_best([history[-1], *draft.ids])
         if best is not None:
@@ -187,18 +233,37 @@ class Speculator:
             logits = self._engine.append_all(ids) if tree is None else tree.read(history[-1])
             tokens = verify(draft, logits, history, sampler, end_ids)
         if tree is not None:
-            tree.keep(accepted_sibling(draft, tokens))
+            tree.keep(history[-1], accepted_path(draft, tokens[:-1]))
         self._engine.rewind(len(history) + len(tokens) - 1)
-        drafted = len(draft.ids) + len(draft.sibling_tokens)
         seconds, controller = time.perf_counter() - begin, self.controller_of(sampler.settings)
-        controller.record_step(len(tokens), 1 + drafted, *(self._drafting or (0, 0.0)), seconds)
+        controller.record_step(len(tokens), 1 + len(draft.ids), *(self._drafting or (0, 0.0)), seconds)
         accepted = sum(token.drafted for token in tokens)
-        controller.record_accepted(len(draft.ids), accepted, draft.probs)
-        count.drafted += drafted
+        if draft.parents:
+            self._record_tree(draft, tokens, self._kind(sampler.settings))
+        else:
+            controller.record_accepted(len(draft.ids), accepted, draft.probs)
+        count.drafted += len(draft.ids)
         count.accepted += accepted
         count.forwards += 1
         count.tokens += len(tokens)
         return tokens
+
+    def _record_tree(self, draft: Draft, tokens: Sequence[SampledToken], kind: str) -> None:
+        """Record which candidates were right after the tokens of the accepted path; the first ones also as
+        those of chains.
+        """
+        planner, node = self.planners[kind], -1
+        for token in tokens:
+            offered = draft.children(node)
+            if not offered:
+                break
+            found = draft.child(node, token.id) if token.drafted else None
+            probs = [draft.probs[each] for each in offered] if draft.probs else []
+            planner.record(len(offered), None if found is None else offered.index(found), probs)
+            self.controllers[kind].record_accepted(1, int(found == offered[0]))
+            if found is None:
+                break
+            node = found
 
     def close(self) -> None:
         if self.on_close:

@@ -26,33 +26,27 @@ def verify(
 ) -> list[SampledToken]:
     """The tokens after `history`: the accepted draft tokens, and one more unless one of them is an end token.
 
-    `logits` (1 + len(draft.ids) + siblings, vocabulary) float32: after the history, after each draft token,
-    and after each sibling. The sampler has accepted all returned tokens.
+    `logits` (1 + len(draft.ids), vocabulary) float32: after the history, and after each draft token. The
+    sampler has accepted all returned tokens.
     """
-    siblings = draft.sibling_tokens
-    best = None if siblings else sampler.best_of_each(logits)
-    if best is not None:
+    best = sampler.best_of_each(logits)
+    if best is not None and not draft.parents:
         return greedy_prefix(draft.ids, best, logits, end_ids)
-    text = list(history)
-    tokens: list[SampledToken] = []
-    for index in range(len(draft.ids) + 1):
-        drafted = draft.ids[index] if index < len(draft.ids) else None
-        if drafted is None or draft.distributions is None:
-            sampled = sampler.sample(logits[index], text)
+    text, tokens = list(history), list[SampledToken]()
+    row: int | None = 0
+    while row is not None:
+        if best is not None:
+            sampled = best[row]
+        elif draft.distributions is None or row == len(draft.ids):
+            sampled = sampler.sample(logits[row], text)
         else:
-            target = sampler.distribution(logits[index], text)
-            sampled = _accepted_or_resampled(drafted, draft.distributions[index], target, sampler)
+            target = sampler.distribution(logits[row], text)
+            sampled = _accepted_or_resampled(draft.ids[row], draft.distributions[row], target, sampler)
         sampler.accept(sampled)
         text.append(sampled)
-        is_sibling = (index, sampled) in siblings
-        tokens.append(SampledToken(sampled, logits[index], is_sibling or sampled == drafted))
-        if is_sibling and sampled not in end_ids:
-            row = logits[1 + len(draft.ids) + siblings.index((index, sampled))]
-            following = sampler.sample(row, text)
-            sampler.accept(following)
-            tokens.append(SampledToken(following, row))
-        if sampled != drafted or sampled in end_ids:
-            break
+        node = draft.child(row - 1, sampled)
+        tokens.append(SampledToken(sampled, logits[row], node is not None))
+        row = None if node is None or sampled in end_ids else 1 + node
     return tokens
 
 
@@ -74,13 +68,15 @@ def greedy_prefix(
     return tokens
 
 
-def accepted_sibling(draft: Draft, tokens: Sequence[SampledToken]) -> int | None:
-    """The index of the sibling that was accepted with a token after it; None: all tokens are on the trunk."""
-    index = len(tokens) - 2
-    if index < 0 or not tokens[index].drafted or index >= len(draft.ids):
-        return None
-    token = tokens[index].id
-    return None if token == draft.ids[index] else draft.sibling_tokens.index((index, token))
+def accepted_path(draft: Draft, tokens: Sequence[SampledToken]) -> list[int]:
+    """The indices of the draft's tokens that were accepted, in the order of the text."""
+    path, node = list[int](), -1
+    for token in tokens:
+        found = draft.child(node, token.id) if token.drafted else None
+        if found is None:
+            break
+        path.append(node := found)
+    return path
 
 
 def _acceptance(drafted: int, source: Distribution, target: Distribution) -> float:

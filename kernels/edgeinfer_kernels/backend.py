@@ -261,8 +261,18 @@ class Backend(Protocol[X]):
         _refuse(self)
 
     def set_hidden(self, states: X, start: int) -> None:
-        """The target's hidden states after its final norm for the tokens of the next step, at `start`, of a
-        draft head.
+        """The target's hidden states for the tokens of the next step, at `start`, of a draft head: after the
+        final norm for one of MTP, those after several layers in a row for one of EAGLE-3.
+        """
+        _refuse(self)
+
+    def set_own_hidden(self, x: X, start: int) -> None:
+        """As `set_hidden`, for tokens after drafted ones: the head's rows after its layer, without a norm."""
+        _refuse(self)
+
+    def medusa_logits(self, states: X, head: int) -> Logits:
+        """(tokens, vocabulary) float32, a new array: the logits of a Medusa head for hidden states of its
+        target after the final norm; at most as many as a step has tokens.
         """
         _refuse(self)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import NormSpec, TensorReader
 from edgeinfer_kernels.matrix import Matrix, Vector
@@ -156,6 +157,11 @@ class DecoderSpec:
         return shared or self.per_layer_width > 0
 
     @property
+    def has_raw_draft_states(self) -> bool:
+        """Whether it is a draft head that reads hidden states before the norm."""
+        return any(getattr(each.block, "raw_states", False) for each in self.layers[0].blocks)
+
+    @property
     def has_positions(self) -> bool:
         """Whether embeddings have learned rows of their positions."""
         return any(each.block.kind == "embedding.positions" for each in self.layers[0].blocks)
@@ -258,6 +264,8 @@ class DecoderWeights:
     """(vocabulary,): added to the products of the head, before the scale of logits."""
     per_layer_token_embd: Matrix | None = None
     """The per-layer embeddings, (vocabulary, layers · per_layer_width); it stays in the file."""
+    output_ids: npt.NDArray[np.int64] | None = None
+    """(vocabulary,): the token ids of the rows of `output`, of a draft head; None: they are 0…"""
 
     @property
     def all_position_rows(self) -> Vector | None:

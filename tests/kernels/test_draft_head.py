@@ -1,5 +1,6 @@
 """Draft heads on the CPU against the numpy formula, and the hidden states that backends keep."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
-from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
 from edgeinfer_kernels.reference import ReferenceBackend
@@ -35,10 +36,14 @@ def head_of(name: str, folder: Path) -> DraftHeadModel:
     return read_draft_head(file, config, read_weights(file, config))
 
 
-def on_cpu(head: DraftHeadModel, threads: int = 2, repack: bool = True) -> CpuBackend:
+def on_cpu(
+    head: DraftHeadModel, threads: int = 2, repack: bool = True, formats: Sequence[str] = ()
+) -> CpuBackend:
+    """The head on the CPU, with the kernels of further `formats`."""
     state = DecoderState.allocate(head.spec, CONTEXT, "f32")
     in_file = [] if repack else head.weights.matrices()
-    kernels = built_kernels(BEST, kernel_units(head.weights))
+    units = dict.fromkeys([*kernel_units(head.weights), *row_units(formats)])
+    kernels = built_kernels(BEST, list(units))
     return CpuBackend(head.spec, head.weights, state, kernels, CpuOptions(64, threads, in_file))
 
 

@@ -85,7 +85,7 @@ def drafted_seconds(model: Any, options: ChildOptions) -> list[float]:
     from edgeinfer.loading.loading import load
     from edgeinfer.model import Model
     from edgeinfer.speculation.speculator import Speculator
-    from harness.planted_drafts import PlantedDrafter, ScriptedEngine
+    from harness.drafts.planted_drafts import PlantedDrafter, ScriptedEngine
 
     settings: dict[str, Any] = {"max_tokens": options.tokens, "temperature": 0.0}
     ids = list(range(20, 28))

@@ -13,7 +13,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
-from edgeinfer.model_config.weights import HEAD_FILE_TYPE, FileTensors, LayerTensors
+from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
 from edgeinfer_kernels.matrix import Matrix
@@ -31,24 +31,23 @@ Python code, and 94 % of text in several languages."""
 class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
     first rows of the target's output; `own_embedding`, `own_output`: it has separate matrices.
+    `target_layers`: after how many layers of the target it reads hidden states, side by side; empty: after
+    all of them and the output norm.
     """
 
     spec: DecoderSpec
     weights: DecoderWeights
     own_output: bool
     own_embedding: bool = False
+    target_layers: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> ModelSizes:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        return replace(sizes, shares_head=not self.own_output, shares_embedding=shares_table)
-
-
-def is_head_file(file: GGUFFile) -> bool:
-    """Whether a file has only a draft head."""
-    return file.metadata.get("general.type") == HEAD_FILE_TYPE
+        is_raw = self.spec.has_raw_draft_states
+        return replace(sizes, shares_head=not self.own_output, shares_embedding=shares_table, cpu_only=is_raw)
 
 
 def read_draft_head(
@@ -57,9 +56,10 @@ def read_draft_head(
     tables: DecoderWeights,
     factors: Factors | None = None,
     *,
+    head: int = 0,
     shapes_only: bool = False,
 ) -> DraftHeadModel:
-    """The draft head of a file, for a target with this config and these weights, which it shares.
+    """A draft head of a file, for a target with this config and these weights, which it shares.
 
     Raises:
         UnsupportedModelError: it has none, or one that isn't supported or belongs to another model.
@@ -71,10 +71,13 @@ def read_draft_head(
         vocabulary = _head_vocabulary(file, target)
         _check_target(config, target)
     _check_supported(config)
-    layer = len(config.shapes)
+    layer = len(config.shapes) + head
     tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
     reader = LayerTensors(tensors, layer, config.width)
-    spec = head_specification(config, vocabulary, factors)
+    blocks_of_head = None
+    if config.architecture_spec.raw_draft_states:
+        blocks_of_head = _with_heads(file, config).layer(layer, factors)
+    spec = head_specification(config, vocabulary, factors, blocks_of_head)
     blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
     width, shape = config.width, (target.vocabulary_size, config.width)
     embedding = tensors.matrix(f"blk.{layer}.nextn.embed_tokens.weight", shape)
@@ -91,8 +94,26 @@ def read_draft_head(
     return DraftHeadModel(spec, weights, output is not None, embedding is not None)
 
 
-def head_specification(config: ModelConfig, vocabulary: int, factors: Factors | None = None) -> DecoderSpec:
-    """The head as a decoder: its layer is one more of the model's attention layers."""
+def _with_heads(file: GGUFFile, config: ModelConfig) -> ModelConfig:
+    """The config of a model whose layers include the draft heads."""
+    metadata = {**file.metadata, f"{config.architecture}.nextn_predict_layers": 0}
+    whole = config_from_metadata(metadata, config.vocabulary_size, config.routed_layers)
+    return replace(whole, architecture_spec=config.architecture_spec)
+
+
+def head_specification(
+    config: ModelConfig, vocabulary: int, factors: Factors | None = None, layer: LayerSpec | None = None
+) -> DecoderSpec:
+    """The head as a decoder: this layer, or one more of the model's attention layers."""
+    first = ResidualBlock(DraftInputSpec(config.norm, config.architecture_spec.raw_draft_states), config.norm)
+    layer = _next_layer(config, factors) if layer is None else layer
+    whole = replace(config, shapes=config.shapes[:1]).specification(factors)
+    spec = replace(whole, vocabulary_size=vocabulary, layers=(LayerSpec((first, *layer.blocks)),))
+    return spec.with_whole_caches()
+
+
+def _next_layer(config: ModelConfig, factors: Factors | None) -> LayerSpec:
+    """One more of the model's attention layers."""
     shape = next(shape for shape in reversed(config.shapes) if shape.heads)
     longer: dict[str, Any] = {
         name: (*getattr(config, name), value)
@@ -103,11 +124,7 @@ def head_specification(config: ModelConfig, vocabulary: int, factors: Factors | 
     for name in ("limits", "expert_limits"):
         if values := getattr(config, name):
             longer[name] = (*values, values[-1])
-    layer = replace(config, **longer).layer(len(config.shapes), factors)
-    first = ResidualBlock(DraftInputSpec(config.norm), config.norm)
-    whole = replace(config, shapes=config.shapes[:1]).specification(factors)
-    spec = replace(whole, vocabulary_size=vocabulary, layers=(LayerSpec((first, *layer.blocks)),))
-    return spec.with_whole_caches()
+    return replace(config, **longer).layer(len(config.shapes), factors)
 
 
 def drafted_ids(vocabulary: int) -> int:
@@ -146,7 +163,7 @@ def _check_target(config: ModelConfig, target: ModelConfig) -> None:
 
 
 def _check_supported(config: ModelConfig) -> None:
-    if config.draft_heads != 1:
+    if config.draft_heads != 1 and not config.architecture_spec.raw_draft_states:
         raise UnsupportedModelError(f"draft head: the file has {config.draft_heads} of them, wanted 1")
     if not config.architecture_spec.draft_head:
         raise UnsupportedModelError(f"draft head: edgeinfer doesn't know that of {config.architecture}")

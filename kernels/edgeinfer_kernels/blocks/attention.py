@@ -78,7 +78,8 @@ class AttentionSpec:
     `attn_v`, the values are the projected keys, before their norm. `source_layer`: the block has only
     queries, and reads the cache of that layer. `alibi`: the maximum bias of ALiBi, slope · distance is
     subtracted from a score; 0: none. `clamp`: queries, keys and values are within ± clamp; 0: no limit.
-    `sub_norm`: the results of all heads are normalized together.
+    `sub_norm`: the results of all heads are normalized together. `pair_input`: the projections read the pairs
+    of a draft head's input block, which are twice as long as x.
     """
 
     kind: ClassVar[str] = "attention"
@@ -110,6 +111,7 @@ class AttentionSpec:
     alibi: float = 0.0
     clamp: float = 0.0
     sub_norm: bool = False
+    pair_input: bool = False
 
     @property
     def head_shape(self) -> tuple[int, ...]:
@@ -147,7 +149,8 @@ class AttentionSpec:
             q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
             k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
         else:
-            q, k, v = read_projections(tensors, rows, self.values_from_keys)
+            columns = 2 * width if self.pair_input else width
+            q, k, v = read_projections(tensors, rows, columns, self.values_from_keys)
         q_bias, k_bias, v_bias = read_biases(tensors, rows)
         q_norm = k_norm = query_weights = None
         if self.qk_norm != "none":

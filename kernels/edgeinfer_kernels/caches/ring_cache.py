@@ -14,7 +14,7 @@ RING_STEP = 512
 """Maximum tokens of a step, and the number of positions that a text can always be rewound."""
 RING_SPARE = 272
 """Positions after the text that a step writes without the engine's knowledge, at most: pages of a tree
-draft's siblings, and tokens that a device evaluates ahead.
+draft's branches, and tokens that a device evaluates ahead.
 """
 
 

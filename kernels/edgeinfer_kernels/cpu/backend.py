@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
@@ -23,7 +24,7 @@ from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
-from edgeinfer_kernels.cpu.hidden_states import KeptStates, take_states
+from edgeinfer_kernels.cpu.hidden_states import KeptStates, own_state, take_own_states, take_states
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -220,6 +221,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
             return
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
+        self._run_layers(x)
+
+    def _run_layers(self, x: Activations) -> None:
+        """Run the schedule of all layers, in parts if states between them are kept."""
         if not self._kept.inner:
             self.pool.run(*self._layers_run)
             return
@@ -234,6 +239,19 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def set_hidden(self, states: Activations, start: int) -> None:
         take_states(self.decoder, states, start)
+
+    def set_own_hidden(self, x: Activations, start: int) -> None:
+        if own_state(self.decoder) == (0, 0):
+            self.set_hidden(x if self.spec.has_raw_draft_states else self.final_norm(x), start)
+        else:
+            take_own_states(self.decoder, x)
+
+    def medusa_logits(self, states: Activations, head: int) -> npt.NDArray[np.float32]:
+        x = self._x[: len(states), : self.spec.hidden_size]
+        x[:] = states
+        self.forward_layers(x, 0, [head])
+        at, stride = self._workspace.rows(LOGITS)
+        return float_rows(at, len(x), stride // 4)[:, : self.spec.vocabulary_size].copy()
 
     def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))
@@ -272,6 +290,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
         is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
         is_plain = is_plain and self.weights.output_bias is None
+        is_plain = is_plain and not self.spec.has_raw_draft_states
         possible = self._head and self._embedding.block and is_plain
         return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
 
@@ -280,9 +299,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._step_args, self._head_args
-            slots = self.state.slots
-            made = DraftLoop(self.spec, self._kernels, self._schedules, steps, block, head, slots)
-            self._draft_loop = made
+            slots, rows, own = self.state.slots, self.weights.output_ids, own_state(self.decoder)
+            self._draft_loop = DraftLoop(
+                self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
+            )
         return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
@@ -301,7 +321,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._run_blocks(x, start, table.address)
             return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
-        self.pool.run(*self._layers_run)
+        self._run_layers(x)
 
     def with_state(self, state: DecoderState) -> "CpuBackend":
         return self._on(state, None)

@@ -10,6 +10,7 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
+from edgeinfer_kernels.blocks.embedding.draft_input import PAIR
 from edgeinfer_kernels.blocks.feed_forward import Activation, LimitedSwiglu
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import (
@@ -189,7 +190,7 @@ class BlockBuilder:
         """
         floats, float_stride = self.workspace.rows(name) if keep_floats else (0, 0)
         quantized, quantized_stride = 0, 0
-        shared = self.parallel if name == NORMED else ()
+        shared = self.parallel if name in (NORMED, PAIR) else ()
         takers = [matrix for matrix in (*readers, *shared) if not is_float_format(matrix)]
         if takers:
             quantized, quantized_stride = self.workspace.rows(f"{name}.quantized")

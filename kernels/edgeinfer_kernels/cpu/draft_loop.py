@@ -32,7 +32,8 @@ class DraftLoop:
     """The draft loop of one backend, with its output buffers.
 
     `steps`: all steps of a token, from its embedding (`embed`, an EmbedArgs) to the head, as their address
-    and count. `head`: the step arguments of the head, and those of its block.
+    and count. `head`: the step arguments of the head, and those of its block. `row_ids`: the ids of the rows
+    of the output matrix; `own`: the address and the number of the elements of a state that is kept.
     """
 
     def __init__(
@@ -44,8 +45,10 @@ class DraftLoop:
         embed: int,
         head: tuple[StepArgs, HeadArgs],
         slots: StateSlots | None,
+        row_ids: Integers | None = None,
+        own: tuple[int, int] = (0, 0),
     ) -> None:
-        self._slots = slots
+        self._slots, self._row_ids = slots, row_ids
         self._arena, self._function = Arena(), kernels.address("draft_tokens")
         self._schedules, (self._head_step, self._head) = schedules, head
         self._embed = EmbedArgs.from_address(embed)
@@ -64,6 +67,7 @@ class DraftLoop:
             draft_args.step = addressof(step_args)
         self._block = self._fill(specification.logit_scale, steps, embed)
         self._args = DraftArgs.from_address(self._block)
+        self._args.row_ids, (self._args.own, self._args.own_columns) = self._arena.keep(row_ids), own
         self._logits_address, self._given_address = address(self._logits), address(self._given)
         self._uniforms_address = address(self._uniforms)
         self._selected: tuple[int, DraftSampling] | None = None
@@ -137,8 +141,13 @@ class DraftLoop:
         self._selected = id_limit, sampling
 
     def _candidates_of(self, found: int) -> tuple[tuple[Integers, Floats], ...]:
+        """The ids of the candidates of each draft token, ascending, and their weights."""
         counts = self._counts[:found].tolist()
-        return tuple(
-            (self._candidates[step, :count].copy(), self._weights[step, :count].copy())
-            for step, count in enumerate(counts)
-        )
+        rows = [
+            (self._candidates[step, :n].copy(), self._weights[step, :n].copy())
+            for step, n in enumerate(counts)
+        ]
+        if self._row_ids is None:
+            return tuple(rows)
+        ids = [(self._row_ids[each], weights) for each, weights in rows]
+        return tuple((each[order := np.argsort(each)], weights[order]) for each, weights in ids)

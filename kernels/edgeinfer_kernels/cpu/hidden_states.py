@@ -6,9 +6,11 @@ import numpy as np
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
+from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
-from edgeinfer_kernels.cpu.runtime.embedding_args import DraftInputArgs
+from edgeinfer_kernels.cpu.runtime.embedding_args import DraftInputArgs, EagleInputArgs
 from edgeinfer_kernels.decoder import BlockIndex
 
 
@@ -46,5 +48,29 @@ class KeptStates:
 def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
     """Copy the target's hidden states for the next step of a draft head, at `start`, to its buffer."""
     at, stride = decoder.workspace.rows(STATES)
-    float_rows(at, len(states), stride // 4)[:, : decoder.spec.hidden_size] = states
-    DraftInputArgs.from_address(decoder.calls[BlockIndex(0, 0)][0].block).start = start
+    float_rows(at, len(states), stride // 4)[:, : states.shape[1]] = states
+    _input_args(decoder).start = start
+
+
+def take_own_states(decoder: CpuDecoder, x: Activations) -> None:
+    """As `take_states`, with rows of a head of EAGLE-3 after its layer."""
+    at, stride = decoder.workspace.rows(OWN_STATES)
+    float_rows(at, len(x), stride // 4)[:, : x.shape[1]] = x
+    _input_args(decoder).start = -1
+
+
+def own_state(decoder: CpuDecoder) -> tuple[int, int]:
+    """The address and the elements of the row in which a head of EAGLE-3 takes its own state; 0, 0: another
+    one, which takes the row that it has normed.
+    """
+    if not decoder.spec.specs(EagleInputSpec):
+        return 0, 0
+    return decoder.workspace.rows(OWN_STATES)[0], padded(decoder.spec.hidden_size)
+
+
+def _input_args(decoder: CpuDecoder) -> DraftInputArgs | EagleInputArgs:
+    """The arguments of the block that reads hidden states."""
+    address = decoder.calls[BlockIndex(0, 0)][0].block
+    if decoder.spec.specs(EagleInputSpec):
+        return EagleInputArgs.from_address(address)
+    return DraftInputArgs.from_address(address)

@@ -11,6 +11,8 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
+from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
+from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
@@ -105,9 +107,24 @@ class ReferenceBackend(MainMemoryBackend[Array]):
     def set_hidden(self, states: Array, start: int) -> None:
         self.shared[STATES] = states
 
+    def set_own_hidden(self, x: Array, start: int) -> None:
+        if self.spec.specs(EagleInputSpec):
+            self.shared.pop(STATES, None)
+            self.shared[OWN_STATES] = x.copy()
+        elif self.spec.has_raw_draft_states:
+            self.shared[STATES] = x.copy()
+        else:
+            self.shared[STATES] = final_norm(self.spec, self.weights, x)
+
+    def medusa_logits(self, states: Array, head: int) -> npt.NDArray[np.float32]:
+        self.forward_layers(states.astype(self.dtype), 0, [head])
+        return self.shared[LOGITS].astype(np.float32)
+
     def forward_batch(self, x: Array, positions: BatchPositions) -> None:
         for layer in range(len(self.spec.layers)):
+            self._keep(layer, x)
             self._layer(layer, x, 0, positions)
+        self._keep(len(self.spec.layers), x)
 
     def with_state(self, state: DecoderState) -> "ReferenceBackend":
         return ReferenceBackend(self.spec, self.weights, state, self.dtype, self.routing)

@@ -1,5 +1,7 @@
 """Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
+from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
@@ -71,6 +73,14 @@ def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = 
     rows = sum(workspace_rows(sizes).values())
     scratch = threads * scratch_stride(sizes, repack) + states_bytes(sizes, threads)
     return buffered_tokens(sizes, batch) * rows + scratch
+
+
+def observed_bytes(head: ModelSizes, batch: int) -> int:
+    """Bytes of hidden states of its target that an EAGLE-3 head on the CPU needs: those of a step of `batch`
+    tokens, and those that wait for the head.
+    """
+    inputs: list[EagleInputSizes] = head.of_kind(EagleInputSizes)
+    return sum(4 * each.fc.columns * (batch + 2 * HEAD_BATCH) for each in inputs)
 
 
 class Workspace:

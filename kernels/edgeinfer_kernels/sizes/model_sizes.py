@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
-from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSizes
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
+from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
+from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
@@ -71,6 +73,10 @@ class ModelSizes:
     """Whether `head` is a matrix of another model, as that of most draft heads."""
     shares_embedding: bool = False
     """Whether the embedding is a matrix of another model."""
+    further_heads: "tuple[ModelSizes, ...]" = ()
+    """The sizes of further draft heads, each a decoder with its own buffers."""
+    cpu_only: bool = False
+    """Whether no GPU runs it, besides blocks without kernels there."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -128,7 +134,17 @@ class ModelSizes:
     @property
     def is_draft_head(self) -> bool:
         """Whether it is a draft head, which reads the hidden states of its target."""
-        return bool(self.of_kind(DraftInputSizes))
+        return any(self.of_kind(kind) for kind in (DraftInputSizes, EagleInputSizes, MedusaHeadSizes))
+
+    @property
+    def draft_batch(self) -> int:
+        """Maximum tokens of a step of a draft head."""
+        return 1 if self.of_kind(MedusaHeadSizes) else HEAD_BATCH
+
+    @property
+    def has_device_kernels(self) -> bool:
+        """Whether a GPU has kernels of all blocks."""
+        return not self.cpu_only and all(block.has_device_kernels for block in self.blocks)
 
     @property
     def is_recurrent(self) -> bool:

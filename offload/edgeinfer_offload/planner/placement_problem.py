@@ -3,12 +3,11 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
-from edgeinfer_kernels.sizes.cpu_workspace import scratch_stride, workspace_bytes
+from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, scratch_stride, workspace_bytes
 from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.cost_constants import (
@@ -94,15 +93,23 @@ class PlacementProblem:
 
     @cached_property
     def draft(self) -> tuple[Cost, Cost | None] | None:
-        """Cost of the whole draft model on either device, with cache and buffers; seconds per
-        accepted token.
+        """Cost of the whole draft model, or of all draft heads, on either device, with cache and buffers;
+        seconds per accepted token.
         """
-        draft, options = self.options.draft, self.options
+        draft = self.options.draft
         if draft is None:
             return None
+        here, there = self._cost_of_draft(draft)
+        for head in draft.further_heads:
+            more, _ = self._cost_of_draft(head)
+            here, there = replace(here, nbytes=here.nbytes + more.nbytes), None
+        return here, there
+
+    def _cost_of_draft(self, draft: ModelSizes) -> tuple[Cost, Cost | None]:
+        options = self.options
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=HEAD_BATCH if draft.is_draft_head else CPU_BATCH, sequences=1,
+            batch=draft.draft_batch if draft.is_draft_head else CPU_BATCH, sequences=1,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 
@@ -115,7 +122,8 @@ class PlacementProblem:
 
         kept = cuda_buffers.kept_state_bytes(draft.hidden_size) if draft.is_draft_head else 0
         there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
-        return on(CPU, problem.cpu_workspace), there
+        observed = observed_bytes(draft, options.batch)
+        return on(CPU, problem.cpu_workspace + observed), there
 
     @cached_property
     def gpu_workspace(self) -> int:
@@ -412,6 +420,8 @@ class PlacementProblem:
     @property
     def can_attend(self) -> bool:
         """Whether the GPU has kernels for the undivided blocks of every layer."""
+        if not self.sizes.has_device_kernels:
+            return False
         able = (cost.gpu_can_attend and cost.cache[GPU] for cost in self.costs)
         return self.pricing.graphics is not None and all(able)
 

@@ -17,7 +17,7 @@ from edgeinfer.snapshots.engine_snapshots import EngineSnapshots
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.store import SnapshotStore
 from edgeinfer.speculation.drafter import Draft
-from edgeinfer.speculation.tree_pass import TreePass
+from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.caches.layer_cache import LayerCache
@@ -196,8 +196,8 @@ def test_attention_scores_of_rings_equal_those_of_whole_caches(path: Path) -> No
 
 @pytest.mark.parametrize("start", [700, 638, 639, 640, 641])
 def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
-    """The siblings' pages are after the text; near multiples of the ring they are at both of its ends."""
-    draft = Draft((5, 6, 7), siblings=((8,), (9,), (10,)))
+    """The pages of branches are after the text; near multiples of the ring they are at both of its ends."""
+    draft = Draft((5, 6, 7, 8, 9, 10), parents=(-1, 0, 1, -1, 0, 1))
     results = []
     for ring in (RING, 0):
         engine = engine_of(path, cpu(), ring)
@@ -205,8 +205,7 @@ def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
         tree = TreePass.of(engine, draft)
         assert tree is not None
         logits = tree.read(11)
-        tree.keep(1)
-        engine.rewind(start + 3)
+        tree.keep(11, [0, 4])
         assert engine.ids[-3:] == [11, 5, 9]
         results += [logits, np.stack([engine.append([token]) for token in IDS[:60]])]
     for ring_rows, whole_rows in zip(results[:2], results[2:], strict=True):

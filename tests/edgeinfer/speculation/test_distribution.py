@@ -102,6 +102,19 @@ def sample_three(
     return tuple(output[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
 
 
+TREE = Draft((1, 3, 0, 2, 4, 1), None, (-1, -1, 0, 0, 1, 3))
+"""A tree of two levels and a bit, whose tokens don't depend on the text."""
+
+
+def three_by_tree(sampler: FixedEngine) -> tuple[int, ...]:
+    """Three tokens: forwards with a tree."""
+    output = list(HISTORY)
+    while len(output) < len(HISTORY) + DRAFTED + 1:
+        logits = TARGET[[output[-1], *TREE.ids]]
+        output += [token.id for token in verify(TREE, logits, output, sampler, ())]
+    return tuple(output[len(HISTORY) : len(HISTORY) + DRAFTED + 1])
+
+
 def chi_square_limit(degrees: int) -> float:
     """The chi-square limit that is exceeded once in 2000 runs. Source: Wilson and Hilferty 1931."""
     normal = 3.29
@@ -139,6 +152,18 @@ def test_three_tokens_in_a_row_are_distributed_as_without_drafts(name: str) -> N
     settings = SamplingParams(**{**OFF, **COMBINATIONS[name]})
     target, draft = FixedModel(TARGET, settings), FixedModel(DRAFT, settings)
     expected, counts = expected_probs(target), counted(target, draft)
+    assert set(counts) <= set(expected)
+    result, degrees = chi_square(counts, expected)
+    assert result < chi_square_limit(degrees)
+
+
+@pytest.mark.parametrize("name", ["penalties and cut", "all together"])
+def test_tokens_of_trees_are_distributed_as_without_drafts(name: str) -> None:
+    target = FixedModel(TARGET, SamplingParams(**{**OFF, **COMBINATIONS[name]}))
+    expected, sampler, counts = expected_probs(target), FixedEngine(target, 7), dict[tuple[int, ...], int]()
+    for _ in range(SAMPLES):
+        output = three_by_tree(sampler)
+        counts[output] = counts.get(output, 0) + 1
     assert set(counts) <= set(expected)
     result, degrees = chi_square(counts, expected)
     assert result < chi_square_limit(degrees)

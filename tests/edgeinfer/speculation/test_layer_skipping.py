@@ -53,6 +53,6 @@ def test_all_layers_draft_the_tokens_of_the_model() -> None:
         assert drafter.propose([5, 6, 7], DraftRequest(1, settings)).ids == ()  # not cached
 
 
-def test_more_siblings_than_a_forward_accepts_are_refused() -> None:
+def test_wider_trees_than_a_forward_accepts_are_refused() -> None:
     with pytest.raises(SettingError, match="draft_tree_width: saw 9, wanted a whole number from 0 to 8"):
         edgeinfer.load("tiny", draft_tree_width=9)

@@ -22,6 +22,7 @@ METADATA_KEYS = (
     ("experts", "expert_count"),
     ("experts in use", "expert_used_count"),
     ("draft heads", "nextn_predict_layers"),
+    ("target layers", "target_layers"),
 )
 
 

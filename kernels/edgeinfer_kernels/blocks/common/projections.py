@@ -9,11 +9,12 @@ from edgeinfer_kernels.blocks.common.block import TensorReader
 from edgeinfer_kernels.matrix import Matrix, Vector
 
 
-def read_projections(tensors: TensorReader, rows: Sequence[int], values_from_keys: bool) -> list[Matrix]:
-    """Query, key and value: three tensors, or row ranges of one; or two tensors, if values can be projected
-    as keys.
+def read_projections(
+    tensors: TensorReader, rows: Sequence[int], width: int, values_from_keys: bool = False
+) -> list[Matrix]:
+    """Query, key and value with `width` columns: three tensors, or row ranges of one; or two tensors, if
+    values can be projected as keys.
     """
-    width = tensors.hidden_size
     fused = tensors.matrix_or_none("attn_qkv", sum(rows), width)
     if fused is None:
         if values_from_keys and tensors.matrix_or_none("attn_v", rows[2], width) is None:

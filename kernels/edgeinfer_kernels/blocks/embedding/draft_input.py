@@ -30,13 +30,14 @@ class DraftInputSpec(StatelessSpec):
     """x ← W · [norm(x); norm(h)], as the sum of x and a difference: the first block of a draft head's layer.
 
     x: the embedding of a token. h: the hidden state before it after a final norm, which is the target's, or
-    the head's own for a token after a drafted one.
+    the head's own for a token after a drafted one. `raw_states`: before the norm.
     """
 
     kind: ClassVar[str] = "embedding.draft_input"
     is_divisible: ClassVar[bool] = False
 
     norm: NormSpec
+    raw_states: bool = False
 
     def read(self, tensors: TensorReader) -> "DraftInputWeights":
         width = tensors.hidden_size

@@ -6,8 +6,9 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionState, At
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.own_norms import OWN_INPUT
 from edgeinfer_kernels.blocks.common.temperature import Temperature
+from edgeinfer_kernels.blocks.embedding.draft_input import PAIR
 from edgeinfer_kernels.caches.layer_cache import LANES, LayerCache, padded
-from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call
+from edgeinfer_kernels.cpu.block_builder import NORMED, BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
 from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
@@ -43,7 +44,7 @@ def build(
         else 0,
         queries_only=int(queries_only),
         **_head_gates(builder, w),
-        normed=builder.input(OWN_INPUT if residual.has_own_norm else "normed", builder.width, w.inputs()),
+        normed=_input(builder, residual, w),
         attn_out=builder.input("attn_out", spec.heads * spec.value_dim, [w.attn_output]),
         sub_norm=builder.sub_norm(spec.norm, w.sub_norm),
         slopes=builder.arena.keep(alibi_slopes(spec.heads, spec.alibi)) if spec.alibi else 0,
@@ -60,6 +61,13 @@ def build(
     before = builder.own_norm(residual, weights, w.inputs())
     call = Call("attention_block", block, ends_by_token=True)
     return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
+
+
+def _input(builder: BlockBuilder, residual: ResidualBlock[AttentionSpec], w: AttentionWeights) -> int:
+    """The rows that the projections read."""
+    if residual.block.pair_input:
+        return builder.input(PAIR, 2 * builder.width, w.inputs())
+    return builder.input(OWN_INPUT if residual.has_own_norm else NORMED, builder.width, w.inputs())
 
 
 def _head_gates(builder: BlockBuilder, w: AttentionWeights) -> dict[str, int]:

@@ -295,8 +295,9 @@ class DraftArgs(Structure):
     argmax is drafted, and `probs` are its softmax. Otherwise the token is sampled from the candidates, which
     are at most `reach` below the largest logit and are filtered by top_k (0: off) and top_p. uniforms: 0, or
     a float32 uniform number in [0, 1) for each sample. candidates, weights: MAX_CANDIDATES int64 and float32
-    per draft token. The outputs are `count` ids with their probabilities and the number of forwards. Initial
-    values: count 0, is_running 1, reached 1.0.
+    per draft token. row_ids: 0, or the int64 ids of the rows of the output matrix. own: 0, or where the
+    head's state of `own_columns` elements is kept for the next token. The outputs are `count` ids with their
+    probabilities and the number of forwards. Initial values: count 0, is_running 1, reached 1.0.
     """
 
     schedule: Annotated[int, ScheduleStep]
@@ -322,6 +323,9 @@ class DraftArgs(Structure):
     sorted_logits: Int
     ids: Int
     probs: Int
+    row_ids: Int
+    own: Int
+    own_columns: Int
     max_tokens: Int
     uniforms: Int
     count: Int

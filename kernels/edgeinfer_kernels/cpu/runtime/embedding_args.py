@@ -45,3 +45,41 @@ class DraftInputArgs(Structure):
     projected_stride: Int
     scratch: Int
     scratch_stride: Int
+
+
+@structure()
+class EagleInputArgs(Structure):
+    """The input of an EAGLE-3 head. features: the target's hidden states of the tokens of a step at `start`
+    at most, of all layers; in a later step `own` has the states of the tokens, which are those of the head.
+
+    pair: a row of a token, as in `DraftInputArgs`; attention reads it.
+    """
+
+    features: Input
+    start: Int
+    feature_norm: Norm
+    fc: Matrix
+    own: Int
+    own_stride: Int
+    enorm: Norm
+    hnorm: Norm
+    pair: Input
+    state_offset: Int
+    norm_before_residual: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class MedusaHeadArgs(Structure):
+    """A Medusa head. normed: the rows of x; hidden: x + silu(linear · x + b); logits: float32."""
+
+    norm: Norm
+    normed: Input
+    linear: Matrix
+    hidden: Input
+    output: Matrix
+    logits: Int
+    logits_stride: Int
+    scratch: Int
+    scratch_stride: Int

@@ -11,6 +11,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import Temperature
+from edgeinfer_kernels.blocks.embedding.draft_input import PAIR
 from edgeinfer_kernels.matrix import Vector
 from edgeinfer_kernels.reference.step import Array, BlockStep, normalize, sigmoid, soft_cap, softplus
 
@@ -39,6 +40,7 @@ def forward(step: BlockStep, h: Array) -> Array:
     to the cache.
     """
     spec, w, cache = step.spec, step.weights, step.state.cache
+    h = step.shared[PAIR] if spec.pair_input else h
     q, gate = _queries(_clamped(step.times(h, w.attn_q, w.attn_q_bias), spec), spec)
     q = _heads(q, spec, w.attn_q_norm)
     k = _heads(_clamped(step.times(h, w.attn_k, w.attn_k_bias), spec), spec, w.attn_k_norm)

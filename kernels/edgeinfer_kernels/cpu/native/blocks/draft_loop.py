@@ -48,6 +48,10 @@ def exponential_of(value):
 @device_function
 def set_next_token(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
+    if block.own != 0:
+        last = block.head_step.x
+        for i in range(0, block.own_columns, LANES):
+            store_floats(block.own + 4 * i, load_floats(last + 4 * i))
     for i in range(block.step_arg_count):
         rope_args = block.step_args[i]
         step = rope_args.step
@@ -242,6 +246,8 @@ def add_draft_token(block, step):
     if reached < load_f32(block.min_probs + 4 * step):
         return
     ids = block.ids + 8 * step
+    if block.row_ids != 0:
+        token = load_i64(block.row_ids + 8 * token)
     store_i64(ids, token)
     store_f32(block.probs + 4 * step, prob)
     block.count = step + 1

@@ -27,7 +27,7 @@ class ObservedText(ABC):
 
     @abstractmethod
     def states(self, first: int, last: int) -> Any:
-        """The states first..last after the final norm, as `Backend.set_hidden` takes them."""
+        """The states first..last, as `Backend.set_hidden` takes them."""
 
     @property
     def end(self) -> int:
@@ -50,8 +50,8 @@ class ObservedText(ABC):
         self.first = min(self.first, kept)
         return kept
 
-    def add(self, ids: Sequence[int], states: Any) -> None:
-        """Add tokens and their states, as many as are `free` at most."""
+    def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
+        """Add tokens and their states after each of some layers, as many as are `free` at most."""
         self._ids += ids
 
     def drop(self, first: int) -> None:
@@ -78,7 +78,9 @@ class ObservedText(ABC):
 
 
 class ObservedStates(ObservedText):
-    """With the states in main memory; `norm`: the final norm of the model."""
+    """With the states in main memory, those after several layers side by side. `norm`: the final norm of the
+    model, if the head reads states after it.
+    """
 
     def __init__(self, capacity: int, width: int, norm: Callable[[Any], Any] | None = None) -> None:
         super().__init__(capacity)
@@ -90,10 +92,12 @@ class ObservedStates(ObservedText):
         rows = self.rows(first, last)
         return rows if self._norm is None else self._norm(rows)
 
-    def add(self, ids: Sequence[int], states: Any) -> None:
+    def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
         at = self.end - self.first
-        self._rows[at : at + len(ids)] = states
+        parts = np.split(self._rows[at : at + len(ids)], len(states), axis=1)
+        for part, each in zip(parts, states, strict=True):
+            part[:] = each
         super().add(ids, states)
 
     def drop(self, first: int) -> None:

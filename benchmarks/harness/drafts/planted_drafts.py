@@ -1,4 +1,4 @@
-"""Scripted engines, and drafters with a given acceptance rate and the cost of a small model's forwards.
+"""Scripted engines, and chains and trees with given acceptance rates at the cost of a model or a head.
 
 With random weights no small model can predict the tokens. So baseline decoding runs first, and the drafter
 proposes its tokens, each replaced with a given probability. For every token it evaluates the small model and
@@ -6,30 +6,26 @@ ignores the logits.
 """
 
 import random
-import time
-from collections.abc import Hashable, Sequence
-from pathlib import Path
-from statistics import median
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer import Model
-from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.engine.hidden_states import HiddenObserver, HiddenStep
-from edgeinfer.engine.protocols import BasicEngine, Engine, PromptSteps, TokenSampler
-from edgeinfer.loading.loading import load
-from edgeinfer.results import Generation
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.protocols import BasicEngine, Engine, Progress, PromptSteps, TokenSampler
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
-from edgeinfer.speculation.draft_model import DraftModel
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
-from edgeinfer.speculation.speculator import Speculator
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth
+from edgeinfer_kernels.backend import BatchPositions
 
-SHARED_AGREEMENTS, PLANTED_CONTEXT = (0.8, 0.0), 512
-"""Of the drafts of several streams."""
 CERTAIN = 1e4
 """The logit of the token that comes next, above all logits of a model."""
+OF_THE_REST = (0.3, 0.15, 0.08)
+"""Probabilities of the second, third and fourth candidate, given that the first is wrong."""
+CLAIM = 0.02
+"""Minimum probability that a head gives a candidate, even if none is ever right."""
 
 
 class ScriptedSampler:
@@ -201,94 +197,118 @@ class PlantedHead(Drafter):
         """The caller owns the head."""
 
 
-class PlantedDrafts(Drafter):
-    """Draft tokens of `model` at its cost, replaced by those of `answers` (prompts and completions), each
-    wrong with the probability 1 - `agreement`.
+class ScriptedTrees(NativeEngine):
+    """An engine on the CPU whose logits select the tokens of `script`, prompt and completion, one by one; as
+    `ScriptedEngine`, and for trees.
     """
 
-    name = "planted"
+    def __init__(self, engine: NativeEngine, script: Sequence[int]) -> None:
+        self.__dict__.update(vars(engine))
+        self._script = list(script)
+        self.cache.context = min(engine.context, len(script))
 
-    def __init__(self, model: DraftModel, answers: Sequence[Sequence[int]], agreement: float) -> None:
-        self._model, self._agreement = model, agreement
-        self._answers = {tuple(answer[:8]): list(answer) for answer in answers}
+    def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = super().append(ids, progress)
+        self._set(logits, len(self.ids))
+        return logits
+
+    def prompt_steps(self, ids: Sequence[int], limit: int | None = None) -> PromptSteps:
+        """As the engine's, with the logits of the script."""
+        logits = yield from super().prompt_steps(ids, limit)
+        self._set(logits, len(self.ids))
+        return logits
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the engine's, with the logits of the script."""
+        logits = super().append_all(ids)
+        for row, end in zip(logits, range(len(self.ids) - len(ids) + 1, len(self.ids) + 1), strict=True):
+            self._set(row, end)
+        return logits
+
+    def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
+        """As the engine's; after each position the token of the script follows."""
+        logits = super().append_batch(ids, positions)
+        for row, position in zip(logits, positions.positions.tolist(), strict=True):
+            self._set(row, position + 1)
+        return logits
+
+    def _set(self, logits: npt.NDArray[np.float32], index: int) -> None:
+        logits[self._script[min(index, len(self._script) - 1)]] = CERTAIN
+
+    def close(self) -> None:
+        """Does nothing: the caller owns the engine."""
+
+
+class PlantedTrees(Drafter):
+    """Trees at the cost of a real head's. The first candidate after the token of a level is right with the
+    probability in `agreements`, whose last one is that of all further levels; the others as `OF_THE_REST`.
+    """
+
+    name = "planted trees"
+
+    def __init__(
+        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
+    ) -> None:
+        self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
+        self._agreements = tuple(agreements)
         self._random = random.Random(1)
 
+    @property
+    def tree_width(self) -> int:
+        return self._head.tree_width
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return self._head.hidden_layers
+
+    def observe(self, step: HiddenStep) -> None:
+        """As the head's."""
+        self._head.observe(step)
+
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        return self.propose_each([DraftText(0, history, request)])[0]
+        """A tree of the requested shape; the head evaluates as many levels, and as many nodes of each."""
+        known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
+        levels = min(len(known), request.max_tokens)
+        shape = DraftRequest(levels, request.params, max_nodes=request.max_nodes)
+        if not levels or not self._head.propose(history, shape).ids:
+            return Draft()
+        growth = TreeGrowth(request._replace(max_tokens=levels), self.tree_width)
+        nodes, right = [ROOT], ROOT
+        for level in range(levels):
+            growth.begin_level()
+            following = ROOT
+            for node in nodes:
+                rates = self._rates(level)
+                rank = self._rank(rates) if node == right or level == 0 else None
+                first = len(growth.ids)
+                claims = [max(CLAIM, rate) for rate in rates]
+                tokens = (self._token(known[level], index, rank) for index in range(len(rates)))
+                growth.add(node, list(zip(tokens, claims, strict=True)))
+                if rank is not None and first + rank < len(growth.ids):
+                    following = first + rank
+            nodes = growth.frontier(self.tree_width)
+            right = following
+            if not nodes:
+                break
+        return growth.draft()
 
-    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """As many of the requested tokens as are likely enough to be reached."""
-        size = self._model.engine.vocabulary_size
-        wanted = [
-            DraftText(text.key, [token % size for token in text.history], self._likely(text.request))
-            for text in texts
-        ]
-        made = self._model.propose_each(wanted)
-        return [self._planted(text.history, draft) for text, draft in zip(wanted, made, strict=True)]
+    def _token(self, token: int, index: int, rank: int | None) -> int:
+        return token if index == rank else (token + 1 + index) % self._vocabulary
 
-    def _likely(self, request: DraftRequest) -> DraftRequest:
-        count = request.max_tokens
-        while count and self._agreement**count < request.min_prob:
-            count -= 1
-        return DraftRequest(count, request.params)
+    def _rates(self, level: int) -> list[float]:
+        first = self._agreements[min(level, len(self._agreements) - 1)]
+        others = [(1 - first) * share if first else 0.0 for share in OF_THE_REST]
+        return [first, *others][: self.tree_width]
 
-    def _planted(self, history: Sequence[int], draft: Draft) -> Draft:
-        answer = self._answers[tuple(history[:8])]
-        known = answer[len(history) : len(history) + len(draft.ids)]
-        return Draft(
-            tuple(token if self._random.random() < self._agreement else token ^ 1 for token in known)
-        )
+    def _rank(self, rates: Sequence[float]) -> int | None:
+        """Which of the candidates is right; None: no one."""
+        drawn = self._random.random()
+        for rank, rate in enumerate(rates):
+            drawn -= rate
+            if drawn < 0:
+                return rank
+        return None
 
-    def forget(self, key: Hashable) -> None:
-        self._model.forget(key)
-
-
-def drafts_table(
-    target: Path, draft: Path, device: str, threads: int, streams: Sequence[int], tokens: int, rounds: int
-) -> str:
-    """Tokens/s of all streams without and with drafts, alternating; medians of the rounds and best."""
-    places, context = max(streams) + 1, PLANTED_CONTEXT
-    with (
-        load(target, draft=None, device=device, threads=threads, context=context, parallel=places) as model,
-        load(draft, draft=None, device=device, threads=threads, context=context, parallel=places) as small,
-    ):
-        rows = []
-        for count in streams:
-            prompts = [random.Random(seed).choices(range(1000, 9000), k=24) for seed in range(count)]
-            plain = _run(model, prompts, tokens)[1]
-            answers = [[*prompt, *each.ids] for prompt, each in zip(prompts, plain, strict=True)]
-            for agreement in SHARED_AGREEMENTS:
-                drafter = PlantedDrafts(
-                    DraftModel(small.engine, model.engine.vocabulary_size, 0), answers, agreement
-                )
-                speculator = Speculator(model.engine, drafter)
-                without, drafting, shares = [], [], []
-                for done in range(rounds + 1):
-                    rates = []
-                    for each in (None, speculator):
-                        model.speculator = each
-                        rate, completions = _run(model, prompts, tokens)
-                        rates.append(rate)
-                        assert [c.ids for c in completions] == [c.ids for c in plain] or device != "cpu"
-                    if done:
-                        without.append(rates[0])
-                        drafting.append(rates[1])
-                        shares += [s for c in completions if (s := c.speed.accepted_share) is not None]
-                model.speculator = None
-                rows.append(
-                    [
-                        *(str(count), f"{agreement:.0%}", f"{max(without):.1f}", f"{max(drafting):.1f}"),
-                        f"{max(drafting) / max(without):.2f}x",
-                        f"{median(drafting) / median(without):.2f}x",
-                        f"{median(shares):.0%}" if shares else "-",
-                    ]
-                )
-    head = ["streams", "agreement", "tokens/s of all", "with drafts", "best", "median", "accepted"]
-    return markdown(head, rows, left=())
-
-
-def _run(model: Model, prompts: Sequence[Sequence[int]], tokens: int) -> tuple[float, list[Generation]]:
-    begin = time.perf_counter()
-    completions = model.generate([list(each) for each in prompts], max_tokens=tokens, temperature=0.0)
-    seconds = time.perf_counter() - begin
-    return sum(len(each.ids) for each in completions) / seconds, completions
+    def close(self) -> None:
+        """The caller owns the head."""

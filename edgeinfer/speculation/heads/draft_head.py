@@ -1,4 +1,4 @@
-"""Drafting with a draft head (MTP): one layer that reads the target's hidden states.
+"""Drafting with a draft head (MTP, EAGLE-3): one layer that reads the target's hidden states.
 
 The head processes a pair for each token of the text: the hidden state at the token, and the token after it.
 The last pair gives the logits of the first draft token; later ones have the head's own hidden states. Its KV
@@ -14,9 +14,12 @@ import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.heads.head_tree import HeadTree
+from edgeinfer.speculation.heads.observed_states import KeptStates, ObservedStates, ObservedText
 from edgeinfer.speculation.loop_drafter import LoopDrafter
-from edgeinfer.speculation.observed_states import KeptStates, ObservedStates, ObservedText
+from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -26,9 +29,7 @@ SPARE_STATES = 64
 
 
 class DraftHead(LoopDrafter):
-    """A head on `backend`, for the text of `target`. `vocabulary`: how many first ids it drafts. `batch`:
-    maximum number of its tokens in a step.
-    """
+    """A head on `backend`, for the text of `target`. `batch`: maximum number of its tokens in a step."""
 
     name = "draft head"
 
@@ -36,22 +37,29 @@ class DraftHead(LoopDrafter):
         self,
         backend: Backend[Any],
         target: NativeEngine,
-        vocabulary: int,
+        head: DraftHeadModel,
         nbytes: int,
         on_close: Callable[[], None] | None = None,
         batch: int = HEAD_BATCH,
+        tree_width: int = 1,
     ) -> None:
         size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
         max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
-        super().__init__(size, size, max_prompt, only_greedy=kept > 0)
-        self._max_token = self._vocabulary = vocabulary
+        width = tree_width if backend.capabilities.copies_in_batch else 1
+        super().__init__(size, size, max_prompt, width, only_greedy=kept > 0)
+        self.max_expanded = self.tree_width
+        self._tree: HeadTree | None = None
+        self._max_token = head.spec.vocabulary_size
+        self._ids = head.weights.output_ids
         self._backend, self._target, self._nbytes = backend, target, nbytes
         self._on_close, self._batch = on_close, batch
-        self._layers: tuple[int, ...] = (ON_DEVICE,) if kept else (len(spec.layers),)
+        self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
+        is_raw = bool(head.target_layers) or head.spec.has_raw_draft_states
+        norm = None if is_raw else target.backend.final_norm
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept
-            else ObservedStates(2 * HEAD_BATCH, spec.hidden_size, target.backend.final_norm)
+            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, norm)
         )
         self._done = 0
         """Number of pairs in the head's cache."""
@@ -77,7 +85,7 @@ class DraftHead(LoopDrafter):
             part = slice(first, first + self._batch)
             if len(step.ids[part]) > self._observed.free:
                 self._process(self._observed.end - 1)
-            self._observed.add(step.ids[part], step.states[0][part] if step.states else None)
+            self._observed.add(step.ids[part], [each[part] for each in step.states])
         if self._observed.end - self._done > HEAD_BATCH:
             self._process(self._observed.end - 1)
 
@@ -128,20 +136,33 @@ class DraftHead(LoopDrafter):
             return None
         self._position = self._done + len(tokens)
         self._state = self._forward(tokens, self._position)[-1:]
-        self._done = self._position
+        self._done, self._tree = self._position, None
         return self._logits()
 
     def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
-        self._backend.set_hidden(self._backend.final_norm(self._state), self._position)
+        self._backend.set_own_hidden(self._state, self._position)
         self._state = self._backend.embed([token])
         self._backend.forward(self._state, self._position)
         self._position += 1
         return self._logits()
 
+    def _expand(self, growth: TreeGrowth, nodes: Sequence[int]) -> list[tuple[int, npt.NDArray[np.float32]]]:
+        """As `AutoregressiveDrafter._expand`, all nodes in one step."""
+        if self._tree is None:
+            row, positions = self._state.copy(), self._target.context
+            self._tree = HeadTree(self._backend, row, self._position, MAX_DRAFTED, positions)
+        level = len(growth.path(nodes[0]))
+        found = self._tree.evaluate([(n, growth.parents[n], growth.ids[n]) for n in nodes], level)
+        return [(node, self._of_target(logits)) for node, logits in found]
+
     def _logits(self) -> npt.NDArray[np.float32]:
         """(vocabulary of the target,): the logits at the last hidden state."""
+        return self._of_target(self._backend.logits(self._state)[0])
+
+    def _of_target(self, own: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The head's logits as those of the target's vocabulary; it doesn't draft the others."""
         logits = np.full(self._vocabulary_size, -np.inf, np.float32)
-        logits[: self._vocabulary] = self._backend.logits(self._state)[0]
+        logits[slice(self._max_token) if self._ids is None else self._ids] = own
         return logits
 
     def close(self) -> None:

@@ -9,10 +9,11 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.model_config.layers.draft_head import read_draft_head
-from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer.model_config.weights import read_config, read_weights, rope_factors
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.speculation.heads.random_steps import HEADS, step_heads
 from tests.model_zoo import ZOO
 
 pytestmark = pytest.mark.llama_cpp
@@ -30,6 +31,8 @@ class LlamaCpp:
         self._hand_out.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
         self._hidden = library["_Z26llama_get_embeddings_nextnP13llama_context"]
         self._hidden.argtypes, self._hidden.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        self._select = library["_Z28llama_set_nextn_layer_offsetP13llama_contexti"]
+        self._select.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         params = self.api.llama_model_default_params()
         params.n_gpu_layers, params.load_mtp = 0, True
         self._model = self.api.llama_model_load_from_file(str(path).encode(), params)
@@ -58,16 +61,20 @@ class LlamaCpp:
         self.api.llama_batch_free(batch)
         return np.ctypeslib.as_array(self.api.llama_get_logits(context), (len(ids), self.vocabulary)).copy()
 
-    def drafted(self, ids: list[int]) -> tuple[Floats, Floats]:
-        """The target's hidden states of some tokens, and the logits of the head for each token and the state
+    def drafted(self, ids: list[int], heads: int = 1) -> tuple[Floats, list[Floats]]:
+        """The target's hidden states of some tokens, and the logits of each head for each token and the state
         before it, which is 0 for the first.
         """
-        target, draft = self._context(0), self._context(1)
+        target = self._context(0)
         self._decode(target, ids, None)
         hidden = np.ctypeslib.as_array(self._hidden(target), (len(ids), self.width)).copy()
         shifted = np.concatenate([np.zeros((1, self.width), np.float32), hidden[:-1]])
-        logits = self._decode(draft, ids, np.ascontiguousarray(shifted))
-        for context in (target, draft):
+        contexts, logits = [target], list[Floats]()
+        for head in range(heads):
+            contexts.append(self._context(1))
+            self._select(contexts[-1], head)
+            logits.append(self._decode(contexts[-1], ids, np.ascontiguousarray(shifted)))
+        for context in contexts:
             self.api.llama_free(context)
         self.api.llama_model_free(self._model)
         return hidden, logits
@@ -81,7 +88,7 @@ def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
     weights = read_weights(file, config)
     head = read_draft_head(file, config, weights)
     ids = np.random.default_rng(5).integers(3, config.vocabulary_size, COUNT).tolist()
-    hidden, expected = LlamaCpp(path).drafted(ids)
+    hidden, (expected,) = LlamaCpp(path).drafted(ids)
     target, draft = (
         ReferenceBackend(spec, each, DecoderState.allocate(spec, 64, "f32"), np.float64)
         for spec, each in ((config.specification(), weights), (head.spec, head.weights))
@@ -94,3 +101,27 @@ def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
     x = draft.embed(ids)
     draft.forward(x, 0)
     np.testing.assert_allclose(draft.logits(x), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("own_outputs", [False, True])
+def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, own_outputs: bool) -> None:
+    path = step_heads(own_outputs).write(tmp_path / "model.gguf")
+    file = GGUFFile.open(path)
+    config = read_config(file)
+    weights, factors = read_weights(file, config), rope_factors(file, config, 64)
+    ids = np.random.default_rng(5).integers(3, config.vocabulary_size, COUNT).tolist()
+    hidden, logits = LlamaCpp(path).drafted(ids, HEADS)
+    spec = config.specification(factors)
+    target = ReferenceBackend(spec, weights, DecoderState.allocate(spec, 64, "f32"), np.float64)
+    x = target.embed(ids)
+    target.forward(x, 0)
+    np.testing.assert_allclose(x, hidden, atol=1e-4 * np.abs(hidden).max())
+    states = np.concatenate([np.zeros((1, config.width)), x[:-1]]).astype(np.float32)
+    for index, expected in enumerate(logits):
+        head = read_draft_head(file, config, weights, factors, head=index)
+        state = DecoderState.allocate(head.spec, 64, "f32")
+        draft = ReferenceBackend(head.spec, head.weights, state, np.float64)
+        draft.set_hidden(states, 0)
+        x = draft.embed(ids)
+        draft.forward(x, 0)
+        np.testing.assert_allclose(draft.logits(x), expected, atol=2e-4)

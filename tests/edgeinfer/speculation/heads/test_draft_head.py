@@ -17,13 +17,14 @@ from edgeinfer.model_config.weights import read_config
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
-from edgeinfer.speculation.draft_head import DraftHead
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
-from edgeinfer.speculation.observed_states import TAIL, ObservedStates
+from edgeinfer.speculation.heads.draft_head import DraftHead
+from edgeinfer.speculation.heads.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.random_models import RandomModel
 
 PROMPT = "Once upon a time, there was a little fox."
@@ -186,7 +187,7 @@ def step(start: int, text: Sequence[int], width: int = 2) -> HiddenStep:
 
 def observed(states: ObservedStates, start: int, text: Sequence[int]) -> int:
     kept = states.begin(made := step(start, text))
-    states.add(made.ids, made.states[0])
+    states.add(made.ids, made.states)
     return kept
 
 
@@ -318,8 +319,37 @@ def test_sampled_drafts_have_the_distribution_that_they_were_sampled_from(built_
             assert probs.sum() == pytest.approx(1.0)
 
 
-def test_tree_siblings_are_for_draft_models(built_in: Model) -> None:
-    expected = built_in.generate(STORY, **GREEDY).ids
+@pytest.fixture(scope="module")
+def growing() -> Iterator[Model]:
     with edgeinfer.load("tiny", draft="mtp", draft_tree_width=3, **CPU) as model:
-        always_draft(model, 3)
-        assert model.generate(STORY, **GREEDY).ids == expected
+        yield model
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.0}, {"temperature": 0.0, "repeat_penalty": 1.2}, {"seed": 5}]
+)
+def test_completions_with_trees_equal_baseline_decoding(
+    built_in: Model, growing: Model, settings: dict[str, Any]
+) -> None:
+    always_tree(growing, 5, 12)
+    always_draft(built_in, 5)
+    forwards = [0.0, 0.0]
+    for prompt in (STORY, "A small bird lived in"):
+        pair = [model.generate(prompt, max_tokens=150, **settings) for model in (built_in, growing)]
+        assert pair[0].ids == pair[1].ids
+        for index, completion in enumerate(pair):
+            assert completion.speed.tokens_per_forward is not None
+            forwards[index] += len(completion.ids) / completion.speed.tokens_per_forward
+    assert forwards[1] < 0.95 * forwards[0]
+
+
+def test_the_first_path_of_a_tree_is_the_chain(growing: Model) -> None:
+    ids, drafter = growing.tokenizer.encode(STORY), drafter_of(growing)
+    growing.engine.rewind(0)
+    growing.engine.append(ids[:-1])
+    draft = drafter.propose(ids, DraftRequest(4, SamplingParams(temperature=0.0), max_nodes=15))
+    assert draft.depth == 4
+    assert len(draft.ids) == 15
+    chain = drafter.propose(ids, DraftRequest(4, SamplingParams(temperature=0.0)))
+    assert draft.chain.ids == chain.ids
+    assert draft.chain.probs == pytest.approx(chain.probs, rel=1e-3)

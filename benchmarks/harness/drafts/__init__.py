@@ -1,0 +1,1 @@
+"""Planted and simulated drafts."""

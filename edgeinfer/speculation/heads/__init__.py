@@ -1,0 +1,1 @@
+"""Draft heads: drafters that read the hidden states of their target."""
