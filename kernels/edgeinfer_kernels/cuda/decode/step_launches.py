@@ -384,7 +384,7 @@ class StepLaunches:
                 (model.head.shapes.padded_rows // (ROWS * config.groups),),
                 self._parts(model.head, first),
                 read.activations.words,
-                space.logits[first:],
+                space.own_logits[first:],
                 space.best[first:],
                 space.best_ids[first:],
                 self.or_nothing(model.head_bias),
