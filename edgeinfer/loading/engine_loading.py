@@ -17,6 +17,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
+from edgeinfer_offload.machine.peer_sums import measured_sums
 from edgeinfer_offload.machine.this_machine import (
     measure_gpu,
     unmeasured_machine,
@@ -95,7 +96,7 @@ class _Loading:
         raise AssertionError("unreachable")
 
     def on_gpus(self, gpus: tuple[Gpu, ...]) -> LoadedEngine:
-        """On the GPU that is fastest alone, or consecutive layers on each."""
+        """On the GPU that is fastest alone, a part of every layer on each, or consecutive layers on each."""
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
         from edgeinfer_kernels.cuda.device_parts import free_bytes
 
@@ -103,7 +104,8 @@ class _Loading:
         for gpu in gpus:
             measure_gpu(gpu, cache, sorted(self.source.sizes.formats))
         free = {gpu: free_bytes(gpu.index) for gpu in gpus}
-        machine = with_gpus(unmeasured_machine(self._threads()), free, cache)
+        peers = None if self.request.split == "layers" else measured_sums(gpus, cache)
+        machine = with_gpus(unmeasured_machine(self._threads()), free, cache, peers)
         planned = plan_devices(replace(self.request, device="cuda"), machine, self._with_cpu_speeds)
         used = {graphics.index for graphics in planned.memory.machine.gpus}
         own = tuple(gpu for gpu in gpus if gpu.index in used)

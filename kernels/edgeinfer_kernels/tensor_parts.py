@@ -67,7 +67,7 @@ def tensor_refusal(spec: DecoderSpec) -> str:
         block = spec.residual(index).block
         reason = f"a block of kind {block.kind}"
         if isinstance(block, AttentionSpec):
-            reason = _attention_refusal(block)
+            reason = attention_refusal(block)
         elif isinstance(block, FeedForwardSpec):
             reason = "a norm of all neurons" if block.sub_norm is not None else ""
         elif isinstance(block, MoeSpec):
@@ -77,7 +77,8 @@ def tensor_refusal(spec: DecoderSpec) -> str:
     return ""
 
 
-def _attention_refusal(spec: AttentionSpec) -> str:
+def attention_refusal(spec: AttentionSpec) -> str:
+    """Why the heads can't be divided; "": they can."""
     if spec.qk_norm == "row" or spec.sub_norm:
         return "a norm of all heads"
     return "ALiBi" if spec.alibi else ""

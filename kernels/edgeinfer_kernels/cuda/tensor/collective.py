@@ -121,6 +121,11 @@ def join_group(device: torch.device, store: str, rank: int, ranks: int) -> None:
     )
 
 
+def can_sum_on_gpus() -> bool:
+    """Whether torch has NCCL, which it hasn't on Windows."""
+    return bool(dist.is_available() and dist.is_nccl_available())
+
+
 def _group_name() -> str:
     name: str = dist.group.WORLD.group_name
     return name
