@@ -37,7 +37,7 @@ SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
     "than a tenth; parallel=N takes N if they fit"
 )
-PIPELINE_QUEUE = Detail("requests run one at a time: layers on several GPUs have no batches")
+SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")
 MAX_TENSOR_RATIO = 0.9
 """Tensor parallel must take at most this much of the time of one GPU or of layers, unless requested."""
 WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
@@ -303,7 +303,7 @@ def _refuse_several(request: PlanRequest) -> None:
 
 def _several_notes(request: PlanRequest) -> tuple[str, ...]:
     """What the user should know about a model on several GPUs."""
-    return () if request.parallel == 1 else (PIPELINE_QUEUE,)
+    return () if request.parallel == 1 else (SEVERAL_QUEUE,)
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:

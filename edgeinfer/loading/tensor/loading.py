@@ -8,7 +8,6 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_parts import cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
-from edgeinfer_offload.runtime.rank_jobs import group_folder
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 
@@ -21,8 +20,9 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
     Raises `GpuUnavailableError`: a process ended, a GPU has too little memory, or the model has a matrix
     without a GPU kernel.
     """
-    with group_folder() as store:
-        jobs = [
+
+    def jobs(store: str) -> list[TensorJob]:
+        return [
             TensorJob(
                 path=source.file.path,
                 name=source.name,
@@ -39,9 +39,10 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
             )
             for rank, (gpu, part) in enumerate(zip(gpus, plan.parts, strict=True))
         ]
-        names = [f"{gpu.name} (cuda:{gpu.index})" for gpu in gpus]
-        try:
-            processes = RankProcesses(RANK_MODULE, jobs, names, source.options.progress)
-        except (RankError, BackendError) as error:
-            raise GpuUnavailableError(f"{source.name}: {error}") from error
+
+    names = [f"{gpu.name} (cuda:{gpu.index})" for gpu in gpus]
+    try:
+        processes = RankProcesses(RANK_MODULE, jobs, names, source.options.progress)
+    except (RankError, BackendError) as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
     return TensorBackend(processes, plan.options.chunk)

@@ -66,11 +66,11 @@ def measured_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
 
 def sum_figures(devices: Sequence[str]) -> dict[str, float]:
     """The slowest figures of a process for each device, as torch names it."""
-    from edgeinfer_offload.runtime.rank_jobs import group_folder
 
-    with group_folder() as store:
-        jobs = [(rank, len(devices), device, store) for rank, device in enumerate(devices)]
-        ranks = RankProcesses(RANK_MODULE, jobs, devices)
+    def jobs(store: str) -> list[tuple[int, int, str, str]]:
+        return [(rank, len(devices), device, store) for rank, device in enumerate(devices)]
+
+    ranks = RankProcesses(RANK_MODULE, jobs, devices)
     try:
         each: list[dict[str, float]] = ranks.ready
     finally:

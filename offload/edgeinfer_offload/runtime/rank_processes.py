@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any, NoReturn
 
@@ -70,7 +71,8 @@ class _Rank:
 
 
 class RankProcesses:
-    """The ranks, each executing `module` with one of the `jobs`, which are pickled. `names`: their GPUs.
+    """The ranks, each executing `module` with one of the `jobs`, which are pickled. These are called with the
+    path of a file that doesn't exist yet, by which the ranks find each other. `names`: their GPUs.
 
     `ready`: what each rank returned when it had loaded its part.
 
@@ -82,7 +84,7 @@ class RankProcesses:
     def __init__(
         self,
         module: str,
-        jobs: Sequence[Any],
+        jobs: Callable[[str], Sequence[Any]],
         names: Sequence[str],
         on_progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -93,12 +95,15 @@ class RankProcesses:
         self._owner = os.getpid()
         self._replies: SimpleQueue[tuple[int, Reply]] = SimpleQueue()
         self._sender: threading.Thread | None = None
+        self._folder = tempfile.TemporaryDirectory(prefix="edgeinfer-ranks-", ignore_cleanup_errors=True)
+        """As long as the ranks: the threads of torch.distributed read its file."""
         self._reader = threading.Thread(target=self._receive, daemon=True)
         try:
             for name in names:
                 self._ranks.append(_started(module, name))
             self._reader.start()
-            for rank, job in zip(self._ranks, jobs, strict=True):
+            store = str(Path(self._folder.name) / "store")
+            for rank, job in zip(self._ranks, jobs(store), strict=True):
                 with contextlib.suppress(OSError):  # it has ended, which its pipe reports
                     rank.pipe.send_bytes(pickle.dumps(Message(0, "", (job,))))
             self.ready = self._results(0, START_SECONDS)
@@ -222,6 +227,7 @@ class RankProcesses:
             rank.pipe.close()
             rank.stderr.close()
         self._ranks.clear()
+        self._folder.cleanup()
 
 
 def _started(module: str, name: str) -> _Rank:

@@ -5,7 +5,7 @@ exchange their partial sums themselves.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,12 @@ class TensorBackend(Backend[TensorStates]):
         self.processes = processes
         self.batch = tokens
         self.ranks: list[RankReady] = processes.ready
-        self.capabilities = self.ranks[0].capabilities
+        self.capabilities = replace(
+            self.ranks[0].capabilities,
+            max_batch_tokens=0,
+            max_joined_tokens=0,
+            text_tokens=0,
+        )
 
     @property
     def state_nbytes(self) -> int:

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="NCCL has no Win
 
 @pytest.fixture
 def ranks() -> Iterator[RankProcesses]:
-    processes = RankProcesses(MODULE, (0, 1), NAMES)
+    processes = RankProcesses(MODULE, lambda _: (0, 1), NAMES)
     try:
         yield processes
     finally:
@@ -38,7 +38,7 @@ def are_gone(process_ids: list[int]) -> bool:
 
 def test_results_are_those_of_the_first_rank_or_of_each() -> None:
     progress: list[tuple[int, int]] = []
-    ranks = RankProcesses(MODULE, (0, 1), NAMES, lambda done, total: progress.append((done, total)))
+    ranks = RankProcesses(MODULE, lambda _: (0, 1), NAMES, lambda done, total: progress.append((done, total)))
     process_ids = ranks.process_ids
     assert (ranks.ready, progress, len(process_ids)) == ([0, 1], [(1, 2)], 2)
     assert ranks.call("double", 4) == [8, 9]
@@ -87,9 +87,9 @@ def test_a_rank_that_ended_between_two_calls_is_reported(ranks: RankProcesses) -
 
 def test_errors_while_loading_are_raised() -> None:
     with pytest.raises(RankError, match="too large"):
-        RankProcesses(MODULE, ("too large", "too large"), NAMES)
+        RankProcesses(MODULE, lambda _: ("too large", "too large"), NAMES)
     with pytest.raises(BackendError, match=r"^the process of cuda:1 ended with status 1: .*No module named"):
-        RankProcesses("tests.offload.no_such_module", (0, 1), NAMES[1:] * 2)
+        RankProcesses("tests.offload.no_such_module", lambda _: (0, 1), NAMES[1:] * 2)
 
 
 def test_an_interrupted_call_does_not_confuse_later_ones(ranks: RankProcesses) -> None:
@@ -107,7 +107,7 @@ def test_an_interrupted_call_does_not_confuse_later_ones(ranks: RankProcesses) -
 PROGRAM = f"""
 import os, signal
 from edgeinfer_offload.runtime.rank_processes import RankProcesses
-ranks = RankProcesses({MODULE!r}, (0, 1), {NAMES!r})
+ranks = RankProcesses({MODULE!r}, lambda store: (0, 1), {NAMES!r})
 print(*ranks.process_ids, flush=True)
 ranks.call("hang", [0, 1])
 """

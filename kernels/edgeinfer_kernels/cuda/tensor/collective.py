@@ -15,10 +15,13 @@ from torch import Tensor
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-"""Of the processes of ranks: no NVLink multicast, and no network but that of this machine."""
+"""Of the processes of ranks: no NVLink multicast, no network but that of this machine, and no thread that ends
+a rank: the process of the model does.
+"""
 SYMMETRIC, NCCL, GLOO = "symmetric memory", "NCCL", "gloo"
 
 

@@ -62,14 +62,11 @@ def devices(count: int) -> list[str]:
 
 
 @contextmanager
-def tensor_parallel(path: Path, shares: tuple[float, ...], folder: Path) -> Iterator[TensorBackend]:
-    jobs = [
-        TensorJob(
-            path, "m", CONTEXT, rank, shares, device, str(folder / "store"), chunk=CHUNK,
-            step_tokens=STEP_TOKENS,
-        )
-        for rank, device in enumerate(devices(len(shares)))
-    ]  # fmt: skip
+def tensor_parallel(path: Path, shares: tuple[float, ...]) -> Iterator[TensorBackend]:
+    def jobs(store: str) -> list[TensorJob]:
+        job = TensorJob(path, "m", CONTEXT, 0, shares, "", store, chunk=CHUNK, step_tokens=STEP_TOKENS)
+        return [replace(job, rank=rank, device=each) for rank, each in enumerate(devices(len(shares)))]
+
     processes = RankProcesses(MODULE, jobs, [f"GPU {rank}" for rank in range(len(shares))])
     try:
         yield TensorBackend(processes, CHUNK)
@@ -100,7 +97,7 @@ def one_gpu(path: Path) -> Iterator[tuple[Decoder, CudaBackend]]:
 def test_ranks_have_the_logits_and_samples_of_one_gpu(name: str, tmp_path: Path) -> None:
     model, shares = MODELS[name]
     path = model.write(tmp_path / "model.gguf")
-    with one_gpu(path) as (decoder, one), tensor_parallel(path, shares, tmp_path) as ranks:
+    with one_gpu(path) as (decoder, one), tensor_parallel(path, shares) as ranks:
         ids = decoder.ids(24)
         expected, found = read(one, ids, (16, 5, 1)), read(ranks, ids, (16, 5, 1))  # type: ignore[arg-type]
         for at, logits in expected.items():
@@ -119,7 +116,7 @@ def test_ranks_have_the_logits_and_samples_of_one_gpu(name: str, tmp_path: Path)
 def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) -> None:
     model, shares = MODELS["qwen3"]
     path = model.write(tmp_path / "model.gguf")
-    with one_gpu(path) as (decoder, _), tensor_parallel(path, shares, tmp_path) as ranks:
+    with one_gpu(path) as (decoder, _), tensor_parallel(path, shares) as ranks:
         ids = decoder.ids(13)
         first = read(ranks, ids, (12, 1))[12]  # type: ignore[arg-type]
         best = ranks.best_ids(ids[12:], 12)
@@ -146,4 +143,4 @@ def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) ->
 def test_a_file_that_cannot_be_divided_ends_all_ranks_with_its_reason(tmp_path: Path) -> None:
     path = ZOO["olmo2"].write(tmp_path / "model.gguf")
     with pytest.raises(RankError, match="divided among GPUs: a norm of all heads"):
-        tensor_parallel(path, (1.0, 1.0), tmp_path).__enter__()
+        tensor_parallel(path, (1.0, 1.0)).__enter__()
