@@ -190,8 +190,7 @@ class LoadOptions:
         commands="run chat serve batch bench eval embed rank", common=True,
     )  # fmt: skip
     split: Split = _option(
-        "auto", "With several GPUs: tensor (a part of every layer on each, which compute at the same time), "
-        "layers (consecutive layers on each), or auto (the faster one).",
+        "auto", "Several GPUs: tensor parallel, or layers.",
         commands="run chat serve batch plan bench",
     )  # fmt: skip
     vram: int | tuple[int, ...] | None = _option(

@@ -19,8 +19,8 @@ ENVIRONMENT = {
     "NCCL_SOCKET_IFNAME": "lo",
     "GLOO_SOCKET_IFNAME": "lo",
 }
-"""Of the processes of ranks: no NVLink multicast, no network but that of this machine, and no thread that ends
-a rank: the process of the model does.
+"""Of the processes of ranks: no NVLink multicast, no network but that of this machine, and no thread of torch
+that ends a rank.
 """
 SYMMETRIC, NCCL, GLOO = "symmetric memory", "NCCL", "gloo"
 

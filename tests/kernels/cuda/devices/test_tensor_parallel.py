@@ -144,3 +144,22 @@ def test_a_file_that_cannot_be_divided_ends_all_ranks_with_its_reason(tmp_path: 
     path = ZOO["olmo2"].write(tmp_path / "model.gguf")
     with pytest.raises(RankError, match="divided among GPUs: a norm of all heads"):
         tensor_parallel(path, (1.0, 1.0)).__enter__()
+
+
+def sample_many(ranks: TensorBackend) -> None:
+    for start in range(3, 40):
+        ranks.sample_next(5, start)
+
+
+@pytest.mark.skipif(not HAS_GPU, reason="the memory of GPUs")
+def test_ten_killed_ranks_leave_no_memory_on_their_gpus(tmp_path: Path) -> None:
+    path = MODELS["qwen3"][0].write(tmp_path / "model.gguf")
+    free = [torch.cuda.mem_get_info(index)[0] for index in range(2)]
+    for round_number in range(10):
+        with tensor_parallel(path, (1.0, 1.0)) as ranks:
+            read(ranks, [5, 6, 7], (3,))  # type: ignore[arg-type]
+            os.kill(ranks.processes.process_ids[round_number % 2], signal.SIGKILL)
+            with pytest.raises(BackendError, match="ended by signal 9"):
+                sample_many(ranks)
+    for index, before in enumerate(free):
+        assert torch.cuda.mem_get_info(index)[0] > before - (64 << 20)
