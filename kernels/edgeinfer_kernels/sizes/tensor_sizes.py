@@ -77,8 +77,7 @@ def _part(block: BlockSizes, shares: Sequence[float], rank: int) -> BlockSizes:
     if shared is not None:
         shared = shared.part(len(neurons_of(shared.neurons, shared.down, shares)[rank]))
     each = min(block.spec.experts_per_token, experts)
-    grouped = {} if block.spec.groups == 1 else {"groups": 1, "groups_per_token": 1}
-    spec = replace(block.spec, experts=experts, experts_per_token=each, **grouped)
+    spec = replace(block.spec, experts=experts, experts_per_token=each, groups=1, groups_per_token=1)
     return replace(block, spec=spec, shared=shared)
 
 

@@ -133,6 +133,9 @@ class TensorBackend(Backend[TensorStates]):
             raise ValueError(f"saw {len(arrays)} arrays, wanted as many of each of {len(self.ranks)} GPUs")
         self._call("restore", parts, end)
 
+    def checkpoint(self) -> None:
+        """No block is recurrent."""
+
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self._call("evict", positions, end)
 

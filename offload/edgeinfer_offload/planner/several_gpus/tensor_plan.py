@@ -30,7 +30,7 @@ class TensorPlan(MemoryPlan):
     shares: tuple[float, ...] = ()
 
     @property
-    def devices(self) -> tuple[Device, ...]:  # type: ignore[override]
+    def devices(self) -> tuple[Device, ...]:
         """All GPUs: each computes a part of every layer."""
         return tuple(Device("gpu", index) for index in range(len(self.parts)))
 

@@ -105,10 +105,7 @@ def test_ranks_have_the_logits_and_samples_of_one_gpu(name: str, tmp_path: Path)
         for start, uniform in ((22, None), (23, 0.3)):
             request = None if uniform is None else ranks.sampling_request(SETTINGS, 2, uniform)
             recent = () if uniform is None else ids[:2]
-            samples = [
-                backend.sample_next(ids[start], start, request, recent)
-                for backend in (one, ranks)  # type: ignore[attr-defined]
-            ]
+            samples = [backend.sample_next(ids[start], start, request, recent) for backend in (one, ranks)]
             assert samples[0] == samples[1] >= 0
         assert sum(rank.nbytes for rank in ranks.ranks) > one.nbytes > max(r.nbytes for r in ranks.ranks)
 
