@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.hugging_face.folder_file import FolderFile
+from edgeinfer.hugging_face.powerinfer_file import PowerInferFile
 from edgeinfer.loading.model_source import LoadProgress, ModelSource
 from edgeinfer.loading.tensor.job import TensorJob
 from edgeinfer.model_config.support import open_model
@@ -40,6 +42,8 @@ class TensorRank:
             self._collective = TorchCollective(device)
         self._rows = DeviceRows(0, 0, False)
         self._file = file = open_model(job.path, job.name)
+        if isinstance(file, FolderFile | PowerInferFile):
+            file.prepare(None)
         options = LoadOptions(context=job.context, kv=job.kv, progress=on_progress)
         source = ModelSource(job.name, file, read_config(file), options)
         spec = source.specification
