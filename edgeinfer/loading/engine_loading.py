@@ -41,11 +41,16 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     Raises:
         GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
-        SettingError: several memory budgets without the names of the GPUs.
+        SettingError: several memory budgets, or a kind of split, without the names of the GPUs.
     """
     device, vram = source.options.device, source.options.vram
     if isinstance(vram, tuple) and len(vram) != len(device_names(device)):
         raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
+    if source.options.split != "auto" and len(device_names(device)) == 1:
+        raise SettingError(
+            f"split: saw {source.options.split!r} for device {device!r}; name several GPUs, as "
+            "device='cuda:0,cuda:1'"
+        )
     sparse = select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:

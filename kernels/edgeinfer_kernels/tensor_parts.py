@@ -65,7 +65,7 @@ def tensor_refusal(spec: DecoderSpec) -> str:
         return "layers read keys, values or inputs of other layers"
     for index in spec.indices():
         block = spec.residual(index).block
-        reason = f"a block of kind {block.kind}"
+        reason = str(block.kind).replace("_", " ")
         if isinstance(block, AttentionSpec):
             reason = attention_refusal(block)
         elif isinstance(block, FeedForwardSpec):

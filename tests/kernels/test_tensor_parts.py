@@ -90,8 +90,8 @@ def test_experts_are_divided_and_the_router_is_whole(tmp_path: Path) -> None:
         ("gpt-oss", ""),
         ("olmo2", "a norm of all heads (layer 0)"),
         ("gemma3n", "layers read keys, values or inputs of other layers"),
-        ("qwen35", "a block of kind gated_delta_net (layer 0)"),
-        ("deepseek2", "a block of kind latent_attention (layer 0)"),
+        ("qwen35", "gated delta net (layer 0)"),
+        ("deepseek2", "latent attention (layer 0)"),
         ("gemma4-moe", "norms of the sums of experts (layer 0)"),
     ],
 )

@@ -42,7 +42,7 @@ def _refusal(block: BlockSizes) -> str:
         return "a norm of all neurons" if block.sub_normed else ""
     if isinstance(block, MoeSizes):
         return "norms of the sums of experts" if block.spec.dense_norm is not None else ""
-    return f"a block of kind {type(block).__name__.removesuffix('Sizes')}"
+    return block.label
 
 
 def tensor_sizes(sizes: ModelSizes, shares: Sequence[float], rank: int) -> ModelSizes:

@@ -17,7 +17,7 @@ from edgeinfer_offload.planner.several_gpus.pipeline_plan import alone_on, item_
 
 SUMS, COMMUNICATION = "sums over the GPUs", "process and communication"
 SUMS_PER_LAYER = 2
-"""After attention and after the feed-forward."""
+"""After attention and after the feed-forward, each with a kernel for the norm, which follows a sum."""
 EIGHTHS = range(1, 8)
 """Shares of the first of two GPUs that are tried, besides those by speed."""
 
@@ -118,7 +118,8 @@ def _joined(
         moved = (item_on(item, name, 0) for item in part.items)
         items += moved if rank == slowest else (replace(each, overlapped=True) for each in moved)
         budgets[name] = part.vram_bytes
-    seconds = SUMS_PER_LAYER * len(sizes.layers) * machine.peers.sum_seconds
+    launch = max(gpu.launch_seconds for gpu in machine.gpus)
+    seconds = SUMS_PER_LAYER * len(sizes.layers) * (machine.peers.sum_seconds + launch)
     items.append(PlannedItem(SUMS, "link", 0, 1000 * seconds, "synchronization"))
     plan = TensorPlan(
         items=tuple(items),
@@ -179,9 +180,9 @@ def _reason(plan: TensorPlan) -> str:
         f"{share / total:.0%} of every layer on {gpu.name} (cuda:{gpu.index})"
         for gpu, share in zip(plan.machine.gpus, plan.shares, strict=True)
     ]
-    sums = SUMS_PER_LAYER * len(plan.layers)
+    sums, seconds = SUMS_PER_LAYER * len(plan.layers), 1e6 * peers.sum_seconds
+    (item,) = (item for item in plan.items if item.item == SUMS)
     return (
         f"{', '.join(texts)}: they compute at the same time (tensor parallel); {sums} sums of "
-        f"{1e6 * peers.sum_seconds:.0f} µs ({peers.name}) take {1e3 * sums * peers.sum_seconds:.1f} ms of a "
-        "token"
+        f"{seconds:.0f} µs ({peers.name}), with their norms, take {item.ms_per_token:.1f} ms of a token"
     )

@@ -11,7 +11,7 @@ import torch
 
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.errors import DeviceError
+from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -102,6 +102,12 @@ def test_what_cannot_be_divided_is_refused_by_the_plan(
     path = ZOO[name].write(tmp_path / "model.gguf")
     with pytest.raises(GpuUnavailableError, match=message):
         edgeinfer.load(path, **{**TENSOR, **options})  # type: ignore[call-overload]
+
+
+def test_a_kind_of_split_is_for_several_gpus(tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    with pytest.raises(SettingError, match="split: saw 'tensor' for device 'cpu'; name several GPUs"):
+        edgeinfer.load(path, device="cpu", split="tensor")
 
 
 def test_without_sums_it_is_refused_or_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
