@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, MAX_TOKENS
@@ -29,3 +30,5 @@ class TensorJob:
     whole_caches: bool = False
     drafts: bool = False
     tuned_seconds: float = 0.0
+    sums: Literal["auto", "peers", "torch"] = "auto"
+    """As `TorchCollective` takes them."""

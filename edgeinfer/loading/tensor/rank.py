@@ -22,7 +22,7 @@ from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
-from edgeinfer_kernels.cuda.tensor.collective import TorchCollective, join_group
+from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective, join_group
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_kernels.tensor_parts import tensor_part
 from edgeinfer_offload.runtime.rank_service import run_rank
@@ -39,7 +39,7 @@ class TensorRank:
         device = named_device(job.device)
         with current(device):
             join_group(device, job.store, job.rank, len(job.shares))
-            self._collective = TorchCollective(device)
+            self._collective = TorchCollective(device, job.store, job.sums)
         self._rows = DeviceRows(0, 0, False)
         self._file = file = open_model(job.path, job.name)
         if isinstance(file, FolderFile | PowerInferFile):

@@ -35,7 +35,7 @@ def known_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
 
 def expected_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
     """As `known_sums`, or what the links of these GPUs make likely; None: they can't exchange sums here."""
-    from edgeinfer_kernels.cuda.tensor.collective import can_sum_on_gpus
+    from edgeinfer_kernels.cuda.tensor.torch_collective import can_sum_on_gpus
 
     known = known_sums(gpus, cache_folder)
     if known is not None or not can_sum_on_gpus():
@@ -50,7 +50,7 @@ def measured_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
     """As `known_sums`, measured now if it isn't known, by a process for each GPU; None: they can't exchange
     sums here.
     """
-    from edgeinfer_kernels.cuda.tensor.collective import can_sum_on_gpus
+    from edgeinfer_kernels.cuda.tensor.torch_collective import can_sum_on_gpus
 
     known = known_sums(gpus, cache_folder)
     if known is not None or not can_sum_on_gpus():

@@ -4,8 +4,8 @@ from collections.abc import Callable
 
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_parts import named_device
-from edgeinfer_kernels.cuda.tensor.collective import SYMMETRIC, TorchCollective, join_group
 from edgeinfer_kernels.cuda.tensor.sum_speed import sum_speed
+from edgeinfer_kernels.cuda.tensor.torch_collective import SYMMETRIC, TorchCollective, join_group
 from edgeinfer_offload.runtime.rank_service import run_rank
 
 

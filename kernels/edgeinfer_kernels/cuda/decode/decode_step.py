@@ -24,6 +24,7 @@ from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
 from edgeinfer_kernels.cuda.draft.keeping import keep_states
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
+from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -45,6 +46,9 @@ class DecodeStep:
         self.launches = launches
         self.exchange = exchange
         self.collective = collective
+        peers = None if collective is None else collective.peers
+        self._peers = peers if len(launches.model.blocks) % BUFFERS == 0 else None
+        """Buffers for partial sums, which alternate from block to block and from step to step."""
         self.layout: Layout = TEXT
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
@@ -111,6 +115,8 @@ class DecodeStep:
             block_input = block_input if block.residual.shares_input else source
             own_input = self._own_input(number + 1, tokens) or own_input
             read = own_input if block.residual.has_own_norm else block_input
+            if self._peers is not None:
+                self.workspace.y = self._peers.own(number)
             source = module.decode(self, number, block, read, tokens, parallel)
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
@@ -165,6 +171,10 @@ class DecodeStep:
         if y is not None:
             block = self.model.blocks[number]
             post = NextNorm.of_result(block.residual, block.norms)
+            if self._peers is not None:
+                args, norm = self._peers.args(number), self.norm_after(number)
+                self.launches.sum_norm(args, post, scale, norm, target.activations, tokens)
+                return target
             y = self._summed(y, tokens)
         self.launches.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
         return target

@@ -23,10 +23,12 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GemvConfig,
     NormArgs,
     NormConfig,
+    PeerArgs,
     SourceConfig,
     WordsConfig,
 )
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kernel, add_norm_kernel
+from edgeinfer_kernels.cuda.triton_ops.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -35,6 +37,10 @@ from edgeinfer_kernels.cuda.weights.plane_formats import Tile
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+
+
+MAX_PEER_POLLS = 1 << 26
+"""A minute or more: a rank whose numbers don't arrive has ended, and the model's process ends all."""
 
 
 class StepLaunches:
@@ -308,6 +314,33 @@ class StepLaunches:
             out.words,
             NORM=self.norm_config(norm, adds=y is not None, has_post_norm=has_post_norm, scales=gain != 1),
             OUT=out.config,
+            warps=8,
+        )
+
+    def sum_norm(
+        self,
+        peers: PeerArgs,
+        post_norm: NextNorm,
+        scale: float,
+        norm: NextNorm,
+        out: Activations,
+        tokens: int,
+    ) -> None:
+        """x += scale·post_norm(the sum of y over the ranks of tensor parallel); then its norm into `out`."""
+        has_post_norm = post_norm.weight is not None
+        self.launch(
+            sum_norm_kernel,
+            (tokens,),
+            peers,
+            self.workspace.y.stride(0),
+            self.workspace.x,
+            scale,
+            self.norm_args(post_norm),
+            self.norm_args(norm),
+            out.words,
+            NORM=self.norm_config(norm, adds=True, has_post_norm=has_post_norm),
+            OUT=out.config,
+            POLLS=MAX_PEER_POLLS,
             warps=8,
         )
 

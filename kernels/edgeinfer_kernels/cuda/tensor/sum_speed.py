@@ -5,7 +5,7 @@ import time
 import torch
 
 from edgeinfer_kernels.cuda.current_device import capturing
-from edgeinfer_kernels.cuda.tensor.collective import TorchCollective
+from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective
 from edgeinfer_kernels.cuda.tuning.step_timer import replay_seconds
 
 STEP_FLOATS, PROMPT_FLOATS = 4096, 4 << 20

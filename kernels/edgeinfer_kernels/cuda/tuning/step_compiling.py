@@ -76,7 +76,7 @@ def compile_steps(
     """
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)
-    recording_step = DecodeStep(launches, step.exchange, step.collective and Alone())
+    recording_step = DecodeStep(launches, step.exchange, step.collective and Alone(step.collective.peers))
     begin = time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)

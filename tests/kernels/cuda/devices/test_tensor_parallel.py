@@ -19,6 +19,7 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
+from edgeinfer_kernels.cuda.tensor.torch_collective import PEERS, Sums
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 from edgeinfer_quant_formats import GGUFFile
@@ -31,16 +32,17 @@ MODULE = "tests.kernels.cuda.devices.interpreted_rank"
 CHUNK = 16
 ROUNDING = 1e-2 if HAS_GPU else 1e-3
 """Prompts are float16 products, and the cache is float16: sums in another order change some roundings."""
-MODELS: dict[str, tuple[RandomModel, tuple[float, ...]]] = {
-    "llama, 3:1": (replace(ZOO["llama"], layers=2, kv_heads=4, heads=8), (3.0, 1.0)),
-    "qwen3": (replace(ZOO["qwen3"], layers=2), (1.0, 1.0)),
-    "experts and a shared one": (replace(ZOO["qwen2moe"], layers=2), (1.0, 1.0)),
+MODELS: dict[str, tuple[RandomModel, tuple[float, ...], Sums]] = {
+    "llama, 3:1": (replace(ZOO["llama"], layers=2, kv_heads=4, heads=8), (3.0, 1.0), "torch"),
+    "qwen3, peer memory": (replace(ZOO["qwen3"], layers=2), (1.0, 1.0), "peers"),
+    "experts and a shared one": (replace(ZOO["qwen2moe"], layers=2), (1.0, 1.0), "torch"),
     "tied, biases": (
         replace(ZOO["llama-tied-biases"], layers=2, biases=("attn_q", "attn_output")),
         (1.0, 1.0),
+        "torch",
     ),
-    "windows, post-norms": (replace(ZOO["gemma3"], layers=2), (1.0, 1.0)),
-    "sinks": (replace(ZOO["gpt-oss"], layers=2), (1.0, 1.0)),
+    "windows, post-norms, peer memory": (replace(ZOO["gemma3"], layers=2), (1.0, 1.0), "peers"),
+    "sinks, peer memory": (replace(ZOO["gpt-oss"], layers=2), (1.0, 1.0), "peers"),
 }
 SETTINGS = SimpleNamespace(
     temperature=0.8,
@@ -62,10 +64,12 @@ def devices(count: int) -> list[str]:
 
 
 @contextmanager
-def tensor_parallel(path: Path, shares: tuple[float, ...]) -> Iterator[TensorBackend]:
+def tensor_parallel(path: Path, shares: tuple[float, ...], sums: Sums = "torch") -> Iterator[TensorBackend]:
     def jobs(store: str) -> list[TensorJob]:
         job = TensorJob(path, "m", CONTEXT, 0, shares, "", store, chunk=CHUNK, step_tokens=STEP_TOKENS)
-        return [replace(job, rank=rank, device=each) for rank, each in enumerate(devices(len(shares)))]
+        return [
+            replace(job, rank=rank, device=each, sums=sums) for rank, each in enumerate(devices(len(shares)))
+        ]
 
     processes = RankProcesses(MODULE, jobs, [f"GPU {rank}" for rank in range(len(shares))])
     try:
@@ -95,9 +99,10 @@ def one_gpu(path: Path) -> Iterator[tuple[Decoder, CudaBackend]]:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_have_the_logits_and_samples_of_one_gpu(name: str, tmp_path: Path) -> None:
-    model, shares = MODELS[name]
+    model, shares, sums = MODELS[name]
     path = model.write(tmp_path / "model.gguf")
-    with one_gpu(path) as (decoder, one), tensor_parallel(path, shares) as ranks:
+    with one_gpu(path) as (decoder, one), tensor_parallel(path, shares, sums) as ranks:
+        assert (ranks.ranks[1].sums == PEERS) == (sums == "peers")
         ids = decoder.ids(24)
         expected, found = read(one, ids, (16, 5, 1)), read(ranks, ids, (16, 5, 1))  # type: ignore[arg-type]
         for at, logits in expected.items():
@@ -111,7 +116,7 @@ def test_ranks_have_the_logits_and_samples_of_one_gpu(name: str, tmp_path: Path)
 
 
 def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) -> None:
-    model, shares = MODELS["qwen3"]
+    model, shares, _ = MODELS["qwen3, peer memory"]
     path = model.write(tmp_path / "model.gguf")
     with one_gpu(path) as (decoder, _), tensor_parallel(path, shares) as ranks:
         ids = decoder.ids(13)
@@ -150,10 +155,10 @@ def sample_many(ranks: TensorBackend) -> None:
 
 @pytest.mark.skipif(not HAS_GPU, reason="the memory of GPUs")
 def test_ten_killed_ranks_leave_no_memory_on_their_gpus(tmp_path: Path) -> None:
-    path = MODELS["qwen3"][0].write(tmp_path / "model.gguf")
+    path = MODELS["qwen3, peer memory"][0].write(tmp_path / "model.gguf")
     free = [torch.cuda.mem_get_info(index)[0] for index in range(2)]
     for round_number in range(10):
-        with tensor_parallel(path, (1.0, 1.0)) as ranks:
+        with tensor_parallel(path, (1.0, 1.0), "auto") as ranks:
             read(ranks, [5, 6, 7], (3,))  # type: ignore[arg-type]
             os.kill(ranks.processes.process_ids[round_number % 2], signal.SIGKILL)
             with pytest.raises(BackendError, match="ended by signal 9"):
