@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted
+from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -28,7 +29,6 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     WordsConfig,
 )
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kernel, add_norm_kernel
-from edgeinfer_kernels.cuda.triton_ops.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 
 
-MAX_PEER_POLLS = 1 << 26
-"""A minute or more: a rank whose numbers don't arrive has ended, and the model's process ends all."""
+MAX_PEER_POLLS = 1 << 30
+"""Minutes: a rank may compile kernels first; if one has ended, the model's process ends all."""
 
 
 class StepLaunches:

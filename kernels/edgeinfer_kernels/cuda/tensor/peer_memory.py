@@ -15,7 +15,8 @@ ALIGNMENT = 256
 
 class PeerRows:
     """Buffers of partial sums (tokens, columns) float32 of all ranks, on GPUs in torch's symmetric memory.
-    Without CUDA they are files named `store`, a dot and the rank, that all processes map.
+    Without CUDA they are files named `store`, a dot and the rank, that all processes map. All ranks create
+    theirs before any rank writes.
     """
 
     def __init__(self, tokens: int, columns: int, device: torch.device, store: str) -> None:
@@ -23,12 +24,10 @@ class PeerRows:
         sums = BUFFERS * 4 * tokens * columns
         numbers = -(-sums // ALIGNMENT) * ALIGNMENT
         nbytes = numbers + 8 * self.ranks * tokens
-        memory = _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
+        self._held, memory = _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
         self._all = [each[:sums].view(torch.float32).view(BUFFERS, tokens, columns) for each in memory]
         self._arrived = [each[numbers:].view(torch.int64) for each in memory]
         self._numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
-        self._memory = memory
-        dist.barrier()  # before any rank writes: all have zeros
 
     def own(self, number: int) -> Tensor:
         """The buffer in which this rank writes the partial sums of sum `number` of a step."""
@@ -41,22 +40,23 @@ class PeerRows:
         return PeerArgs(rows, arrived, arrived[self.rank], self._numbers, self.rank, self._tokens)
 
 
-def _on_gpus(nbytes: int, device: torch.device) -> list[Tensor]:
+def _on_gpus(nbytes: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """What keeps the memory, and that of each rank, with zeros on this one."""
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     group: str = dist.group.WORLD.group_name
     held = symmetric_memory.empty((nbytes,), dtype=torch.uint8, device=device)
     handle = symmetric_memory.rendezvous(held, group)
-    held.zero_()
+    memory = [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(dist.get_world_size())]
+    memory[dist.get_rank()].zero_()
     torch.cuda.synchronize(device)
-    ranks = range(dist.get_world_size())
-    return [
-        held if rank == dist.get_rank() else handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in ranks
-    ]
+    return held, memory
 
 
-def _in_files(nbytes: int, store: str) -> list[Tensor]:
+def _in_files(nbytes: int, store: str) -> tuple[Tensor, list[Tensor]]:
+    """As `_on_gpus`."""
     paths = [f"{store}.{rank}" for rank in range(dist.get_world_size())]
     Path(paths[dist.get_rank()]).write_bytes(bytes(nbytes))
     dist.barrier()
-    return [torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8) for path in paths]
+    memory = [torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8) for path in paths]
+    return memory[dist.get_rank()], memory

@@ -2,9 +2,9 @@
 
 import torch
 
+from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS, PeerRows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, WordsConfig
-from edgeinfer_kernels.cuda.triton_ops.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 

@@ -7,6 +7,7 @@ Without CUDA they are gloo's, or our kernel's with files that all processes map.
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import torch
@@ -59,10 +60,9 @@ class TorchCollective:
 
     def shared(self, rows: Tensor) -> Tensor:
         if self._tries_peers:
-            peers = PeerRows(rows.shape[0], rows.shape[1], self.device, self._store)
-            if _all_agree(peers_add_up(peers, self.device), self.device):
-                self.peers = peers
-                return peers.own(0)
+            self.peers = self._tried_peers(*rows.shape)
+            if self.peers is not None:
+                return self.peers.own(0)
         if not self._symmetric:
             return rows
         from torch.distributed import _symmetric_memory as symmetric_memory
@@ -72,6 +72,18 @@ class TorchCollective:
         held.zero_()
         self._out = torch.zeros_like(rows)
         return held
+
+    def _tried_peers(self, tokens: int, columns: int) -> PeerRows | None:
+        """Buffers that all ranks read with the right sums; None: on some rank they don't work."""
+        peers, works = None, False
+        with suppress(RuntimeError, ImportError, AttributeError, TypeError):
+            peers = PeerRows(tokens, columns, self.device, self._store)
+        if not _all_agree(peers is not None, self.device):
+            return None
+        assert peers is not None
+        with suppress(RuntimeError):
+            works = peers_add_up(peers, self.device)
+        return peers if _all_agree(works, self.device) else None
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
         if self._out is None:
