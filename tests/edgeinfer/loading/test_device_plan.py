@@ -161,8 +161,8 @@ def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
 def test_the_kind_of_split_over_several_gpus_is_the_faster_or_the_requested_one(
     cards: str, split: str, gib: int | None, kind: type[MemoryPlan]
 ) -> None:
-    budgets = {} if gib is None else {"vram_of_each": (gib * GIB,)}
-    planned = plan_devices(request(split=split, **budgets), describe_machine(cards))
+    budgets = () if gib is None else (gib * GIB,)
+    planned = plan_devices(request(split=split, vram_of_each=budgets), describe_machine(cards))
     assert type(planned.memory) is kind
 
 
