@@ -27,6 +27,7 @@ from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
+from edgeinfer.loading.tensor import loading as tensor_loading
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_offload.machine.peer_sums import sum_figures
@@ -35,6 +36,7 @@ from harness.cuda_runs import workload_seconds
 from harness.llama_bench import LlamaBench
 
 HEAD = ("model", "test", "setting", "best decile t/s", "median t/s", "of one GPU", "planned t/s", "logits")
+TORCH_SUMS = "2 GPUs, tensor, torch's sums"
 LAYERS_SHARE = 0.62
 """Budget of each GPU, of the bytes on one, with which neither holds the model alone."""
 LLAMA_CPP = {"llama.cpp, 1 GPU": "none", "llama.cpp, layer": "layer", "llama.cpp, tensor": "tensor"}
@@ -64,6 +66,7 @@ class TensorSuite:
         """The rows of a model under HEAD."""
         found: list[Measured] = []
         for name, options in self._settings(path):
+            tensor_loading.SUMS = "torch" if name == TORCH_SUMS else "auto"
             found.append(self._ours(path, name, options))
             yield from self._cells(path.stem, found[0], found[-1])
         for name, mode in LLAMA_CPP.items() if self.program else ():
@@ -81,7 +84,8 @@ class TensorSuite:
         held = plan_model(path, context=context, device=one, draft=None).plan.bytes_on("gpu")
         budget = int(LAYERS_SHARE * held)
         yield "2 GPUs, layers", {"device": both, "split": "layers", "vram": (budget, budget)}
-        yield "2 GPUs, tensor", {"device": both, "split": "tensor"}
+        for name in ("2 GPUs, tensor", TORCH_SUMS):
+            yield name, {"device": both, "split": "tensor"}
 
     def _ours(self, path: Path, name: str, options: dict[str, Any]) -> Measured:
         context = needed_context(self.workloads) + 1

@@ -7,6 +7,9 @@ from typing import Literal
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, MAX_TOKENS
 
+Sums = Literal["auto", "peers", "torch"]
+"""What computes the sums of a step, as `TorchCollective` takes it."""
+
 
 @dataclass(frozen=True)
 class TensorJob:
@@ -30,5 +33,4 @@ class TensorJob:
     whole_caches: bool = False
     drafts: bool = False
     tuned_seconds: float = 0.0
-    sums: Literal["auto", "peers", "torch"] = "auto"
-    """As `TorchCollective` takes them."""
+    sums: Sums = "auto"

@@ -2,7 +2,7 @@
 
 from edgeinfer.loading.gpu_loading import TUNED_FROM_BYTES, TUNING_SECONDS
 from edgeinfer.loading.model_source import ModelSource
-from edgeinfer.loading.tensor.job import TensorJob
+from edgeinfer.loading.tensor.job import Sums, TensorJob
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_parts import cuda_device
@@ -12,6 +12,8 @@ from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 
 RANK_MODULE = "edgeinfer.loading.tensor.rank"
+SUMS: Sums = "auto"
+"""A benchmark compares the others."""
 
 
 def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: TensorPlan) -> TensorBackend:
@@ -34,6 +36,7 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
                 kv=source.options.kv,
                 chunk=plan.options.chunk,
                 whole_caches=plan.options.whole_caches,
+                sums=SUMS,
                 drafts=source.options.drafts_on_gpu,
                 tuned_seconds=TUNING_SECONDS if part.weight_bytes_per_token >= TUNED_FROM_BYTES else 0.0,
             )
