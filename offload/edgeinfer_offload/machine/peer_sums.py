@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.driver import Gpu, list_links
 from edgeinfer_offload.machine.hardware import PeerSums
 from edgeinfer_offload.machine.measure import stored_figures
-from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
+from edgeinfer_offload.runtime.rank_processes import RankProcesses
 
 NVLINK = PeerSums("NVLink", 8e-6, 250e9)
 """Symmetric memory of two H200s: 6.4 to 7.6 µs in a graph, and 8 MB in 33 µs."""
@@ -47,18 +46,16 @@ def expected_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
 
 
 def measured_sums(gpus: Sequence[Gpu], cache_folder: Path) -> PeerSums | None:
-    """As `known_sums`, measured now if it isn't known, by a process for each GPU; None: they can't exchange
-    sums here.
+    """As `known_sums`, measured now if it isn't known, by a process for each GPU; None: torch has no NCCL.
+
+    Raises `RankError` or `BackendError`: the processes failed.
     """
     from edgeinfer_kernels.cuda.tensor.torch_collective import can_sum_on_gpus
 
     known = known_sums(gpus, cache_folder)
     if known is not None or not can_sum_on_gpus():
         return known
-    try:
-        figures = sum_figures([f"cuda:{gpu.index}" for gpu in gpus])
-    except (BackendError, RankError):
-        return None
+    figures = sum_figures([f"cuda:{gpu.index}" for gpu in gpus])
     prefix = _prefix(gpus)
     stored_figures(cache_folder).keep({prefix + name: value for name, value in figures.items()})
     return known_sums(gpus, cache_folder)

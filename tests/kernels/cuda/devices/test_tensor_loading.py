@@ -14,7 +14,9 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
+from edgeinfer.planning import device_plan
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
@@ -102,6 +104,33 @@ def test_what_cannot_be_divided_is_refused_by_the_plan(
     path = ZOO[name].write(tmp_path / "model.gguf")
     with pytest.raises(GpuUnavailableError, match=message):
         edgeinfer.load(path, **{**TENSOR, **options})  # type: ignore[call-overload]
+
+
+def test_processes_that_fail_to_exchange_sums_are_named_or_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise BackendError("the process of cuda:1 ended with status 1: no link")
+
+    monkeypatch.setattr(engine_loading, "measured_sums", fail)
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    with pytest.raises(GpuUnavailableError, match=r"tensor parallel: the process of cuda:1 .*: no link"):
+        edgeinfer.load(path, **TENSOR)  # type: ignore[call-overload]
+    with edgeinfer.load(path, **{**TENSOR, "split": "auto"}) as model:  # type: ignore[call-overload]
+        assert model.warnings[0].startswith("no tensor parallel: the process of cuda:1 ended")
+
+
+def test_ranks_that_fail_to_load_are_named_or_layers_are_loaded_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensor_loading, "RANK_MODULE", "tests.no_such_module")
+    monkeypatch.setattr(device_plan, "MAX_TENSOR_RATIO", 1e9)
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    with pytest.raises(GpuUnavailableError, match=r"the process of .* with status 1: .*No module named"):
+        edgeinfer.load(path, **TENSOR)  # type: ignore[call-overload]
+    with edgeinfer.load(path, **{**TENSOR, "split": "auto"}) as model:  # type: ignore[call-overload]
+        assert model.warnings[0].startswith("no tensor parallel: ")
+        assert not isinstance(model.engine.backend, TensorBackend)
 
 
 def test_a_kind_of_split_is_for_several_gpus(tmp_path: Path) -> None:
