@@ -33,8 +33,9 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.pipeline_plan import PipelinePlan
 from edgeinfer_offload.planner.plan_types import Repacking
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.report.plan_verdict import binary_size
 
 if TYPE_CHECKING:  # imported only for a GPU, with torch
@@ -74,6 +75,8 @@ class EngineBuilder:
             return self._on_cpu()
         if isinstance(self.plan, PipelinePlan):
             return self._pipeline(self.plan)
+        if isinstance(self.plan, TensorPlan):
+            return self._tensor_parallel(self.plan)
         if kinds == {"gpu"}:
             return self._on_gpu()
         backend, warnings = self.split_backend()
@@ -161,6 +164,13 @@ class EngineBuilder:
         first = partial(EngineBuilder, gpu=self.gpus[0])
         backend, warnings = load_pipeline(self.source, self.gpus, plan, first)
         return self._loaded(backend, plan.options.chunk, [Detail(str(plan.limit_reason)), *warnings])
+
+    def _tensor_parallel(self, plan: TensorPlan) -> LoadedEngine:
+        from edgeinfer.loading.tensor.loading import load_tensor_parallel
+
+        backend = load_tensor_parallel(self.source, self.gpus, plan)
+        sums = f"sums by {backend.ranks[0].sums}"
+        return self._loaded(backend, plan.options.chunk, [Detail(f"{plan.limit_reason}; {sums}")])
 
     def _gpu_shard(self, exchange: "ExchangeBuffer | None", progress: LoadProgress) -> "CudaBackend":
         from edgeinfer.loading.gpu_loading import load_gpu_shard

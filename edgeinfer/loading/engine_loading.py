@@ -7,16 +7,18 @@ from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.options.load_options import device_names
-from edgeinfer.planning.device_plan import PlanRequest, plan_devices
+from edgeinfer.planning.device_plan import DevicePlan, PlanRequest, plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu, usable_gpus
 from edgeinfer.planning.plan_request import request_for
 from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_formats
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.machine.hardware import Machine, PeerSums
 from edgeinfer_offload.machine.measure import measured_threads
+from edgeinfer_offload.machine.peer_sums import measured_sums
 from edgeinfer_offload.machine.this_machine import (
     measure_gpu,
     unmeasured_machine,
@@ -26,6 +28,8 @@ from edgeinfer_offload.machine.this_machine import (
     with_gpus,
 )
 from edgeinfer_offload.planner.plan_types import DRAFT, SHARED_ITEMS
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
+from edgeinfer_offload.runtime.rank_processes import RankError
 
 MAX_ATTEMPTS = 3
 """Number of plans tried while other programs take GPU memory, each with less of it."""
@@ -40,11 +44,16 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
     Raises:
         GpuUnavailableError: "cuda" was requested, and no part can run there.
         OutOfMemoryError: it doesn't fit; the text names a context that would.
-        SettingError: several memory budgets without the names of the GPUs.
+        SettingError: several memory budgets, or a kind of split, without the names of the GPUs.
     """
     device, vram = source.options.device, source.options.vram
     if isinstance(vram, tuple) and len(vram) != len(device_names(device)):
         raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
+    if source.options.split != "auto" and len(device_names(device)) == 1:
+        raise SettingError(
+            f"split: saw {source.options.split!r} for device {device!r}; name several GPUs, as "
+            "device='cuda:0,cuda:1'"
+        )
     sparse = select_sparse_layers(source)
     loading = _Loading(source, sparse, request_for(source, sparse, draft))
     try:
@@ -95,7 +104,7 @@ class _Loading:
         raise AssertionError("unreachable")
 
     def on_gpus(self, gpus: tuple[Gpu, ...]) -> LoadedEngine:
-        """On the GPU that is fastest alone, or consecutive layers on each."""
+        """On the GPU that is fastest alone, a part of every layer on each, or consecutive layers on each."""
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
         from edgeinfer_kernels.cuda.device_parts import free_bytes
 
@@ -103,14 +112,41 @@ class _Loading:
         for gpu in gpus:
             measure_gpu(gpu, cache, sorted(self.source.sizes.formats))
         free = {gpu: free_bytes(gpu.index) for gpu in gpus}
-        machine = with_gpus(unmeasured_machine(self._threads()), free, cache)
-        planned = plan_devices(replace(self.request, device="cuda"), machine, self._with_cpu_speeds)
-        used = {graphics.index for graphics in planned.memory.machine.gpus}
-        own = tuple(gpu for gpu in gpus if gpu.index in used)
+        machine = with_gpus(unmeasured_machine(self._threads()), free, cache, self._sums_of(gpus))
+        request = replace(self.request, device="cuda")
+        planned = plan_devices(request, machine, self._with_cpu_speeds)
         try:
-            return EngineBuilder(self.source, planned, own[0], self.sparse, gpus=own).build()
+            loaded = self._built(planned, gpus)
         except DeviceMemoryError as error:
             raise GpuUnavailableError(f"{self.source.name}: {error}") from error
+        except GpuUnavailableError as error:
+            if request.split != "auto" or not isinstance(planned.memory, TensorPlan):
+                raise
+            self.warnings.append(f"no tensor parallel: {error}")
+            by_layers = replace(request, split="layers")
+            loaded = self._built(plan_devices(by_layers, machine, self._with_cpu_speeds), gpus)
+        loaded.warnings[:0] = self.warnings
+        return loaded
+
+    def _built(self, planned: DevicePlan, gpus: tuple[Gpu, ...]) -> LoadedEngine:
+        """The engine of a plan for some of the GPUs."""
+        used = {graphics.index for graphics in planned.memory.machine.gpus}
+        own = tuple(gpu for gpu in gpus if gpu.index in used)
+        return EngineBuilder(self.source, planned, own[0], self.sparse, gpus=own).build()
+
+    def _sums_of(self, gpus: tuple[Gpu, ...]) -> PeerSums | None:
+        """How the GPUs add up partial sums, measured on first use. Raises `GpuUnavailableError` if tensor
+        parallel was requested and they can't.
+        """
+        if self.request.split == "layers":
+            return None
+        try:
+            return measured_sums(gpus, user_folder("cache"))
+        except (BackendError, RankError) as error:
+            if self.request.split == "tensor":
+                raise GpuUnavailableError(f"{self.source.name}: tensor parallel: {error}") from error
+            self.warnings.append(f"no tensor parallel: {error}")
+            return None
 
     def _unmeasured(self, gpu: Gpu) -> Machine:
         """Memory sizes only, which suffices to decide whether all fits the GPU."""

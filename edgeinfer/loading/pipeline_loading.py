@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.pipeline_plan import PipelinePlan, layer_counts
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan, layer_counts
 from edgeinfer_offload.runtime.pipeline_backend import LaterPart, PipelineBackend
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 

@@ -30,6 +30,7 @@ MAX_PARALLEL = 64
 LocalEngine = Literal["edgeinfer", "llama.cpp"]
 EngineName = Literal["edgeinfer", "llama.cpp", "openai"]
 Sparse = Literal["auto", "exact", "predicted", "off"]
+Split = Literal["auto", "tensor", "layers"]
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 BINARY_UNITS = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 MODEL = "Model and devices"
@@ -126,7 +127,9 @@ class LoadOptions:
     - `engine` "openai": the model is on a server with OpenAI's API at `base_url`, which gets `key` as a
       bearer token; options about this machine's memory and devices aren't for it.
     - `device`: "auto" (the first GPU, and the CPU for what doesn't fit), "cpu", "cuda", "cuda:N", or several
-      GPUs as "cuda:0,cuda:1": each gets consecutive layers, if no GPU alone holds the model.
+      GPUs as "cuda:0,cuda:1".
+    - `split`: what each of several GPUs gets: a part of every layer ("tensor", for which each has a process),
+      or consecutive "layers", if no GPU alone holds the model. "auto": what is predicted to decode fastest.
     - `vram`, `ram`: budgets in bytes or as "8GiB"; None: what is free now. `vram` of several GPUs: one for
       each, as "8GiB,4GiB" or a list.
     - `threads`: None: the count that reads memory fastest, measured once.
@@ -186,6 +189,10 @@ class LoadOptions:
         "auto", "auto: the GPU, with the CPU for what doesn't fit; or cpu, cuda, cuda:N, cuda:0,cuda:1.",
         metavar="DEVICE",
         commands="run chat serve batch bench eval embed rank", common=True,
+    )  # fmt: skip
+    split: Split = _option(
+        "auto", "Several GPUs: tensor parallel, or layers.",
+        commands="run chat serve batch plan bench",
     )  # fmt: skip
     vram: int | tuple[int, ...] | None = _option(
         None, "Maximum GPU memory, as 8GiB, or of each GPU, as 8GiB,4GiB. Layers and MoE experts beyond "
@@ -385,6 +392,7 @@ class LoadKeywords(TypedDict, total=False):
     context: int | None
     engine: LocalEngine
     device: str
+    split: Split
     vram: int | str | Sequence[int | str] | None
     ram: int | str | None
     threads: int | None

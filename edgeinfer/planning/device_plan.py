@@ -5,6 +5,7 @@ bytes are.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -16,9 +17,10 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
+from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
 
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
@@ -39,7 +41,9 @@ SPLIT_QUEUE = Detail(
     "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
     "than a tenth; parallel=N takes N if they fit"
 )
-PIPELINE_QUEUE = Detail("requests run one at a time: layers on several GPUs have no batches")
+SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")
+MAX_TENSOR_RATIO = 0.9
+"""Tensor parallel must take at most this much of the time of one GPU or of layers, unless requested."""
 WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
 MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
@@ -63,6 +67,8 @@ class PlanRequest:
     context: int
     trained_context: int
     device: str = "auto"
+    split: Literal["auto", "tensor", "layers"] = "auto"
+    """What each of several GPUs gets."""
     vram: int | None = None
     vram_of_each: tuple[int | None, ...] = ()
     """The budget of each GPU, if the machine has several; one of fewer is that of all."""
@@ -237,8 +243,13 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
         with suppress(PlanError):
             here = replace(machine, gpus=(gpu,))
             alone.append(plan_memory(request.sizes, here, replace(options, vram=vram)))
+    tensor = None if request.split == "layers" else _divided(request, machine, options, budgets)
+    if tensor is not None and request.split == "tensor":
+        return DevicePlan(tensor, request.context, _several_notes(request))
     if alone:
         plan = min(alone, key=lambda each: each.prediction.seconds)
+        if tensor is not None and _is_faster(tensor, plan):
+            return DevicePlan(tensor, request.context, _several_notes(request))
         gpu = plan.machine.gpus[0]
         note = (
             f"all of the model is on cuda:{gpu.index}: tokens pass GPUs one after another, so one is faster"
@@ -248,7 +259,28 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
         plan = plan_pipeline(request.sizes, machine, options, budgets)
     except PlanError:
         return _on_gpus_and_cpu(request, measured(machine), budgets)
+    if tensor is not None and _is_faster(tensor, plan):
+        plan = tensor
     return DevicePlan(plan, request.context, _several_notes(request))
+
+
+def _divided(
+    request: PlanRequest, machine: Machine, options: PlanOptions, budgets: Sequence[int | None]
+) -> MemoryPlan | None:
+    """The plan of tensor parallel; None: there is none. Raises `GpuUnavailableError` if it was requested."""
+    try:
+        return plan_tensor(request.sizes, machine, options, budgets)
+    except PlanError as error:
+        if request.split == "auto":
+            return None
+        raise GpuUnavailableError(f"{request.name}: tensor parallel: {error}; take split='layers'") from error
+
+
+def _is_faster(tensor: MemoryPlan, other: MemoryPlan) -> bool:
+    """Whether tensor parallel is predicted to be clearly faster; without measured speeds it isn't."""
+    if "unmeasured" in (tensor.machine.origin, other.machine.origin):
+        return False
+    return tensor.prediction.seconds < MAX_TENSOR_RATIO * other.prediction.seconds
 
 
 def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
@@ -276,7 +308,7 @@ def _refuse_several(request: PlanRequest) -> None:
 
 def _several_notes(request: PlanRequest) -> tuple[str, ...]:
     """What the user should know about a model on several GPUs."""
-    return () if request.parallel == 1 else (PIPELINE_QUEUE,)
+    return () if request.parallel == 1 else (SEVERAL_QUEUE,)
 
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:

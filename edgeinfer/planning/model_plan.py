@@ -29,6 +29,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.measure import measured_threads
+from edgeinfer_offload.machine.peer_sums import expected_sums
 from edgeinfer_offload.machine.this_machine import (
     measure_gpu,
     unmeasured_machine,
@@ -301,4 +302,5 @@ def _machine(device: str, options: LoadOptions, sizes: ModelSizes) -> tuple[Mach
 
     for gpu in gpus:
         measure_gpu(gpu, cache, sorted(formats))
-    return with_gpus(machine, {gpu: free_bytes(gpu.index) for gpu in gpus}, cache), []
+    free = {gpu: free_bytes(gpu.index) for gpu in gpus}
+    return with_gpus(machine, free, cache, expected_sums(gpus, cache)), []

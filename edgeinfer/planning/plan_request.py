@@ -34,6 +34,7 @@ def request_for(
         context=source.context,
         trained_context=source.config.trained_context,
         device=options.device.partition(":")[0],
+        split=options.split,
         vram=options.vram_budgets[0],
         vram_of_each=options.vram_budgets,
         ram=options.ram,

@@ -50,6 +50,7 @@ from edgeinfer_kernels.cuda.offload.expert_loading import (
     ExpertPolicy,
 )
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamingHost
+from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
@@ -85,6 +86,9 @@ class CudaBackend(Backend[DeviceRows]):
 
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
 
+    With a `part` in the options, it is a rank of tensor parallel: `specification` and `weights` are those of
+    `tensor_part`, and the ranks' backends, each with its `collective`, execute the same calls.
+
     With `stages` in the options, it is the GPU shard of a split model. `serve_with` sets the CPU shard,
     and hidden states are exchanged through the `exchange_buffer`. Steps then start with `enter` and
     `sample_entered`.
@@ -108,8 +112,10 @@ class CudaBackend(Backend[DeviceRows]):
         tuning: Tuning | None = None,
         on_loaded: OnLoaded | None = None,
         exchange_buffer: ExchangeBuffer | None = None,
+        collective: Collective | None = None,
     ) -> None:
         self._options = options or DeviceOptions()
+        self._collective = collective
         self.spec, self._weights = specification, weights
         stages = self._options.stages
         cpu = cpu_stages(specification, GPU, stages) if stages else None
@@ -154,7 +160,7 @@ class CudaBackend(Backend[DeviceRows]):
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
-            takes_lora=not self._options.stages,
+            takes_lora=not self._options.stages and self._collective is None,
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
@@ -173,7 +179,10 @@ class CudaBackend(Backend[DeviceRows]):
             step_exchange = DecodeExchange(stages, self._exchange_buffer)
             self._prompt_exchange = PrefillExchange(stages, self._exchange_buffer, self.device)
             self._parts.prefill.exchange = self._prompt_exchange
-        self.step = DecodeStep(launches, step_exchange)
+        if self._collective is not None:
+            workspace.y = self._collective.shared(workspace.y)
+            self._parts.prefill.collective = self._collective
+        self.step = DecodeStep(launches, step_exchange, self._collective)
         slots = model.spec.slots if any(block.residual.block.recurrent for block in model.blocks) else 0
         self._sequences = DeviceSequences(self._options.sequences, model.context, slots)
         self._sequence = self._sequences.each[0]
@@ -537,16 +546,7 @@ class CudaBackend(Backend[DeviceRows]):
 
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """As `Backend.sampling_request`."""
-        params = DeviceSamplingParams(
-            temperature=settings.temperature,
-            top_k=settings.top_k,
-            top_p=settings.top_p,
-            min_p=settings.min_p,
-            repeat_penalty=settings.repeat_penalty,
-            frequency_penalty=settings.frequency_penalty,
-            presence_penalty=settings.presence_penalty,
-        )
-        return params.request(recent, uniform)
+        return DeviceSamplingParams.of(settings).request(recent, uniform)
 
     def logits(self, x: DeviceRows) -> npt.NDArray[np.float32]:
         with on_device(self.device):

@@ -55,7 +55,10 @@ def capturing(
 
     torch's default stream for captures is of the device that was current at the first capture of the process.
     """
-    context: AbstractContextManager[Any] = torch.cuda.graph(graph, pool=pool, stream=_capture_stream(device))
+    # Other threads may use the device at the same time, as those of NCCL do.
+    context: AbstractContextManager[Any] = torch.cuda.graph(
+        graph, pool=pool, stream=_capture_stream(device), capture_error_mode="thread_local"
+    )
     return context
 
 

@@ -21,6 +21,7 @@ from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, MAX_TOKENS, RECENT, REQUEST_SIZE, SLICE
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.stages import Stage
+from edgeinfer_kernels.tensor_parts import TensorPart
 
 MAX_FOUR_BIT_TOKENS = 8
 """Tokens of a text in a step if keys or values have four bits. Of six small models three had other logits on
@@ -51,6 +52,8 @@ class DeviceOptions:
     """Positions whose hidden states are kept for a draft head; 0: it has none."""
     target: HeadTarget | None = None
     """The target of a draft head."""
+    part: TensorPart | None = None
+    """Of a rank of tensor parallel."""
 
     @property
     def longest_step(self) -> int:
@@ -109,13 +112,13 @@ class DeviceParts:
         model = DeviceModel(
             specification, weights, arena, context,
             kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, gathered=options.gathered,
-            sequences=options.sequences, target=options.target,
+            sequences=options.sequences, target=options.target, part=options.part,
         )  # fmt: skip
         workspace = Workspace(model, arena, options.kept_states)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         prefill.kept = workspace.kept
-        sampling, sent = SamplingSpace(specification.vocabulary_size, arena), None
+        sampling, sent = SamplingSpace(model.vocabulary, arena), None
         if options.stream_min_tokens is not None and can_stream(specification, stages):
             sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
@@ -149,6 +152,11 @@ def compute_capability(device: torch.device) -> int:
 def cuda_device(index: int) -> torch.device:
     """The device with this index."""
     return torch.device("cuda", index)
+
+
+def named_device(name: str) -> torch.device:
+    """The device with torch's name, as "cuda:1"."""
+    return torch.device(name)
 
 
 def synchronize(device: torch.device) -> None:

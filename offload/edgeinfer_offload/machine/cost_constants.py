@@ -81,6 +81,8 @@ UNPACKING_PASSES = 16
 """Reads of GPU memory in the time that a streamed byte takes to become float16; assumed if not measured."""
 
 # Memory.
+RANK_BYTES = 768 << 20
+"""GPU bytes of a rank of tensor parallel besides its part: its process's context, NCCL's buffers; assumed."""
 LIBRARY_BYTES = 192 << 20
 """GPU bytes of torch's libraries and compiled kernels, before that of packing; planner.md."""
 

@@ -6,6 +6,7 @@
                 | RATE [vram]                       GPU bandwidth, as specified
                 | pcie RATE | pcie GENERATION [x LANES]
                 | NUMBER tflops                     float16 matmul speed of the GPU, as specified
+                | nvlink                            the cards are linked by it
                 | SIZE ram | RATE ram               main memory, and its bandwidth, as specified
                 | NUMBER threads | NUMBER gops      the CPU, and its operations per second in prefill
 
@@ -31,6 +32,7 @@ from edgeinfer_offload.machine.graphics_cards import (
     matching_cards,
 )
 from edgeinfer_offload.machine.hardware import Graphics, Machine, Processor
+from edgeinfer_offload.machine.peer_sums import assumed_sums
 
 MAX_GPUS = 16
 RAM_BYTES = 16 << 30
@@ -63,6 +65,7 @@ class _DescribedTerms:
     ram_rate: float = RAM_BYTES_PER_SECOND
     threads: float = THREADS
     cpu_operations: float = OPERATIONS_PER_SECOND
+    nvlink: float = 0.0
 
 
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
@@ -87,13 +90,14 @@ _TERMS: tuple[tuple[str, str, Callable[[re.Match[str]], float]], ...] = (
         r"pcie ?([345])(?:\.0)? ?(?:x ?(16|8|4|2|1))?",
         lambda m: LINK_SHARE * int(m[2] or 16) * LANE_BYTES_PER_SECOND[int(m[1])],
     ),
+    ("nvlink", r"nvlink", lambda _: 1.0),
     ("operations", rf"{_NUMBER}tflops?(?:/s)?", lambda m: float(m[1]) * 1e12),
     ("ram", rf"{_SIZE} ?ram|ram {_SIZE}", _amount),
     ("ram_rate", rf"{_RATE} ?ram|ram {_RATE}", _amount),
     ("threads", rf"{_NUMBER}threads?", lambda m: float(m[1])),
     ("cpu_operations", rf"{_NUMBER}gops?(?:/s)?", lambda m: float(m[1]) * 1e9),
 )
-_OF_A_GPU = ("vram", "vram_rate", "link", "operations")
+_OF_A_GPU = ("vram", "vram_rate", "link", "operations", "nvlink")
 
 
 def describe_machine(text: str) -> Machine:
@@ -174,7 +178,8 @@ def _with_graphics(machine: Machine, name: str, described: _DescribedTerms) -> M
         graphics = replace(graphics, operations_per_second=PROMPT_SHARE * described.operations)
     if described.link:
         graphics = replace(graphics, link=link_of(described.link))
-    return replace(machine, gpus=(graphics,))
+    peers = assumed_sums(graphics.name, nvlink=described.nvlink > 0)
+    return replace(machine, gpus=(graphics,), peers=peers)
 
 
 def _missing_terms(name: str, described: _DescribedTerms) -> str:
@@ -208,7 +213,8 @@ def _read_term(term: str, whole: str) -> tuple[str, float]:
     for field, pattern, value in _TERMS:
         match = re.fullmatch(pattern, term.lower(), re.ASCII)
         if match:
-            if not any(float(number) for number in match.groups() if number and number[0].isdigit()):
+            numbers = [float(number) for number in match.groups() if number and number[0].isdigit()]
+            if numbers and not any(numbers):
                 raise DescriptionError(f"{term!r}: saw 0, wanted a positive number")
             return field, value(match)
     raise DescriptionError(f"{term!r} in {whole!r}: {EXPECTED}")

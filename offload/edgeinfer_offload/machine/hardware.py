@@ -103,6 +103,17 @@ class Graphics:
 
 
 @dataclass(frozen=True)
+class PeerSums:
+    """How GPUs add up partial sums: what does it, or the link; seconds of the sum of a token's hidden states,
+    and bytes per second of a large one.
+    """
+
+    name: str
+    sum_seconds: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True)
 class Disk:
     """The disk with the model's file, read past the page cache with dozens of reads in flight: bytes per
     second of large reads, and the seconds that each read takes besides.
@@ -126,6 +137,8 @@ class Machine:
     gpus: tuple[Graphics, ...] = ()
     disk: Disk = Disk()
     origin: Origin = "measured"
+    peers: PeerSums | None = None
+    """How the GPUs add up partial sums, if there are several; None: they can't."""
 
     @property
     def graphics(self) -> Graphics | None:

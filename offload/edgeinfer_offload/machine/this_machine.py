@@ -23,7 +23,7 @@ from edgeinfer_kernels.cuda.weights.plane_formats import TILES
 from edgeinfer_offload.machine.cost_constants import CPU_BLOCK_SECONDS, LAUNCH_SECONDS, SYNC_SECONDS
 from edgeinfer_offload.machine.disk_speed import disk_speed
 from edgeinfer_offload.machine.graphics_cards import find_card
-from edgeinfer_offload.machine.hardware import Disk, Graphics, Link, Machine, Origin, Processor
+from edgeinfer_offload.machine.hardware import Disk, Graphics, Link, Machine, Origin, PeerSums, Processor
 from edgeinfer_offload.machine.host_memory import host_memory
 from edgeinfer_offload.machine.measure import measured_bandwidth, reading_bytes, stored_figures
 
@@ -209,13 +209,17 @@ def with_gpu(machine: Machine, gpu: Gpu, free_bytes: int, cache_folder: Path) ->
     return replace(machine.with_gpu(graphics), origin="described")
 
 
-def with_gpus(machine: Machine, free_bytes: Mapping[Gpu, int], cache_folder: Path) -> Machine:
-    """The machine with several GPUs, in their order, each with the speeds that `with_gpu` finds for it."""
+def with_gpus(
+    machine: Machine, free_bytes: Mapping[Gpu, int], cache_folder: Path, peers: PeerSums | None = None
+) -> Machine:
+    """The machine with several GPUs, in their order, each with the speeds that `with_gpu` finds for it, and
+    how they add up partial sums.
+    """
     found = [with_gpu(machine, gpu, free, cache_folder) for gpu, free in free_bytes.items()]
     origins = [one.origin for one in found]
     order: tuple[Origin, ...] = ("unmeasured", "described", "measured")
     origin = next(each for each in order if each in origins)
-    return replace(machine, gpus=tuple(one.gpus[0] for one in found), origin=origin)
+    return replace(machine, gpus=tuple(one.gpus[0] for one in found), origin=origin, peers=peers)
 
 
 def _measured_gpu(machine: Machine, gpu: Gpu, free_bytes: int, own: Mapping[str, float]) -> Machine:

@@ -7,6 +7,7 @@ import pytest
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.planning.device_plan import (
     MIN_RATE_SHARE,
+    SEVERAL_QUEUE,
     SPLIT_QUEUE,
     WHOLE_CACHES,
     PlanRequest,
@@ -16,7 +17,11 @@ from edgeinfer.planning.device_plan import (
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_offload.machine.description import describe_machine
+from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)
@@ -141,3 +146,31 @@ def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
     planned = plan_devices(request(with_rings(), context=1 << 16, parallel=4, ram=6 * GIB), laptop())
     options = planned.memory.options
     assert (options.sequences, options.whole_caches, planned.warnings) == (1, False, (SPLIT_QUEUE,))
+
+
+@pytest.mark.parametrize(
+    ("cards", "split", "gib", "kind"),
+    [
+        ("2x rtx 3090", "auto", None, TensorPlan),
+        ("2x rtx 3090", "layers", 4, PipelinePlan),
+        ("2x rtx 3090", "tensor", 5, TensorPlan),
+        ("2x rtx 3090", "layers", None, MemoryPlan),
+        ("rtx 3090", "tensor", None, MemoryPlan),
+    ],
+)
+def test_the_kind_of_split_over_several_gpus_is_the_faster_or_the_requested_one(
+    cards: str, split: str, gib: int | None, kind: type[MemoryPlan]
+) -> None:
+    budgets = () if gib is None else (gib * GIB,)
+    planned = plan_devices(request(split=split, vram_of_each=budgets), describe_machine(cards))
+    assert type(planned.memory) is kind
+
+
+def test_a_small_model_on_a_slow_link_is_on_one_gpu_unless_tensor_parallel_is_requested() -> None:
+    here = describe_machine("2x rtx 3090")
+    assert type(plan_devices(request(SMALL), here).memory) is MemoryPlan
+    planned = plan_devices(request(SMALL, split="tensor"), here)
+    assert type(planned.memory) is TensorPlan
+    assert "8 sums of 25 µs (PCIe)" in str(planned.memory.limit_reason)
+    several = plan_devices(request(SMALL, split="tensor", parallel=4), here)
+    assert several.warnings == (SEVERAL_QUEUE,)

@@ -141,3 +141,12 @@ def test_kernels_of_draft_heads_compile_for_gpus(capability: int, shared_kib: in
     assert len(kernels) == 10
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", [75, 80, 90, 120])
+def test_the_kernel_of_sums_over_ranks_compiles_for_gpus(capability: int) -> None:
+    kernels = compiled("devices.compile_peer_kernels", capability)
+    assert len(kernels) == 3
+    assert max(shared for shared, _ in kernels) <= 48 << 10
+    assert max(spilled for _, spilled in kernels) == 0

@@ -4,6 +4,7 @@ import pytest
 
 from edgeinfer_offload.machine.description import DescriptionError, describe_machine
 from edgeinfer_offload.machine.graphics_cards import cards, find_card
+from edgeinfer_offload.machine.peer_sums import NVLINK, PCIE
 from tests.offload.model_shapes import GIB
 
 
@@ -46,6 +47,18 @@ def test_lanes_and_generations_give_the_link() -> None:
         machine = describe_machine(f"8GiB, 256GB/s, {text}")
         assert machine.link is not None
         assert machine.link.to_gpu == pytest.approx(rate, rel=0.01)
+
+
+def test_several_cards_add_up_sums_by_their_link() -> None:
+    for text, peers in (
+        ("2x rtx 3090", PCIE),
+        ("2x rtx 3090 24GiB, nvlink", NVLINK),
+        ("2x h200", NVLINK),
+        ("3x mine: 8GiB, 256GB/s, nvlink", NVLINK),
+    ):
+        assert describe_machine(text).peers == peers
+    with pytest.raises(DescriptionError, match="'nvlink' in 'cpu, nvlink': 'cpu' means no GPU"):
+        describe_machine("cpu, nvlink")
 
 
 def test_a_machine_may_have_no_gpu() -> None:

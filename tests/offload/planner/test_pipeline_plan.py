@@ -8,14 +8,14 @@ from edgeinfer_kernels.stages import Device
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.pipeline_plan import (
+from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.planner import plan_memory
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import (
     HOP,
     layer_counts,
     plan_pipeline,
     plan_pipeline_with_cpu,
 )
-from edgeinfer_offload.planner.plan_types import PlanOptions
-from edgeinfer_offload.planner.planner import plan_memory
 from tests.offload.model_shapes import dense_model
 
 GIB = 1 << 30

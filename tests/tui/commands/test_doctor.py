@@ -119,7 +119,25 @@ def test_the_links_of_several_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -
     assert report["gpu 0 and 2"] == "peer access, PCIe"
     assert report["gpu 1 and 2"] == "no peer access"
     assert "nccl" in report
-    assert "main memory" in report["used"]
+    assert "main memory" in report["layers"]
+
+
+@pytest.mark.parametrize(
+    ("has_access", "nccl", "used"),
+    [
+        (True, "nvidia-nccl-cu13 2.28", "symmetric memory"),
+        (False, "nvidia-nccl-cu13 2.28", "NCCL through main memory"),
+        (True, None, "unavailable"),
+    ],
+)
+def test_what_would_add_up_partial_sums_is_shown(
+    has_access: bool, nccl: str | None, used: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = [driver.Gpu(index, "RTX 3090", 86, 24 << 30) for index in range(2)]
+    monkeypatch.setattr(driver, "list_gpus", lambda: gpus)
+    monkeypatch.setattr(driver, "list_links", lambda _: [driver.PeerLink(0, 1, has_access, False)])
+    monkeypatch.setattr(machine_probes, "nccl_version", lambda: nccl)
+    assert used in machine_probes.probes(None)["links"]()["tensor"]
 
 
 def test_a_link_has_what_both_directions_have() -> None:

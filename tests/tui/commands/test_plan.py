@@ -59,6 +59,16 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
     assert list(message["machines"][2]) == ["device", "error"]
 
 
+def test_the_kind_of_split_is_shown_with_its_reason(edgeinfer: CommandLine) -> None:
+    on_two = ("plan", "--shape", "llama-3.1-8b", "--device", "2x h200")
+    lines = edgeinfer(*on_two, "--split", "tensor", "--verbose").out.splitlines()
+    assert "32 of 32 layers on 2 GPUs" in lines[0]
+    assert any(line.startswith("50% of every layer on H200 (cuda:0), 50%") for line in lines)
+    assert any(line.startswith("gpu1: ") for line in lines)
+    refused = edgeinfer("plan", "--shape", "qwen3.5-4b", "--device", "2x h200", "--split", "tensor")
+    assert "can't be divided among GPUs: gated delta net (layer 0); take --split layers" in refused.err
+
+
 def test_several_devices_of_this_machine_are_refused(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer("plan", "tiny", "--device", LAPTOP, "--device", "cpu")
     assert (outcome.code, outcome.out) == (1, "")
@@ -274,7 +284,7 @@ def test_a_curve_of_several_machines_is_refused(edgeinfer: CommandLine) -> None:
 
 
 def test_several_cards_hold_a_model_together(edgeinfer: CommandLine) -> None:
-    shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096")
+    shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096", "--split", "layers")
     outcome = edgeinfer(*shape, "--device", "2x rtx 4060 laptop", "--verbose")
     assert outcome.code == 0
     assert outcome.out.startswith("Fits. 32 of 32 layers on 2 GPUs")

@@ -6,6 +6,7 @@ import platform
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -109,8 +110,25 @@ def _links() -> dict[str, Any]:
     count = len(driver.list_gpus())
     if count < 2:
         return {"gpu_pairs": None}
-    pairs = {f"gpu {one.first} and {one.second}": _link(one) for one in driver.list_links(count)}
-    return {**pairs, "nccl": nccl_version(), "used": "main memory: hidden states pass it, NCCL isn't used"}
+    pairs, nccl = driver.list_links(count), nccl_version()
+    shown = {f"gpu {one.first} and {one.second}": _link(one) for one in pairs}
+    return {**shown, "nccl": nccl, "layers": "hidden states pass main memory", "tensor": _sums(pairs, nccl)}
+
+
+def _sums(links: Sequence[Any], nccl: str | None) -> str:
+    """What would add up the partial sums of tensor parallel over all GPUs, as far as known without torch."""
+    from edgeinfer.user_folders import user_folder
+
+    driver = cast(Any, importlib.import_module("edgeinfer_kernels.cuda.driver"))
+    peer_sums = cast(Any, importlib.import_module("edgeinfer_offload.machine.peer_sums"))
+    if nccl is None:
+        return "unavailable: torch has no NCCL here"
+    measured = peer_sums.known_sums(driver.list_gpus(), user_folder("cache"))
+    if measured is not None:
+        return f"sums by {measured.name}, {1e6 * measured.sum_seconds:.1f} µs each (measured)"
+    if all(link.has_access for link in links):
+        return "sums by torch's symmetric memory, not measured yet"
+    return "sums by NCCL through main memory, not measured yet"
 
 
 def _link(link: Any) -> str:

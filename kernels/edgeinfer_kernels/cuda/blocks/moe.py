@@ -137,6 +137,10 @@ def decode(
     )
     if stage:
         step.send(stage, tokens, space.routing, spec.experts_per_token, w.slots)
+    elif step.collective is not None:
+        ids = space.routing.ids[: tokens * spec.experts_per_token]
+        # -1: on another rank, also before, if kernels are compiled but not launched.
+        ids.copy_(w.slots[0].index_select(0, ids.clamp_min(0)))
     if w.shared is not None:
         _shared(step, spec, w, w.shared, source, tokens)
     if w.here:

@@ -227,7 +227,7 @@ class CapturedSteps:
         self.step.launch(tokens)
         self.step.layout = TEXT
         space, sampling = self.step.workspace, self._sampling_space
-        if mode == BEST:
+        if mode == BEST and self.step.collective is None:
             self.step.launches.launch(
                 sample_best_kernel,
                 (1,),
@@ -249,6 +249,9 @@ class CapturedSteps:
                 sampling.sampled,
                 sampling.results,
             )
+            advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
+        elif mode == BEST:  # The ranks' logits are gathered: their programs' largest ones aren't.
+            argmax(space.logits[:1], sampling.buffers, sampling.sampled, sampling.results)
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
         elif mode == BEST_OF_EACH:
             argmax(space.logits[:tokens], sampling.buffers, sampling.sampled, sampling.results)

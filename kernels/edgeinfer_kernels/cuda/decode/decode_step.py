@@ -6,7 +6,9 @@ The kernel that adds a block's result to x also applies the norm of the next blo
 post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block that shares the input of the
 one before it reads the same buffers, or one with its own norm of the same x; no norm is applied
 between them. In a split model, x is sent to the
-host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`).
+host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`). With tensor parallel the
+results of blocks are partial sums: they are added up over the ranks before `add_norm_kernel`, and the ranks'
+logits are gathered.
 """
 
 from itertools import accumulate
@@ -21,6 +23,8 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
 from edgeinfer_kernels.cuda.draft.keeping import keep_states
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
+from edgeinfer_kernels.cuda.tensor.collective import Collective
+from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -30,11 +34,21 @@ class DecodeStep:
     """The kernels of a step, launched in order on the current stream.
 
     `exchange`: the CPU stages of a split model, whose step starts with hidden states from the host.
+    `collective`: of a rank of tensor parallel.
     """
 
-    def __init__(self, launches: StepLaunches, exchange: DecodeExchange | None = None) -> None:
+    def __init__(
+        self,
+        launches: StepLaunches,
+        exchange: DecodeExchange | None = None,
+        collective: Collective | None = None,
+    ) -> None:
         self.launches = launches
         self.exchange = exchange
+        self.collective = collective
+        peers = None if collective is None else collective.peers
+        self._peers = peers if len(launches.model.blocks) % BUFFERS == 0 else None
+        """Buffers for partial sums, which alternate from block to block and from step to step."""
         self.layout: Layout = TEXT
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
@@ -101,11 +115,13 @@ class DecodeStep:
             block_input = block_input if block.residual.shares_input else source
             own_input = self._own_input(number + 1, tokens) or own_input
             read = own_input if block.residual.has_own_norm else block_input
+            if self._peers is not None:
+                self.workspace.y = self._peers.own(number)
             source = module.decode(self, number, block, read, tokens, parallel)
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
-        self.launches.head(source, tokens, tokens - 1 if last_only else 0)
+        self._head(source, tokens, tokens - 1 if last_only else 0)
         if self.workspace.kept is not None and not self.is_batch:
             keep_states(self.launches, self.workspace.kept, tokens)
 
@@ -155,8 +171,17 @@ class DecodeStep:
         if y is not None:
             block = self.model.blocks[number]
             post = NextNorm.of_result(block.residual, block.norms)
+            if self._peers is not None:
+                args, norm = self._peers.args(number), self.norm_after(number)
+                self.launches.sum_norm(args, post, scale, norm, target.activations, tokens)
+                return target
+            y = self._summed(y, tokens)
         self.launches.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
         return target
+
+    def _summed(self, y: Tensor, tokens: int) -> Tensor:
+        """The sum of y, the result of a block, over the ranks of tensor parallel."""
+        return y if self.collective is None else self.collective.sum_of_step(y[:tokens])
 
     def close_block(
         self,
@@ -172,11 +197,10 @@ class DecodeStep:
         """
         block, target, norm = self.model.blocks[number], self.target(number), self.norm_after(number)
         post, scale = NextNorm.of_result(block.residual, block.norms), block.residual.residual_scale
-        if post.weight is not None or not norm.folds:
+        if post.weight is not None or not norm.folds or self.collective is not None:
             y = self.workspace.y
             self.launches.rows((matrix,), Source(read, target.sum_squares), y, bias, kernel, tokens)
-            self.launches.add_norm(y, post, scale, norm, target.activations, tokens)
-            return target
+            return self.add(number, y, scale, tokens)
         self.launches.residual(matrix, bias, read, scale, norm.weight, target, kernel, tokens)
         if norm.weight is not None:
             target.norm = norm.spec
@@ -213,4 +237,10 @@ class DecodeStep:
         out, model = self.workspace.normed_input[0], self.model
         norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
         self.launches.add_norm(None, None, 0.0, norm, out, tokens)
-        self.launches.head(Source(out, self.workspace.sum_squares[0]), tokens)
+        self._head(Source(out, self.workspace.sum_squares[0]), tokens, 0)
+
+    def _head(self, source: Source, tokens: int, begin: int) -> None:
+        """The logits of the tokens from `begin` on; those of all ranks."""
+        self.launches.head(source, tokens, begin)
+        if self.collective is not None:
+            self.workspace.gather_logits(self.collective, tokens)

@@ -40,7 +40,7 @@ class DeviceLogits:
         self._step = step
         self._device = device
         self._cuda = device.type == "cuda"
-        self._size = step.model.spec.vocabulary_size
+        self._size = step.model.vocabulary
         self._host = torch.zeros(MAX_TOKENS, self._size, pin_memory=self._cuda)
         self._collected: Tensor | None = None
 

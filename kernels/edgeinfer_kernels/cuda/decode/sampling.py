@@ -11,12 +11,13 @@ equals.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.backend import SamplingSettings
 from edgeinfer_kernels.cuda.triton_ops.step_words import CACHED_AT, POSITIONS_AT, SEQUENCES_AT
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE
@@ -44,6 +45,11 @@ class DeviceSamplingParams:
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+
+    @classmethod
+    def of(cls, settings: SamplingSettings) -> "DeviceSamplingParams":
+        """Those of a request."""
+        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
 
     def request(self, recent: int, uniform: float) -> list[float]:
         """A sampling request for the device, (REQUEST_SIZE,) float64.

@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted
+from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -23,6 +24,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GemvConfig,
     NormArgs,
     NormConfig,
+    PeerArgs,
     SourceConfig,
     WordsConfig,
 )
@@ -35,6 +37,10 @@ from edgeinfer_kernels.cuda.weights.plane_formats import Tile
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+
+
+MAX_PEER_POLLS = 1 << 30
+"""Minutes: a rank may compile kernels first; if one has ended, the model's process ends all."""
 
 
 class StepLaunches:
@@ -311,6 +317,33 @@ class StepLaunches:
             warps=8,
         )
 
+    def sum_norm(
+        self,
+        peers: PeerArgs,
+        post_norm: NextNorm,
+        scale: float,
+        norm: NextNorm,
+        out: Activations,
+        tokens: int,
+    ) -> None:
+        """x += scale·post_norm(the sum of y over the ranks of tensor parallel); then its norm into `out`."""
+        has_post_norm = post_norm.weight is not None
+        self.launch(
+            sum_norm_kernel,
+            (tokens,),
+            peers,
+            self.workspace.y.stride(0),
+            self.workspace.x,
+            scale,
+            self.norm_args(post_norm),
+            self.norm_args(norm),
+            out.words,
+            NORM=self.norm_config(norm, adds=True, has_post_norm=has_post_norm),
+            OUT=out.config,
+            POLLS=MAX_PEER_POLLS,
+            warps=8,
+        )
+
     def norm_args(self, norm: NextNorm | None) -> NormArgs:
         """The weights of a norm, if there is one."""
         if norm is None:
@@ -384,7 +417,7 @@ class StepLaunches:
                 (model.head.shapes.padded_rows // (ROWS * config.groups),),
                 self._parts(model.head, first),
                 read.activations.words,
-                space.logits[first:],
+                space.own_logits[first:],
                 space.best[first:],
                 space.best_ids[first:],
                 self.or_nothing(model.head_bias),

@@ -12,6 +12,7 @@ from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix, GatheredSpace
+from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -86,7 +87,14 @@ class Workspace:
         """The input of a block that shares x with another one, but not the norm."""
         self.sum_squares = [arena.take((tokens, padded_rows(width) // ROWS), torch.float32) for _ in range(2)]
         self.spaces = self._take_spaces(blocks, arena, has_floats(*inputs), width)
-        self.logits = arena.take((tokens, model.spec.vocabulary_size), torch.float32)
+        self.logits = arena.take((tokens, model.vocabulary), torch.float32)
+        self._part = model.part
+        rows = max(map(len, model.part.vocabulary)) if model.part else 0
+        self._own = arena.take((tokens * rows,), torch.float32)
+        self._gathered = arena.take((model.part.ranks if model.part else 0, tokens * rows), torch.float32)
+        own = self._own[: tokens * model.spec.vocabulary_size].view(tokens, -1) if model.part else None
+        self.own_logits = self.logits if own is None else own
+        """Those of this rank's rows of the head."""
         programs = model.head.shapes.padded_rows // ROWS
         self.best = arena.take((tokens, programs), torch.float32)
         self.best_ids = arena.take((tokens, programs), torch.int32)
@@ -95,6 +103,17 @@ class Workspace:
         self.kept = arena.take((kept_states, width), torch.float32) if kept_states else None
         """The states of the last positions after the final norm, for a draft head; None: it has none."""
         self.nothing = model.head.words  # Dummy pointer for kernel arguments that are not used.
+
+    def gather_logits(self, collective: Collective, tokens: int) -> None:
+        """logits = those of the first `tokens` of all ranks."""
+        assert self._part is not None, "only a rank of tensor parallel gathers logits"
+        length = tokens * self._own.numel() // MAX_TOKENS
+        gathered = self._gathered.view(-1)[: self._part.ranks * length]
+        collective.gather(self._own[:length], gathered)
+        for number, rows in enumerate(self._part.vocabulary):
+            first = number * length
+            part = gathered[first : first + tokens * len(rows)].view(tokens, len(rows))
+            self.logits[:tokens, rows.start : rows.stop].copy_(part)
 
     @staticmethod
     def _take_spaces(

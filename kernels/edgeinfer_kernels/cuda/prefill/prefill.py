@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.prefill.prefill_experts import PrefillExperts
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_rows, norm_rows
 from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blocks
+from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
@@ -94,6 +95,8 @@ class Prefill:
         self._streamed_chunks = 0
         self.exchange: PrefillExchange | None = None
         """The CPU stages of a split model."""
+        self.collective: Collective | None = None
+        """Of a rank of tensor parallel."""
         self.kept: Tensor | None = None
         """The states of the last positions after the final norm, for a draft head."""
         self.chunk = chunk
@@ -265,6 +268,9 @@ class Prefill:
         self, chunk: Chunk, number: int, y: Tensor, bias: Tensor | None, scales: Tensor | None = None
     ) -> None:
         """x += residual_scale · post_norm(scales · y + bias) of block `number`; then the next norm."""
+        if self.collective is not None:
+            _sum_up(self.collective, y, bias, scales)
+            bias = scales = None
         block, (norm, is_applied) = chunk.blocks[number], self._norm_after(chunk, number)
         rows = ScaledRows(y, self._ones[: len(chunk.x)] if scales is None else scales)
         post_norm = NextNorm.of_result(block.residual, block.norms)
@@ -293,3 +299,12 @@ class Prefill:
         if block.residual.shares_input or normalizes_input(block.residual.block.kind):
             return NextNorm(block.residual.norm, None, None), False
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), True
+
+
+def _sum_up(collective: Collective, y: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
+    """y = Σ scales · y + bias over the ranks, whose scales differ; the bias is that of one of them."""
+    if scales is not None:
+        y *= scales[:, None]
+    if bias is not None:
+        y += bias[: y.shape[1]]
+    collective.add_up(y)

@@ -25,6 +25,20 @@ class NormArgs(NamedTuple):
     epsilon: Any
 
 
+class PeerArgs(NamedTuple):
+    """Partial sums of each rank of tensor parallel, (tokens, columns) float32, and the numbers of their
+    tokens: `arrived` (ranks, tokens) int64 in the memory of each rank, `arrived_here` that of this `rank`;
+    `numbers` (tokens,) int64 counts its sums.
+    """
+
+    rows: tuple[Any, ...]
+    arrived: tuple[Any, ...]
+    arrived_here: Any
+    numbers: Any
+    rank: Any
+    tokens: Any
+
+
 class CacheArgs(NamedTuple):
     """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head: of a ring, the
     length of the ring. Scales: None in a prompt for types without them. (A field of a Triton tuple can't be

@@ -13,6 +13,7 @@ import triton
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.tensor.collective import Alone
 
 OnCompiled = Callable[[int, int], None]
 """Callback (compiled kernels, all kernels)."""
@@ -75,7 +76,8 @@ def compile_steps(
     """
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)
-    recording_step, begin = DecodeStep(launches, step.exchange), time.perf_counter()
+    recording_step = DecodeStep(launches, step.exchange, step.collective and Alone(step.collective.peers))
+    begin = time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
     with compilers, compiling, compilers.stopped_by_errors():

@@ -8,6 +8,7 @@ from triton.errors import TritonError
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
+from edgeinfer_kernels.cuda.tensor.collective import Alone
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
 from edgeinfer_kernels.sizes.cuda_buffers import CACHED_AT, MASKS_AT, POSITIONS_AT, SEQUENCES_AT
@@ -50,7 +51,7 @@ class StepTimer:
         model, space = self._step.model, self._step.workspace
         usual = self._step.launches
         launches = _WatchedLaunches(model, space, tuning, dependent=usual.dependent)
-        step = DecodeStep(launches)
+        step = DecodeStep(launches, collective=self._step.collective and Alone())
         self._set_position(min(SHALLOW, model.context - tokens), tokens)
         try:
             step.launch(tokens)

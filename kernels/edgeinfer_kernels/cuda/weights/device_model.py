@@ -31,6 +31,7 @@ from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
 from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_kernels.stages import CPU, GPU, Stage, part_of_decoder, shards_on
+from edgeinfer_kernels.tensor_parts import TensorPart
 from edgeinfer_quant_formats.formats import non_finite_error
 
 OnLoaded = Callable[[Matrix], None]
@@ -60,7 +61,8 @@ class DeviceModel(DeviceBuilder):
 
     `spec` and `weights` are those of the whole decoder; `stages`: of a split model, whose shards on the GPU
     are taken. It starts with hidden states from its host, and has no embedding. The feed-forwards of the
-    layers `gathered` store down by neuron. `target`: of a draft head.
+    layers `gathered` store down by neuron. `target`: of a draft head. `part`: of a rank of tensor parallel;
+    `spec` and `weights` are then those of `tensor_part`.
 
     Raises:
         UnsupportedOnDeviceError: a matrix or a block without a kernel.
@@ -80,9 +82,13 @@ class DeviceModel(DeviceBuilder):
         gathered: Collection[int] = (),
         sequences: int = 1,
         target: HeadTarget | None = None,
+        part: TensorPart | None = None,
     ) -> None:
         super().__init__(arena, cache_positions(context), {})
         self.sequences = sequences
+        self.part = part
+        self.vocabulary = part.whole_vocabulary if part else spec.vocabulary_size
+        """Rows of logits; `spec` has those of the head that are here."""
         self._target = target
         self._non_finite: list[tuple[str, Tensor]] = []
         """Names, and flags whether some of their rows have scales that are NaN or infinite."""
@@ -92,6 +98,8 @@ class DeviceModel(DeviceBuilder):
         """The layers of the whole decoder that are on the device."""
         if stages:
             spec, weights = part_of_decoder(spec, weights, here)
+        if part is not None:
+            self._shards = [part.shards(spec, layer) for layer in self.layers]
         self.spec = spec
         self.context = context
         self._kv = kv

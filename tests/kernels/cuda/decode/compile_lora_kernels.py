@@ -41,7 +41,7 @@ def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
         head=head,
         head_bias=None,
     )
-    space: Any = SimpleNamespace(nothing=WORDS, x=FLOATS, logits=FLOATS, best=FLOATS, best_ids=WORDS)
+    space: Any = SimpleNamespace(nothing=WORDS, x=FLOATS, own_logits=FLOATS, best=FLOATS, best_ids=WORDS)
     launches = StepLaunches(model, space, usual_tuning(capability), dependent=capability >= 90)
     rows = Activations(WORDS, 12, 128)
     source = Source(rows, tensor(8, WIDTH // 16), NormSpec("rms", 1e-5))

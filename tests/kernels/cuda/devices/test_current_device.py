@@ -115,8 +115,9 @@ class FakeCuda:
         return int(device.index)
 
     @contextmanager
-    def graph(self, graph: object, pool: object = None, stream: object = None) -> Iterator[None]:
+    def graph(self, graph: object, pool: object, stream: object, capture_error_mode: str) -> Iterator[None]:
         assert stream == self.at, "captured on a stream of another device"
+        assert capture_error_mode == "thread_local"
         yield
 
 

@@ -46,7 +46,7 @@ def plan_pipeline(
 
     @cache
     def part(gpu: int, first: int, last: int) -> MemoryPlan | PlanError:
-        here, own = _alone(machine, options, gpu, vram[gpu])
+        here, own = alone_on(machine, options, gpu, vram[gpu])
         try:
             return plan_memory(_part_sizes(sizes, first, last), here, own)
         except PlanError as error:
@@ -75,11 +75,11 @@ def plan_pipeline_with_cpu(
     """
     end, later = len(sizes.layers), list[MemoryPlan]()
     for gpu in range(len(machine.gpus) - 1, 0, -1):
-        here, own = _alone(machine, options, gpu, vram[gpu])
+        here, own = alone_on(machine, options, gpu, vram[gpu])
         first, plan = _most_layers(sizes, here, own, end, least=gpu)
         later.insert(0, plan)
         end = first
-    here, _ = _alone(machine, options, 0, vram[0])
+    here, _ = alone_on(machine, options, 0, vram[0])
     split = replace(options, device="any", vram=vram[0], expert_cache=False)
     plan = plan_memory(_part_sizes(sizes, 0, end), here, split)
     if plan.head != "gpu":
@@ -87,7 +87,9 @@ def plan_pipeline_with_cpu(
     return _joined([plan, *later], machine, options)
 
 
-def _alone(machine: Machine, options: PlanOptions, gpu: int, vram: int | None) -> tuple[Machine, PlanOptions]:
+def alone_on(
+    machine: Machine, options: PlanOptions, gpu: int, vram: int | None
+) -> tuple[Machine, PlanOptions]:
     """The machine with one of its GPUs, and the options of a part that is wholly there."""
     own = replace(options, device="gpu", vram=vram, expert_cache=False, repack=True)
     return replace(machine, gpus=(machine.gpus[gpu],)), own
@@ -152,7 +154,7 @@ def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions)
         name = Device("gpu", gpu).name
         is_last = gpu + 1 == len(parts)
         own = [item if is_last or item.item != "head" else replace(item, item=UNUSED) for item in plan.items]
-        items += [_moved(item, name, len(layers)) for item in own]
+        items += [item_on(item, name, len(layers)) for item in own]
         if not is_last:
             seconds = _hop_seconds(machine, gpu)
             items.append(PlannedItem(HOP, "link", 0, 1000 * seconds, "synchronization"))
@@ -185,8 +187,10 @@ def _layer_on(layer: LayerPlacement, gpu: str) -> LayerPlacement:
     )
 
 
-def _moved(item: PlannedItem, device: str, first: int) -> PlannedItem:
-    """An item of a part on its GPU, with the number of its layer in the whole model."""
+def item_on(item: PlannedItem, device: str, first: int) -> PlannedItem:
+    """An item of a part on its GPU, with the number of its layer in the whole model, whose first one there is
+    `first`.
+    """
     item = replace(item, device=device if item.device == "gpu" else item.device)
     if item.layer is None:
         return item

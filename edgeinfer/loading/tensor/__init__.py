@@ -1,0 +1,1 @@
+"""Tensor parallel: loading a model on several GPUs, one process for each."""

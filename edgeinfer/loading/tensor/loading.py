@@ -1,0 +1,51 @@
+"""Loads a part of every layer on each GPU, in a process for each. Imports torch."""
+
+from edgeinfer.loading.gpu_loading import TUNED_FROM_BYTES, TUNING_SECONDS
+from edgeinfer.loading.model_source import ModelSource
+from edgeinfer.loading.tensor.job import Sums, TensorJob
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.cuda.device_parts import cuda_device
+from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
+from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
+from edgeinfer_offload.runtime.tensor_backend import TensorBackend
+
+RANK_MODULE = "edgeinfer.loading.tensor.rank"
+SUMS: Sums = "auto"
+"""A benchmark compares the others."""
+
+
+def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: TensorPlan) -> TensorBackend:
+    """The plan's ranks, each with its part on its GPU, ready for steps.
+
+    Raises `GpuUnavailableError`: a process ended, a GPU has too little memory, or the model has a matrix
+    without a GPU kernel.
+    """
+
+    def jobs(store: str) -> list[TensorJob]:
+        return [
+            TensorJob(
+                path=source.file.path,
+                name=source.name,
+                context=source.context,
+                rank=rank,
+                shares=plan.shares,
+                device=str(cuda_device(gpu.index)),
+                store=store,
+                kv=source.options.kv,
+                chunk=plan.options.chunk,
+                whole_caches=plan.options.whole_caches,
+                sums=SUMS,
+                drafts=source.options.drafts_on_gpu,
+                tuned_seconds=TUNING_SECONDS if part.weight_bytes_per_token >= TUNED_FROM_BYTES else 0.0,
+            )
+            for rank, (gpu, part) in enumerate(zip(gpus, plan.parts, strict=True))
+        ]
+
+    names = [f"{gpu.name} (cuda:{gpu.index})" for gpu in gpus]
+    try:
+        processes = RankProcesses(RANK_MODULE, jobs, names, source.options.progress)
+    except (RankError, BackendError) as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
+    return TensorBackend(processes, plan.options.chunk)

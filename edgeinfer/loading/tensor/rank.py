@@ -1,0 +1,115 @@
+"""The process of one rank of tensor parallel: loads its part of the model on its GPU, then executes commands.
+
+It is started as `python -m edgeinfer.loading.tensor.rank FD`, see `rank_service.py`.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.hugging_face.folder_file import FolderFile
+from edgeinfer.hugging_face.powerinfer_file import PowerInferFile
+from edgeinfer.loading.model_source import LoadProgress, ModelSource
+from edgeinfer.loading.tensor.job import TensorJob
+from edgeinfer.model_config.support import open_model
+from edgeinfer.model_config.weights import read_config
+from edgeinfer.options import LoadOptions
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.backend import StateArrays
+from edgeinfer_kernels.caches.layer_cache import pool_positions
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.current_device import current
+from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
+from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective, join_group
+from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
+from edgeinfer_kernels.tensor_parts import tensor_part
+from edgeinfer_offload.runtime.rank_service import run_rank
+from edgeinfer_offload.runtime.tensor_backend import RankReady
+
+
+class TensorRank:
+    """A loaded part, as `RankService`."""
+
+    each_replies = frozenset(("snapshot",))
+
+    def __init__(self, job: TensorJob, on_progress: Callable[[int, int], None]) -> None:
+        self.rank = job.rank
+        device = named_device(job.device)
+        with current(device):
+            join_group(device, job.store, job.rank, len(job.shares))
+            self._collective = TorchCollective(device, job.store, job.sums)
+        self._rows = DeviceRows(0, 0, False)
+        self._file = file = open_model(job.path, job.name)
+        if isinstance(file, FolderFile | PowerInferFile):
+            file.prepare(None)
+        options = LoadOptions(context=job.context, kv=job.kv, progress=on_progress)
+        source = ModelSource(job.name, file, read_config(file), options)
+        spec = source.specification
+        spec = spec.with_whole_caches() if job.whole_caches else spec
+        part_spec, part_weights, part = tensor_part(spec, source.weights, job.shares, job.rank)
+        self._backend = CudaBackend(
+            part_spec,
+            part_weights,
+            pool_positions(source.context, 1),
+            device,
+            DeviceOptions(kv=job.kv, chunk=job.chunk, step_tokens=job.step_tokens, part=part),
+            on_loaded=LoadProgress(source),
+            collective=self._collective,
+        )
+        if job.tuned_seconds:
+            self._backend.tune(user_folder("cache") / "gpu", job.tuned_seconds)
+        self._backend.warm_up(ALL_STEP_SIZES if job.drafts else COMMON_STEP_SIZES)
+
+    def ready(self) -> RankReady:
+        """What the model's process needs to know."""
+        backend = self._backend
+        return RankReady(backend.capabilities, backend.state_nbytes, backend.nbytes, self._collective.kind)
+
+    def forward(self, ids: list[int], start: int) -> None:
+        self._rows = self._backend.embed(ids)
+        self._backend.forward(self._rows, start)
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Those of some tokens of the last forward."""
+        return self._backend.logits(self._rows[first : first + count])
+
+    def final_norm(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        return self._backend.final_norm(self._rows[first : first + count])
+
+    def best_ids(self, ids: list[int], start: int) -> list[int]:
+        return self._backend.best_ids(ids, start)
+
+    def sample_next(
+        self,
+        token_id: int,
+        start: int,
+        request: Sequence[float] | None,
+        recent: Sequence[int],
+        next_request: Sequence[float] | None,
+        may_run_ahead: bool,
+    ) -> int:
+        return self._backend.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        self._backend.copy_positions(source, target, count)
+
+    def snapshot(self, end: int) -> StateArrays:
+        return self._backend.snapshot(end)
+
+    def restore(self, parts: list[StateArrays], end: int) -> None:
+        """`parts`: the arrays of every rank."""
+        self._backend.restore(parts[self.rank], end)
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        self._backend.evict(positions, end)
+
+
+def main() -> None:
+    """Serve the pipe whose file descriptor is the argument."""
+    run_rank(TensorRank)
+
+
+if __name__ == "__main__":
+    main()

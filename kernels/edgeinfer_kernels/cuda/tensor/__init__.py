@@ -1,0 +1,1 @@
+"""Tensor parallel on GPUs: sums and gathers over the ranks."""

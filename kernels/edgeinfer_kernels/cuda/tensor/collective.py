@@ -1,0 +1,54 @@
+"""What the steps and prompts of a rank of tensor parallel need of the other ranks."""
+
+from typing import Protocol
+
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
+
+
+class Collective(Protocol):
+    """What a rank's step and prompts need of the other ranks. All ranks call the same methods in order."""
+
+    rank: int
+    peers: PeerRows | None
+    """Buffers whose sums are computed by the kernel that adds them to x; None: by `sum_of_step`."""
+
+    def shared(self, rows: Tensor) -> Tensor:
+        """A buffer of the shape of `rows` whose sums are the fastest; may be `rows` itself."""
+        ...
+
+    def sum_of_step(self, rows: Tensor) -> Tensor:
+        """The sum over the ranks of the first rows of a `shared` buffer."""
+        ...
+
+    def add_up(self, rows: Tensor) -> None:
+        """rows = their sum over the ranks."""
+        ...
+
+    def gather(self, own: Tensor, gathered: Tensor) -> None:
+        """gathered = the elements `own` of each rank, one rank after another; all have the same number."""
+        ...
+
+
+class Alone:
+    """A collective that exchanges nothing, for measurements of one rank: they take another number of steps on
+    each.
+    """
+
+    rank = 0
+
+    def __init__(self, peers: PeerRows | None = None) -> None:
+        self.peers = peers
+
+    def shared(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def sum_of_step(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def add_up(self, rows: Tensor) -> None:
+        """There are no other ranks."""
+
+    def gather(self, own: Tensor, gathered: Tensor) -> None:
+        """As `add_up`."""

@@ -1,0 +1,62 @@
+"""Memory of each rank that all can read and write: partial sums, and numbers that follow them."""
+
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import PeerArgs
+
+BUFFERS = 2
+"""Buffers of partial sums, used in turn: the others may still read the last one."""
+ALIGNMENT = 256
+
+
+class PeerRows:
+    """Buffers of partial sums (tokens, columns) float32 of all ranks, on GPUs in torch's symmetric memory.
+    Without CUDA they are files named `store`, a dot and the rank, that all processes map. All ranks create
+    theirs before any rank writes.
+    """
+
+    def __init__(self, tokens: int, columns: int, device: torch.device, store: str) -> None:
+        self._tokens, self.rank, self.ranks = tokens, dist.get_rank(), dist.get_world_size()
+        sums = BUFFERS * 4 * tokens * columns
+        numbers = -(-sums // ALIGNMENT) * ALIGNMENT
+        nbytes = numbers + 8 * self.ranks * tokens
+        self._held, memory = _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
+        self._all = [each[:sums].view(torch.float32).view(BUFFERS, tokens, columns) for each in memory]
+        self._arrived = [each[numbers:].view(torch.int64) for each in memory]
+        self._numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
+
+    def own(self, number: int) -> Tensor:
+        """The buffer in which this rank writes the partial sums of sum `number` of a step."""
+        return self._all[self.rank][number % BUFFERS]
+
+    def args(self, number: int) -> PeerArgs:
+        """What the kernel of sum `number` needs."""
+        rows = tuple(each[number % BUFFERS] for each in self._all)
+        arrived = tuple(self._arrived)
+        return PeerArgs(rows, arrived, arrived[self.rank], self._numbers, self.rank, self._tokens)
+
+
+def _on_gpus(nbytes: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
+    """What keeps the memory, and that of each rank, with zeros on this one."""
+    from torch.distributed import _symmetric_memory as symmetric_memory
+
+    group: str = dist.group.WORLD.group_name
+    held = symmetric_memory.empty((nbytes,), dtype=torch.uint8, device=device)
+    handle = symmetric_memory.rendezvous(held, group)
+    memory = [handle.get_buffer(rank, (nbytes,), torch.uint8) for rank in range(dist.get_world_size())]
+    memory[dist.get_rank()].zero_()
+    torch.cuda.synchronize(device)
+    return held, memory
+
+
+def _in_files(nbytes: int, store: str) -> tuple[Tensor, list[Tensor]]:
+    """As `_on_gpus`."""
+    paths = [f"{store}.{rank}" for rank in range(dist.get_world_size())]
+    Path(paths[dist.get_rank()]).write_bytes(bytes(nbytes))
+    dist.barrier()
+    memory = [torch.from_file(path, shared=True, size=nbytes, dtype=torch.uint8) for path in paths]
+    return memory[dist.get_rank()], memory

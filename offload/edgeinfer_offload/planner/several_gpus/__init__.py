@@ -1,0 +1,1 @@
+"""Plans over several GPUs: consecutive layers on each, or a part of every layer."""

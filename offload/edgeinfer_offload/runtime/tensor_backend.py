@@ -1,0 +1,143 @@
+"""The backend of a model whose layers are divided among several GPUs (tensor parallel).
+
+Each GPU has a process, a rank, with a part of every layer. This backend sends each call to all of them; they
+exchange their partial sums themselves.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.backend import (
+    Activations,
+    Backend,
+    BackendError,
+    Capabilities,
+    Logits,
+    SamplingSettings,
+    StateArrays,
+)
+from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
+
+
+@dataclass(frozen=True)
+class RankReady:
+    """What a rank returns when its part is loaded: bytes on its GPU, and what computes the sums of a step."""
+
+    capabilities: Capabilities
+    state_nbytes: int
+    nbytes: int
+    sums: str
+
+
+@dataclass(frozen=True)
+class TensorStates:
+    """Hidden states of the tokens `ids` on the ranks; `first`: the index of the first of them in the step."""
+
+    ids: tuple[int, ...]
+    first: int = 0
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, part: slice) -> "TensorStates":
+        start, _, _ = part.indices(len(self.ids))
+        return TensorStates(self.ids[part], self.first + start)
+
+
+class TensorBackend(Backend[TensorStates]):
+    """Calls of all ranks; results are those of the first one. The state is that of the ranks in order."""
+
+    name = "tensor parallel"
+
+    def __init__(self, processes: RankProcesses, tokens: int) -> None:
+        """`tokens`: maximum tokens of a step."""
+        self.processes = processes
+        self.batch = tokens
+        self.ranks: list[RankReady] = processes.ready
+        self.capabilities = replace(
+            self.ranks[0].capabilities,
+            max_batch_tokens=0,
+            max_joined_tokens=0,
+            text_tokens=0,
+        )
+
+    @property
+    def state_nbytes(self) -> int:
+        return sum(rank.state_nbytes for rank in self.ranks)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        return self._call_each(method, *arguments)[0]
+
+    def _call_each(self, method: str, *arguments: Any) -> list[Any]:
+        try:
+            return self.processes.call(method, *arguments)
+        except RankError as error:
+            raise (ValueError if error.kind == "ValueError" else BackendError)(str(error)) from error
+
+    def embed(self, ids: Sequence[int]) -> TensorStates:
+        if len(ids) > self.batch:
+            raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
+        return TensorStates(tuple(ids))
+
+    def forward(self, x: TensorStates, start: int) -> None:
+        self._call("forward", list(x.ids), start)
+
+    def logits(self, x: TensorStates) -> Logits:
+        logits: Logits = self._call("logits", x.first, len(x))
+        return logits
+
+    def final_norm(self, x: TensorStates) -> Activations:
+        rows: Activations = self._call("final_norm", x.first, len(x))
+        return rows
+
+    def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
+        from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
+
+        return DeviceSamplingParams.of(settings).request(recent, uniform)
+
+    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+        best: list[int] = self._call("best_ids", list(ids), start)
+        return best
+
+    def sample_next(
+        self,
+        token_id: int,
+        start: int,
+        request: Sequence[float] | None = None,
+        recent: Sequence[int] = (),
+        next_request: Sequence[float] | None = None,
+        may_run_ahead: bool = True,
+    ) -> int:
+        """As `Backend.sample_next`. Every rank samples the same id from the gathered logits, and may run
+        ahead: so the GPUs compute while the id is on its way.
+        """
+        sampled: int = self._call(
+            "sample_next", token_id, start, request, recent, next_request, may_run_ahead
+        )
+        return sampled
+
+    def copy_positions(self, source: int, target: int, count: int) -> None:
+        self._call("copy_positions", source, target, count)
+
+    def snapshot(self, end: int) -> StateArrays:
+        return [array for arrays in self._call_each("snapshot", end) for array in arrays]
+
+    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        count = len(arrays) // len(self.ranks)
+        parts = [list(arrays[at * count : (at + 1) * count]) for at in range(len(self.ranks))]
+        if len(arrays) % len(self.ranks):
+            raise ValueError(f"saw {len(arrays)} arrays, wanted as many of each of {len(self.ranks)} GPUs")
+        self._call("restore", parts, end)
+
+    def checkpoint(self) -> None:
+        """No block is recurrent."""
+
+    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
+        self._call("evict", positions, end)
+
+    def close(self) -> None:
+        self.processes.close()

@@ -1,0 +1,51 @@
+"""Compiles the kernel that adds up partial sums over ranks for a GPU that needn't be there, and prints its
+resources.
+"""
+
+import sys
+
+import torch
+
+from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, PeerArgs, WordsConfig
+from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
+from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
+
+TOKENS = 16
+CASES = ((2, 4096, False), (2, 8192, False), (4, 5120, True))
+"""Ranks, columns, and whether there is a post-norm."""
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def launch(ranks: int, columns: int, has_post_norm: bool, dependent: bool) -> None:
+    arrived = [tensor(ranks * TOKENS, dtype=torch.int64) for _ in range(ranks)]
+    rows = tuple(tensor(TOKENS, columns) for _ in range(ranks))
+    numbers, blocks = tensor(TOKENS, dtype=torch.int64), padded_blocks(columns)
+    peers = PeerArgs(rows, tuple(arrived), arrived[1], numbers, 1, TOKENS)
+    norm = NormArgs(tensor(columns), tensor(columns), 1e-5)
+    config = NormConfig(
+        columns, next_power_of_two(-(-columns // 16)), True, has_post_norm, True, False, False
+    )
+    extra = {"launch_pdl": True} if dependent else {}
+    sum_norm_kernel[(TOKENS,)](
+        peers, columns, tensor(TOKENS, columns), 1.0, norm, norm,
+        tensor(TOKENS, 12, blocks, dtype=torch.int32), NORM=config, OUT=WordsConfig(blocks, 12),
+        POLLS=1 << 26, DEPENDENT=dependent, num_warps=8, **extra,
+    )  # fmt: skip
+
+
+def main() -> None:
+    capability = int(sys.argv[1])
+    for case in CASES:
+        with recorded_launches() as launches:
+            launch(*case, dependent=capability >= 90)
+        for each in launches:
+            print(each.name, *case, compile_launch(each, capability), flush=True)
+
+
+if __name__ == "__main__":
+    main()
