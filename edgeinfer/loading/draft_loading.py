@@ -95,7 +95,10 @@ def _draft_model(
     draft: DraftFile, source: ModelSource, target: Tokenizer, loaded_target: LoadedEngine
 ) -> DraftModel:
     """The model in `draft` as a drafter, if the plan has memory for it."""
-    options = replace(source.options, context=source.context, device="cpu", progress=None, lora=())
+    sequences = draft.sizes.sequences_of_draft(source.context, loaded_target.placed.options.sequences)
+    options = replace(
+        source.options, context=source.context, device="cpu", progress=None, lora=(), parallel=sequences
+    )
     own = ModelSource(draft.name, draft.file, draft.config, options, draft.sizes)
     try:
         loaded = load_draft_engine(own, loaded_target)

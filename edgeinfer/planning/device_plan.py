@@ -451,10 +451,10 @@ def _shared_caches(request: PlanRequest, options: PlanOptions) -> PlanOptions | 
     none.
     """
     positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
-    if all(block.has_device_pages(positions) for block in request.sizes.blocks):
+    if request.sizes.has_pages(positions):
         return options
     whole = request.sizes.with_whole_caches()
-    if all(block.has_device_pages(positions) for block in whole.blocks):
+    if whole.has_pages(positions):
         return replace(options, whole_caches=True)
     return None
 

@@ -9,6 +9,7 @@ from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInpu
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
 from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
+from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions, matrix_bytes, taken, vector_bytes
@@ -145,6 +146,19 @@ class ModelSizes:
     def has_device_kernels(self) -> bool:
         """Whether a GPU has kernels of all blocks."""
         return not self.cpu_only and all(block.has_device_kernels for block in self.blocks)
+
+    def has_pages(self, positions: int) -> bool:
+        """Whether sequences can share caches of this number of positions: there are no recurrent states, and
+        no windows in rings.
+        """
+        return all(block.has_device_pages(positions) for block in self.blocks)
+
+    def sequences_of_draft(self, context: int, sequences: int) -> int:
+        """How many of the target's sequences it holds as a draft model: all of them, or only the one that is
+        decoded alone.
+        """
+        shares = not self.is_draft_head and self.has_pages(pool_positions(context, sequences))
+        return sequences if shares else 1
 
     @property
     def is_recurrent(self) -> bool:

@@ -107,9 +107,10 @@ class PlacementProblem:
 
     def _cost_of_draft(self, draft: ModelSizes) -> tuple[Cost, Cost | None]:
         options = self.options
+        sequences = draft.sequences_of_draft(options.context, options.sequences)
         alone = replace(
             options, draft=None, sparse=None, lora=None, vram=None, ram=None, routing=None, device="any",
-            batch=draft.draft_batch if draft.is_draft_head else CPU_BATCH, sequences=1,
+            batch=draft.draft_batch if draft.is_draft_head else CPU_BATCH, sequences=sequences,
         )  # fmt: skip
         problem = PlacementProblem(draft, self.machine, alone)
 

@@ -51,6 +51,13 @@ def test_a_plan_equals_the_loaded_placement(ram: str, draft: Any) -> None:
     assert planned(settings) == loaded(settings)
 
 
+@pytest.mark.parametrize("parallel", [1, 6])
+def test_a_draft_model_is_planned_for_all_requests(parallel: int) -> None:
+    settings = settings_of(None, 240, DRAFT, "f16", repack=True) | {"parallel": parallel}
+    items = planned(settings)
+    assert items == loaded(settings)
+
+
 @pytest.mark.slow
 def test_a_plan_equals_the_loaded_placement_for_all_options_and_budgets() -> None:
     budgets = [None, "1", "16MiB", "20MiB", "24MiB", "32MiB", "40MiB"]

@@ -95,8 +95,8 @@ def test_errors_while_loading_are_raised() -> None:
 def test_an_interrupted_call_does_not_confuse_later_ones(ranks: RankProcesses) -> None:
     for _ in range(20):
         timer = threading.Timer(0.002, signal.raise_signal, (signal.SIGINT,))
-        timer.start()
         with contextlib.suppress(KeyboardInterrupt):
+            timer.start()
             for number in range(100_000):
                 assert ranks.call("double", number) == [2 * number, 2 * number + 1]
         with contextlib.suppress(KeyboardInterrupt):
