@@ -50,11 +50,15 @@ class DraftModel(LoopDrafter):
             self._paged.leave(history)
         return super().propose(history, request)
 
-    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """As `Drafter.propose_each`; no drafts if the engine can't hold several texts."""
+    def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
+        """As `Drafter.prepare_each`; none if the engine can't hold several texts."""
         if self._paged is None:
             self._paged = PagedDrafts.of(self.engine, self._max_token)
-        return [Draft()] * len(texts) if self._paged is None else self._paged.propose(texts)
+        return [False] * len(texts) if self._paged is None else self._paged.prepare(texts)
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        assert self._paged is not None
+        return self._paged.propose(texts)
 
     def forget(self, key: Hashable) -> None:
         if self._paged is not None:

@@ -114,12 +114,15 @@ class Drafter(Protocol):
         """
         ...
 
-    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """As `propose` for several texts: chains, without distributions. Steps of several texts hand out no
-        hidden states, so a drafter that reads these has no drafts for them.
+    def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
+        """Read what is to be read of several texts before a draft, if there is much of it only a part; for
+        each text whether it can be drafted for now. Steps of several texts hand out no hidden states, so a
+        drafter that reads these has no drafts for them.
         """
-        if self.hidden_layers:
-            return [Draft()] * len(texts)
+        return [not self.hidden_layers] * len(texts)
+
+    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """As `propose` for several texts that are prepared: chains, without distributions."""
         drafts = (self.propose(text.history, text.request).chain for text in texts)
         return [Draft(draft.ids, probs=draft.probs) for draft in drafts]
 
@@ -151,6 +154,8 @@ class ChainedDrafter(Drafter):
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = tuple(drafters)
         reading = [drafter for drafter in drafters if drafter.hidden_layers]
+        self._ready: list[set[Hashable]] = [set() for _ in drafters]
+        """The texts that each can draft for in this step."""
         self._reading = reading[0] if reading else None
         """The one that reads hidden states; there is at most one."""
 
@@ -181,17 +186,21 @@ class ChainedDrafter(Drafter):
             (draft for drafter in self._drafters if (draft := drafter.propose(history, request)).ids), Draft()
         )
 
+    def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
+        ready = [drafter.prepare_each(texts) for drafter in self._drafters]
+        self._ready = [
+            {text.key for text, is_ready in zip(texts, each, strict=True) if is_ready} for each in ready
+        ]
+        return [any(each) for each in zip(*ready, strict=True)]
+
     def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
         """For each text the first non-empty draft."""
         drafts = [Draft()] * len(texts)
-        for drafter in self._drafters:
-            missing = [index for index, draft in enumerate(drafts) if not draft.ids]
-            if not missing:
-                break
-            for index, draft in zip(
-                missing, drafter.propose_each([texts[index] for index in missing]), strict=True
-            ):
-                drafts[index] = draft
+        for drafter, ready in zip(self._drafters, self._ready, strict=True):
+            missing = [at for at, text in enumerate(texts) if text.key in ready and not drafts[at].ids]
+            made = drafter.propose_each([texts[at] for at in missing]) if missing else []
+            for at, draft in zip(missing, made, strict=True):
+                drafts[at] = draft
         return drafts
 
     def forget(self, key: Hashable) -> None:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
-from edgeinfer.speculation.drafter import Draft, DraftText
+from edgeinfer.speculation.drafter import DraftText
 
 KEPT_SHARE, KEPT_BELOW = 0.5, 0.3
 """Share of the layers that is kept, and share of all layers below the gap. Measured on the built-in model: a
@@ -39,9 +39,9 @@ class LayerSkipping(AutoregressiveDrafter):
         self._layers = tuple(layers)
         self._position = 0
 
-    def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """No drafts: it runs the engine's contiguous text, and these are in pages."""
-        return [Draft()] * len(texts)
+    def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
+        """It can't: it runs the engine's contiguous text, and these are in pages."""
+        return [False] * len(texts)
 
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits after the last token of `history`; the engine has cached the others."""

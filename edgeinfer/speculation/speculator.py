@@ -74,7 +74,7 @@ class Speculator:
 
     def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
         """Drafts for several texts. Raises `SettingError` as `draft`."""
-        drafts = self.drafter.propose_each(texts)
+        drafts = self.drafter.propose_each(texts) if texts else []
         if len(drafts) != len(texts):
             name = self.drafter.name
             raise SettingError(f"draft: {name} made {len(drafts)} drafts for {len(texts)} texts")

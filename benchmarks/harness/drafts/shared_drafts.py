@@ -30,17 +30,22 @@ class PlantedDrafts(Drafter):
         self._random = random.Random(1)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        return self.propose_each([DraftText(0, history, request)])[0]
+        """As `propose_each`, in the draft model's contiguous text."""
+        wanted = self._known(DraftText(0, history, request))
+        return self._planted(history, self._model.propose(wanted.history, wanted.request))
+
+    def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
+        return self._model.prepare_each([self._known(text) for text in texts])
 
     def propose_each(self, texts: Sequence[DraftText]) -> list[Draft]:
         """As many of the requested tokens as are likely enough to be reached."""
+        made = self._model.propose_each([self._known(text) for text in texts])
+        return [self._planted(text.history, draft) for text, draft in zip(texts, made, strict=True)]
+
+    def _known(self, text: DraftText) -> DraftText:
+        """The text with ids that the draft model has."""
         size = self._model.engine.vocabulary_size
-        wanted = [
-            DraftText(text.key, [token % size for token in text.history], self._likely(text.request))
-            for text in texts
-        ]
-        made = self._model.propose_each(wanted)
-        return [self._planted(text.history, draft) for text, draft in zip(wanted, made, strict=True)]
+        return DraftText(text.key, [token % size for token in text.history], self._likely(text.request))
 
     def _likely(self, request: DraftRequest) -> DraftRequest:
         count = request.max_tokens
@@ -49,7 +54,7 @@ class PlantedDrafts(Drafter):
         return DraftRequest(count, request.params)
 
     def _planted(self, history: Sequence[int], draft: Draft) -> Draft:
-        answer = self._answers[tuple(history[:8])]
+        answer = self._answers.get(tuple(history[:8]), [0] * (len(history) + len(draft.ids)))
         known = answer[len(history) : len(history) + len(draft.ids)]
         return Draft(
             tuple(token if self._random.random() < self._agreement else token ^ 1 for token in known)
@@ -78,6 +83,7 @@ def drafts_table(
                     DraftModel(small.engine, model.engine.vocabulary_size, 0), answers, agreement
                 )
                 speculator = Speculator(model.engine, drafter)
+                speculator.begin(speculator.measure(), {})
                 without, drafting, shares = [], [], []
                 for done in range(rounds + 1):
                     rates = []

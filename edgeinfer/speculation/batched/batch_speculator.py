@@ -79,13 +79,20 @@ class BatchSpeculator:
             DraftText(text.key, text.history, DraftRequest(length, text.sampler.settings, *thresholds))
             for text, length in zip(texts, lengths, strict=True)
         ]
-        drafting = [each for each in wanted if each.request.max_tokens]
-        made = iter(self.speculator.propose_each(drafting))
-        drafts = [next(made) if each.request.max_tokens else Draft() for each in wanted]
-        seconds = time.perf_counter() - step.begin
-        limit = controller.costs.max_draft(step.drafted, max(len(text.history) for text in texts)) or seconds
-        step.draft_seconds = min(seconds, limit)
-        return drafts
+        return self._propose([each for each in wanted if each.request.max_tokens], texts, step)
+
+    def _propose(self, wanted: list[DraftText], texts: Sequence[BatchedText], step: _Step) -> list[Draft]:
+        """The drafts of those texts that the drafter is prepared for. What it reads of a new text serves all
+        later drafts, so that time isn't counted.
+        """
+        ready = self.speculator.drafter.prepare_each(wanted)
+        wanted = [text for text, is_ready in zip(wanted, ready, strict=True) if is_ready]
+        step.drafted = max((text.request.max_tokens for text in wanted), default=0)
+        step.begin = begin = time.perf_counter()
+        made = self.speculator.propose_each(wanted)
+        step.draft_seconds = time.perf_counter() - begin
+        drafts = {text.key: draft for text, draft in zip(wanted, made, strict=True)}
+        return [drafts.get(text.key, Draft()) for text in texts]
 
     def verify(
         self,

@@ -18,7 +18,7 @@ from edgeinfer.speculation.drafter import Draft, DraftText
 from edgeinfer_kernels.backend import PAGE
 
 CHUNK = 64
-"""Tokens of a text that are read before a draft; of a longer one in the steps before."""
+"""Tokens of a text that are read in one step of the target."""
 
 
 @dataclass(eq=False)
@@ -73,50 +73,71 @@ class PagedDrafts:
             return None
         return cls(engine, id_limit)
 
-    def propose(self, texts: Sequence[DraftText]) -> list[Draft]:
-        """A draft for each text; an empty one while the model has yet to read much of a text."""
+    def prepare(self, texts: Sequence[DraftText]) -> list[bool]:
+        """Read a chunk of what the model has yet to read, of one of the texts; for each text whether it can
+        draft now.
+        """
         if not self._is_used:
             self._cache.store()
             self._is_used = True
-        keys = {text.key for text in texts}
-        drafts = {
-            index: draft
-            for index, text in enumerate(texts)
-            if text.request.max_tokens and (draft := self._begin(text, keys)) is not None
-        }
-        going = list(drafts.values())
+        keys, may_read, ready = {text.key for text in texts}, True, list[bool]()
+        for text in texts:
+            missed = self._missed(text)
+            if missed > self._step_tokens and may_read:
+                may_read = False
+                missed -= self._read(text, min(CHUNK, missed - 1), keys)
+            ready.append(0 < missed <= self._step_tokens and self._reserve(text, keys))
+        return ready
+
+    @property
+    def _step_tokens(self) -> int:
+        return self._engine.capabilities.max_batch_tokens
+
+    def _missed(self, wanted: DraftText) -> int:
+        """Number of tokens of a text that the cache doesn't hold, at least the last; 0: it is too long."""
+        length = len(wanted.history)
+        return (
+            0 if length + MAX_DRAFTED > self._engine.context else length - self._followed(wanted).text.length
+        )
+
+    def _read(self, wanted: DraftText, count: int, keys: set[Hashable]) -> int:
+        """Read the next tokens of a text, if there are pages for them; their number."""
+        if not self._reserve(wanted, keys):
+            return 0
+        followed = self._texts[wanted.key]
+        text = followed.text
+        chunk = list(wanted.history[text.length : text.length + count])
+        self._engine.append_chunk(chunk, text.length, np.array(text.pages, np.int64))
+        text.length += count
+        followed.ids += chunk
+        return count
+
+    def _reserve(self, wanted: DraftText, keys: set[Hashable]) -> bool:
+        """Reserve pages for the whole text and a draft; texts that aren't among the `keys` give theirs up."""
+        text = self._followed(wanted).text
+        while True:
+            try:
+                self._cache.reserve(text, len(wanted.history) - text.length + MAX_DRAFTED)
+            except CacheFullError:
+                other = next((key for key in self._texts if key not in keys), None)
+                self.forget(wanted.key if other is None else other)
+                if other is None:
+                    return False
+            else:
+                return True
+
+    def propose(self, texts: Sequence[DraftText]) -> list[Draft]:
+        """A draft for each text, which `prepare` has found ready."""
+        drafts = [self._begin(text) for text in texts]
+        going = [draft for draft in drafts if draft.wanted.request.max_tokens]
         while going:
             best = self._step(going)
             going = [draft for draft, next_best in zip(going, best, strict=True) if draft.take(*next_best)]
-        return [drafts[index].result if index in drafts else Draft() for index in range(len(texts))]
+        return [draft.result for draft in drafts]
 
-    def _begin(self, wanted: DraftText, keys: set[Hashable]) -> _DraftInProgress | None:
-        """Follow a text to its last token, which remains to be processed; None: no draft is possible now."""
-        history = wanted.history
-        if len(history) + MAX_DRAFTED > self._engine.context:
-            return None
+    def _begin(self, wanted: DraftText) -> _DraftInProgress:
         followed = self._followed(wanted)
-        text = followed.text
-        while True:
-            try:
-                self._cache.reserve(text, len(history) - text.length + wanted.request.max_tokens)
-                break
-            except CacheFullError:
-                other = next((key for key in self._texts if key not in keys), None)
-                if other is None:
-                    self.forget(wanted.key)
-                    return None
-                self.forget(other)
-        missed = list(history[text.length :])
-        if len(missed) > self._engine.capabilities.max_batch_tokens:
-            chunk = missed[: min(CHUNK, len(missed) - 1)]
-            self._engine.append_chunk(chunk, text.length, np.array(text.pages, np.int64))
-            text.length += len(chunk)
-            followed.ids += chunk
-            missed = missed[len(chunk) :]
-        if len(missed) > self._engine.capabilities.max_batch_tokens:
-            return None
-        return _DraftInProgress(followed, wanted, missed)
+        return _DraftInProgress(followed, wanted, list(wanted.history[followed.text.length :]))
 
     def _followed(self, wanted: DraftText) -> _Followed:
         """The text as far as it is in the cache, without its last token."""
@@ -139,7 +160,7 @@ class PagedDrafts:
         """
         rows = [(draft.followed, token) for draft in drafts for token in draft.pending]
         ends = np.cumsum([len(draft.pending) for draft in drafts]) - 1
-        size, best = self._engine.capabilities.max_batch_tokens, list[tuple[int, float]]()
+        size, best = self._step_tokens, list[tuple[int, float]]()
         for first in range(0, len(rows), size):
             part = rows[first : first + size]
             positions = next_positions([followed.text for followed, _ in part])

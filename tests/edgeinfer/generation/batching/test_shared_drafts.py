@@ -9,7 +9,7 @@ from edgeinfer.errors import SettingError
 from edgeinfer.generation.batching.paged_requests import PagedRequests
 from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer.speculation.draft_model import DraftModel
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.drafter import ChainedDrafter, Draft, Drafter, DraftRequest
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import PAGE
@@ -68,15 +68,17 @@ def test_requests_with_drafts_give_the_ids_of_each_alone(zoo_file: ZooFile, buil
 
 
 @pytest.mark.parametrize("positions", [4 * CONTEXT, CONTEXT], ids=["room for all", "room for one"])
-def test_a_draft_model_drafts_for_all_requests(zoo_file: ZooFile, positions: int) -> None:
-    """The same model drafts: what isn't cut short is accepted, and each text is read once."""
-    requests = [request(prompt(60, seed), 20) for seed in range(3)]
+@pytest.mark.parametrize("chained", [False, True])
+def test_a_draft_model_drafts_for_all_requests(zoo_file: ZooFile, positions: int, chained: bool) -> None:
+    """The same model drafts: what isn't cut short is accepted, and each text is read once, in chunks."""
+    requests = [request(prompt(length, length), 20) for length in (60, 90, 100)]
     engine = engine_of(zoo_file("llama"), cpu(), positions)
-    drafter = DraftModel(engine, VOCABULARY, 0)
+    model = DraftModel(engine, VOCABULARY, 0)
+    drafter = ChainedDrafter([PromptLookup(), model]) if chained else model
     run = drafted_run(zoo_file, cpu(), drafter, 3, 4 * CONTEXT)
     assert run.finish({0: requests}) == alone(zoo_file("llama"), requests, cpu())
     drafted = sum(live.drafts.drafted for live in run.live)
-    assert drafted > 20
+    assert drafted > (20 if positions > CONTEXT else 8)
     assert sum(live.drafts.accepted for live in run.live) > 0.8 * drafted
 
 
