@@ -5,6 +5,7 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -100,6 +101,13 @@ def _build_kernels_once(request: pytest.FixtureRequest) -> None:
         from tests.kernels.conftest import build_all
 
         build_all(slow=any(item.get_closest_marker("slow") for item in items))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all its workers share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS
+from edgeinfer_kernels.cpu.compiler.kernel_cache import MAX_LOCK_SECONDS
+from edgeinfer_kernels.system.locks import file_lock
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CHILD = Path(__file__).with_name("cross_assembly.py")
@@ -19,8 +21,21 @@ LABEL = re.compile(r"^(\.LBB\w+):")
 BRANCH = re.compile(r"^(?:b|b\.\w+|cbn?z|tbn?z)\s.*?(\.LBB\w+)")
 
 
-def assemblies(units: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Instruction set -> unit -> its assembly, all by one process."""
+Assemblies = dict[str, dict[str, str]]
+"""Instruction set -> unit -> its assembly."""
+
+
+def shared_assemblies(path: Path, units: Mapping[str, Sequence[str]]) -> Assemblies:
+    """As `assemblies`; the first worker of a run writes them to `path`, the others read them."""
+    with file_lock(path.with_suffix(".lock"), MAX_LOCK_SECONDS):
+        if not path.exists():
+            path.write_text(json.dumps(assemblies(units)))
+    result: Assemblies = json.loads(path.read_text())
+    return result
+
+
+def assemblies(units: Mapping[str, Sequence[str]]) -> Assemblies:
+    """Compiled by one process for all instruction sets."""
     sets = {isa.name: isa for isa in INSTRUCTION_SETS}
     targets = [{"processor": sets[name].processor, "features": sets[name].feature_string} for name in units]
     jobs = json.dumps(list(zip(targets, units.values(), strict=True)))
