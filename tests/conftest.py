@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--attack-share",
         type=float,
         default=0.1,
-        help="which part of the cases the slow fuzz and fault tests run (0.1; all: 1)",
+        help="which part of the cases the slow fuzz and fault tests run (0.1; all, and every_case: 1)",
     )
 
 
@@ -42,8 +42,14 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the cases that `default_cases` excludes from the default tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that `default_cases` excludes from the default tier, and leave out those of
+    `every_case` unless all are asked for.
+    """
+    if config.getoption("--attack-share") < 1:
+        excluded = [item for item in items if item.get_closest_marker("every_case")]
+        config.hook.pytest_deselected(items=excluded)
+        items[:] = [item for item in items if item not in excluded]
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")
