@@ -16,8 +16,8 @@ def compiled(module: str, capability: int) -> list[tuple[int, int]]:
 
 
 def targets(cases: Sequence[tuple[int, ...]], *default: int) -> list[object]:
-    """Parameters that begin with a capability. Without `--attack-share 1`, a module compiles for `default` only:
-    90 has other matrix instructions than the others, 75 and 120 have the least shared memory.
+    """Parameters that begin with a capability. `default`: those that need no `--attack-share 1`. 90 has other
+    matrix instructions than the others, 75 and 120 have the least shared memory.
     """
     every = pytest.mark.every_case
     return [pytest.param(*case, marks=() if case[0] in default else every) for case in cases]
