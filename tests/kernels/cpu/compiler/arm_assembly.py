@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgeinfer_kernels.cpu.compiler.features import INSTRUCTION_SETS
-from edgeinfer_kernels.cpu.compiler.kernel_cache import MAX_LOCK_SECONDS
-from edgeinfer_kernels.system.locks import file_lock
 
 TRIPLE = "aarch64-unknown-linux-gnu"
 CHILD = Path(__file__).with_name("cross_assembly.py")
@@ -23,15 +21,6 @@ BRANCH = re.compile(r"^(?:b|b\.\w+|cbn?z|tbn?z)\s.*?(\.LBB\w+)")
 
 Assemblies = dict[str, dict[str, str]]
 """Instruction set -> unit -> its assembly."""
-
-
-def shared_assemblies(path: Path, units: Mapping[str, Sequence[str]]) -> Assemblies:
-    """As `assemblies`; the first worker of a run writes them to `path`, the others read them."""
-    with file_lock(path.with_suffix(".lock"), MAX_LOCK_SECONDS):
-        if not path.exists():
-            path.write_text(json.dumps(assemblies(units)))
-    result: Assemblies = json.loads(path.read_text())
-    return result
 
 
 def assemblies(units: Mapping[str, Sequence[str]]) -> Assemblies:

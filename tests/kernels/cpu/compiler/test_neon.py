@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.cpu.compiler.arm_assembly import Assemblies, Loop, innermost_loops, shared_assemblies
+from tests.kernels.cpu.compiler.arm_assembly import Assemblies, Loop, assemblies, innermost_loops
+from tests.kernels.shared_results import made_once
 
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
@@ -33,12 +34,16 @@ MAX_INSTRUCTIONS = {
 
 @pytest.fixture(scope="module")
 def row_kernels(shared_folder: Path) -> Assemblies:
-    return shared_assemblies(shared_folder / "arm_rows.json", dict.fromkeys(SETS, ROWS))
+    found: Assemblies = made_once(
+        shared_folder / "arm_rows.json", lambda: assemblies(dict.fromkeys(SETS, ROWS))
+    )
+    return found
 
 
 @pytest.fixture(scope="module")
 def other_kernels(shared_folder: Path) -> Assemblies:
-    return shared_assemblies(shared_folder / "arm_others.json", OTHERS)
+    found: Assemblies = made_once(shared_folder / "arm_others.json", lambda: assemblies(OTHERS))
+    return found
 
 
 def loops(kernels: Assemblies, isa: str, name: str, *dots: str) -> list[Loop]:
