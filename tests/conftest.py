@@ -3,8 +3,11 @@
 import gc
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from importlib.util import find_spec
+from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,7 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--attack-share",
         type=float,
         default=0.1,
-        help="which part of the cases the slow fuzz and fault tests run (0.1; all: 1)",
+        help="which part of the cases the slow fuzz and fault tests run (0.1; all, and every_case: 1)",
     )
 
 
@@ -41,20 +44,41 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow the cases that `default_cases` excludes from the default tier."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow the cases that `default_cases` excludes from the default tier. Without `--attack-share 1`,
+    leave out those that add no pair of parameter values, and those of `every_case`.
+    """
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
-        limited = item.get_closest_marker("default_cases") and not item.get_closest_marker("slow")
-        if limited and isinstance(item, pytest.Function) and not _is_skipped(item):
+        if (
+            item.get_closest_marker("default_cases")
+            and isinstance(item, pytest.Function)
+            and not _is_skipped(item)
+        ):
             cases[item.nodeid.partition("[")[0]].append(item)
     for functions in cases.values():
-        marker = functions[0].get_closest_marker("default_cases")
-        assert marker is not None
-        selected = default_cases([_parameters(function) for function in functions], *marker.args)
-        for index, function in enumerate(functions):
-            if index not in selected:
-                function.add_marker(pytest.mark.slow)
+        _mark(functions)
+    if config.getoption("--attack-share") < 1:
+        excluded = {item for item in items if item.get_closest_marker("every_case")}
+        config.hook.pytest_deselected(items=list(excluded))
+        items[:] = [item for item in items if item not in excluded]
+
+
+def _mark(functions: Sequence[pytest.Function]) -> None:
+    """Mark the cases of one test as slow or as not needed."""
+    marker = functions[0].get_closest_marker("default_cases")
+    assert marker is not None
+    limited = [function for function in functions if not function.get_closest_marker("slow")]
+    selected = default_cases([_parameters(function) for function in limited], *marker.args)
+    default = {id(limited[index]) for index in selected}
+    pairs = [set(combinations(sorted(_parameters(function)), 2)) for function in functions]
+    begin = {index for index, function in enumerate(functions) if id(function) in default}
+    needed = covering(pairs, begin)
+    for index, function in enumerate(functions):
+        if id(function) not in default:
+            function.add_marker(pytest.mark.slow)
+        if index not in needed:
+            function.add_marker(pytest.mark.every_case)
 
 
 def _is_skipped(item: pytest.Item) -> bool:
@@ -79,11 +103,26 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
         missing or not selected if count is None else len(selected) < count
     ):
         missing = missing or set(values)
-        others = [index for index in range(len(cases)) if index not in selected]
-        best = max(others, key=lambda index: len(cases[index] & missing))
+        best = _best(cases, selected, missing)
         selected.add(best)
         missing -= cases[best]
     return selected
+
+
+def covering(cases: Sequence[Set[Any]], given: set[int]) -> set[int]:
+    """Indices of the cases `given`, and of as few others as have what these lack."""
+    selected = set(given)
+    missing = set[Any]().union(*cases).difference(*(cases[index] for index in given))
+    while missing:
+        best = _best(cases, selected, missing)
+        selected.add(best)
+        missing -= cases[best]
+    return selected
+
+
+def _best(cases: Sequence[Set[Any]], selected: set[int], missing: Set[Any]) -> int:
+    others = [index for index in range(len(cases)) if index not in selected]
+    return max(others, key=lambda index: len(cases[index] & missing))
 
 
 def pytest_collection_finish() -> None:
@@ -100,6 +139,13 @@ def _build_kernels_once(request: pytest.FixtureRequest) -> None:
         from tests.kernels.conftest import build_all
 
         build_all(slow=any(item.get_closest_marker("slow") for item in items))
+
+
+@pytest.fixture(scope="session")
+def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run that all its workers share."""
+    own = tmp_path_factory.getbasetemp()
+    return own.parent if hasattr(request.config, "workerinput") else own
 
 
 @pytest.fixture

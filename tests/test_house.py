@@ -17,6 +17,10 @@ PUBLIC_UNDERSCORES = {"_exit", "_fields", "_replace"}
 """Of `os` and of named tuples."""
 PRIVATE_IN_TESTS = {
     "tests/edgeinfer/encoders/make_encoder_goldens.py": "batches of llama_cpp",
+    **{
+        f"tests/kernels/cuda/interpreted/{name}.py": "Triton's interpreter, made faster"
+        for name in ("program_arrays", "program_reductions", "programs")
+    },
     "tests/kernels/cuda/interpreted_types.py": "Triton's interpreter, made faster",
     "tests/kernels/cuda/interpreter.py": "Triton's interpreter, made faster",
     "tests/kernels/cuda/test_on_a_gpu.py": "Triton's compiler",

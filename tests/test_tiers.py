@@ -1,8 +1,10 @@
 """Which cases of a parametrized test are in the default tier."""
 
+from itertools import combinations
+
 import pytest
 
-from tests.conftest import default_cases
+from tests.conftest import covering, default_cases
 
 CASES = [{("isa", isa), ("format", name)} for isa in "ab" for name in "wxyz"]
 """Two parameters, of two and of four values."""
@@ -27,3 +29,14 @@ def test_a_number_above_the_case_count_selects_all() -> None:
 
 def test_a_test_without_parameters_is_selected() -> None:
     assert default_cases([set()]) == {0}
+
+
+def test_slow_cases_add_the_pairs_that_default_cases_lack() -> None:
+    three = [
+        {("isa", isa), ("format", name), ("tokens", n)} for isa in "ab" for name in "wxyz" for n in "123"
+    ]
+    pairs = [set(combinations(sorted(case), 2)) for case in three]
+    needed = covering(pairs, {0, 23})
+    assert {0, 23} <= needed
+    assert set().union(*(pairs[index] for index in needed)) == set().union(*pairs)
+    assert len(needed) < 18

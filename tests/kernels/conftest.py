@@ -1,5 +1,8 @@
 """Kernels of every instruction set of this processor, built once into the user's cache."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,9 +14,18 @@ from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.blocks import BLOCK_KINDS
 from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
-from edgeinfer_kernels.cpu.compiler.kernel_cache import BLOCKS, KernelCache, Kernels
+from edgeinfer_kernels.cpu.compiler.kernel_cache import (
+    BLOCKS,
+    MAX_LOCK_SECONDS,
+    KernelCache,
+    Kernels,
+    build_groups,
+)
 from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, every_unit, row_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.system.locks import file_lock
+from edgeinfer_kernels.system.private_folder import ensure_private
+from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_quant_formats import FORMATS
 from tests.kernels.row_matrices import FLOATS
 
@@ -62,27 +74,58 @@ class _WithoutTiles(Kernels):
         return 0 if name.startswith("tile_") else super().find(name)
 
 
+def built_as(isa: str, unit: str) -> str:
+    """The instruction set for which a unit is built: the portable rows have emulated tiles too."""
+    is_tiled = unit.startswith("rows_") and unit not in row_units(FLOATS)
+    if isa in (PORTABLE, EMULATED_TILES.name):
+        return EMULATED_TILES.name if is_tiled else PORTABLE
+    return isa
+
+
 @cache
 def objects(isa: str, units: tuple[str, ...]) -> dict[str, bytes]:
     """Unit -> its object file. What is built for emulated tiles has the rows of the portable set too."""
-    given = instruction_set(isa)
-    tiled = tuple(unit for unit in units if unit.startswith("rows_") and unit not in row_units(FLOATS))
-    if given is EMULATED_TILES and tiled != units:
-        return objects(PORTABLE, tuple(unit for unit in units if unit not in tiled)) | objects(isa, tiled)
-    if isa == PORTABLE and tiled:
-        return objects(EMULATED_TILES.name, units)
-    built = KernelCache(user_folder("cache"), given).objects(units)
-    return dict(zip(units, built, strict=True))
+    result: dict[str, bytes] = {}
+    for name in {built_as(isa, unit) for unit in units}:
+        of_set = [unit for unit in units if built_as(isa, unit) == name]
+        built = KernelCache(user_folder("cache"), instruction_set(name)).objects(of_set)
+        result |= zip(of_set, built, strict=True)
+    return result
 
 
-def build_all(*, slow: bool) -> None:
-    """Build the kernels of a tier. The slow tier has every unit of every instruction set."""
+def units_of_tier(*, slow: bool) -> dict[str, list[str]]:
+    """Unit -> the instruction sets for which a tier has it. The slow tier has every unit of every one."""
+    result: dict[str, list[str]] = {}
     for isa in ISA_NAMES if slow else (BEST, PORTABLE):
         names = [name for name in FORMATS if name in FIELDS and not (slow or is_default(isa, name))]
         excluded = {f"{kind}_{name}" for kind in ("rows", "neurons") for name in names}
         if not slow and isa == PORTABLE:
             excluded |= set(units_of(BLOCK_KINDS)) - {"encoder_attention", "experts", "latent_attention"}
-        objects(isa, (BLOCKS, *(unit for unit in every_unit() if unit not in excluded)))
+        for unit in (BLOCKS, *(unit for unit in every_unit() if unit not in excluded)):
+            result.setdefault(unit, []).append(built_as(isa, unit))
+    return result
+
+
+def build_all(*, slow: bool) -> None:
+    """Build the missing kernels of a tier, each unit for all its instruction sets in one process."""
+    root = user_folder("cache")
+    ensure_private(root)
+    with file_lock(root / "tests.lock", MAX_LOCK_SECONDS):
+        missing = {
+            unit: [isa for isa in isas if KernelCache(root, instruction_set(isa)).find(unit) is None]
+            for unit, isas in units_of_tier(slow=slow).items()
+        }
+        units = [unit for unit, isas in missing.items() if isas]
+        groups = build_groups(units, usable_cpus()) if units else []
+        command = [sys.executable, "-m", "tests.kernels.build_kernels", str(root)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        running = [
+            subprocess.Popen(
+                [*command, *(f"{unit}={','.join(missing[unit])}" for unit in group)], env=environment
+            )
+            for group in groups
+        ]
+        assert [process.wait() for process in running] == [0] * len(running)
 
 
 def built_kernels(isa: str, units: Iterable[str]) -> Kernels:

@@ -43,6 +43,12 @@ def arrays() -> dict[str, Floats]:
     return {name: array.astype(np.float32) for name, array in made.items()}
 
 
+@cache
+def encoded_gaussian(name: str) -> NDArray[np.uint8]:
+    """Gaussian weights in a format: several tests look at them."""
+    return encode(arrays()["gaussian"], name)
+
+
 @pytest.mark.default_cases(30)
 @pytest.mark.parametrize("name", ENCODED_BY_GGUF_PY)
 @pytest.mark.parametrize("array", arrays())
@@ -65,8 +71,8 @@ def test_bf16_keeps_infinities_and_quiets_nans_as_gguf_py_does() -> None:
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_gaussian_weights_round_trip_within_the_format_error(name: str) -> None:
-    weights = arrays()["gaussian"]
-    assert quantizer_errors.error(weights, encode(weights, name), name) < ERRORS[name]
+    seen = quantizer_errors.error(arrays()["gaussian"], encoded_gaussian(name), name)
+    assert seen < ERRORS[name]
 
 
 @pytest.mark.default_cases(20)
@@ -85,10 +91,11 @@ def test_the_error_is_no_larger_than_in_llama_cpp(name: str, array: str, importa
 @pytest.mark.parametrize("name", quantizer_errors.GRID_FORMATS)
 def test_levels_of_a_grid_are_hardly_smaller_than_the_weights_on_average(name: str) -> None:
     weights = arrays()["gaussian"].astype(np.float64).reshape(-1)
-    seen = decode(encode(weights, name), name)
+    seen = decode(encoded_gaussian(name), name)
     assert (weights * seen).sum() / (weights * weights).sum() == pytest.approx(1, abs=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.llama_cpp
 def test_the_stored_errors_equal_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")
@@ -103,7 +110,7 @@ def test_the_stored_errors_equal_llama_cpp() -> None:
 def test_importance_moves_the_error_to_less_important_columns(name: str) -> None:
     weights = arrays()["gaussian"]
     importance = np.tile(np.array([100, 1], np.float32), 128)
-    plain = (decode(encode(weights, name), name).reshape(weights.shape) - weights) ** 2
+    plain = (decode(encoded_gaussian(name), name).reshape(weights.shape) - weights) ** 2
     weighted = (decode(encode(weights, name, importance), name).reshape(weights.shape) - weights) ** 2
     assert weighted[:, ::2].mean() < plain[:, ::2].mean()
 
@@ -120,7 +127,7 @@ def test_columns_of_zero_importance_are_not_lost(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_encoding_what_was_decoded_changes_little(name: str) -> None:
-    once = decode(encode(arrays()["gaussian"], name), name)
+    once = decode(encoded_gaussian(name), name)
     twice = decode(encode(once, name), name)
     assert np.sqrt(((once - twice) ** 2).mean()) < ERRORS[name] / 2
 

@@ -177,7 +177,7 @@ def test_quantized_matrices_have_the_values_of_their_scheme(tmp_path: Path, name
 
 
 @pytest.mark.default_cases(2)
-@pytest.mark.parametrize("name", ["gptq", "awq", "fp8-blocks"])
+@pytest.mark.parametrize("name", ["gptq", "fp8-blocks", "awq"])
 def test_quantized_folders_run_and_convert(tmp_path: Path, name: str) -> None:
     folder, _ = quantized_folder(tmp_path / "model", name)
     edgeinfer.convert(folder, tmp_path / "out.gguf")

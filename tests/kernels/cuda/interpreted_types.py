@@ -93,11 +93,6 @@ def to_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda self, x, *flags: x if type(x) is tl.tensor else original(self, x, *flags)
 
 
-def expanded(self: Any, handle: Any, axis: int) -> Any:
-    """Replaces `create_expand_dims`: an index instead of numpy's function, which checks its axes."""
-    return interpreter.TensorHandle(handle.data[(slice(None),) * axis + (None,)], handle.dtype.scalar)
-
-
 def loaded_whole() -> Callable[..., Any]:
     """Replaces `create_load`: masks that hide nothing and the default value are made once."""
     masks: dict[Any, Any] = {}
@@ -262,7 +257,6 @@ def look_up_types(changes: pytest.MonkeyPatch) -> None:
     changes.setattr(tl.tensor, "__init__", make_tensor)
     changes.setattr(interpreter.TensorHandle, "__init__", make_handle)
     builder = interpreter.InterpreterBuilder
-    changes.setattr(builder, "create_expand_dims", expanded)
     changes.setattr(builder, "create_load", loaded_whole())
     changes.setattr(TritonSemantic, "to_tensor", to_tensor(TritonSemantic.to_tensor))
     changes.setattr(interpreter, "_get_np_dtype", numpy_types(interpreter._get_np_dtype))

@@ -1,4 +1,4 @@
-"""Triton's interpreter with fixes: numbers for numpy 2.4, sorts by numpy, no repeated work."""
+"""Triton's interpreter with fixes: programs at once, sorts by numpy, no repeated work."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +13,10 @@ import triton.language as tl
 from triton.language import standard
 from triton.runtime import interpreter
 
+from tests.kernels.cuda.interpreted.fast_operators import fast_operators
+from tests.kernels.cuda.interpreted.program_arrays import add_program_axis, is_true, transposed
+from tests.kernels.cuda.interpreted.program_reductions import reduce_by_program
+from tests.kernels.cuda.interpreted.programs import one_value, run_together
 from tests.kernels.cuda.interpreted_types import look_up_types
 
 
@@ -24,25 +28,43 @@ class _NothingToRestore:
 
 
 class _OncePatched:
-    """Patches the whole language once, for the outermost call; the original does it for each call, slowly."""
+    """Patches the whole language for the outermost call, with what it has found the first time; the original
+    does it for each call, slowly.
+    """
 
     def __init__(self, patch: Any) -> None:
         self._patch = patch
         self._patched = False
+        self._attributes: list[tuple[Any, str, Any, Any]] = []
+        """(object, name, its value in a kernel, its value outside)."""
 
     def __call__(self, function: Any) -> Any:
         if self._patched:
             return _NothingToRestore()
-        scope = self._patch(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
-        restore = scope.restore
         self._patched = True
+        if self._attributes:
+            for owner, name, inside, _ in self._attributes:
+                setattr(owner, name, inside)
+        else:
+            self._find_attributes()
+        return self
 
-        def restore_and_clear() -> None:
-            self._patched = False
-            restore()
+    def _find_attributes(self) -> None:
+        outside: dict[tuple[int, str], tuple[Any, str, Any]] = {}
+        for owner, name, value in self._patch(
+            SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+        )._changes:
+            outside.setdefault((id(owner), name), (owner, name, value))
+        self._attributes = [(owner, name, getattr(owner, name), was) for owner, name, was in outside.values()]
 
-        scope.restore = restore_and_clear
-        return scope
+    def restore(self) -> None:
+        """After the outermost call."""
+        self._patched = False
+        for owner, name, _, outside in self._attributes:
+            if outside is interpreter._MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, outside)
 
 
 def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> Any:
@@ -50,7 +72,8 @@ def _sorted(x: Any, k: Any = None, dim: Any = None, descending: Any = False) -> 
     data = np.sort(x.handle.data, axis=-1)
     data = data[..., ::-1] if getattr(descending, "value", descending) else data
     best = data[..., : getattr(k, "value", k)].copy()
-    return tl.core.tensor(interpreter.TensorHandle(best, x.dtype), tl.block_type(x.dtype, list(best.shape)))
+    block = tl.block_type(x.dtype, list(best.shape[1:]))
+    return tl.core.tensor(interpreter.TensorHandle(best, x.dtype), block)
 
 
 def _tuple_without_type(self: Any, args: Sequence[Any], type: Any = None) -> None:
@@ -68,11 +91,17 @@ def _type_of_tuple(self: Any) -> Any:
 def fixed_interpreter() -> Iterator[None]:
     """In this context, kernels run in the fixed interpreter."""
     patch = interpreter._patch_lang_tensor
+    operators: dict[str, Any] = {}
 
     def patch_tensor(tensor: Any, scope: Any) -> None:
-        # Numbers are arrays of one element, which numpy 2.4 no longer converts to an int.
         patch(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+        if not operators:  # The language has two names for its tensors.
+            operators.update(fast_operators(tensor))
+        for name, method in operators.items():
+            scope.set_attr(tensor, name, method)
+        scope.set_attr(tensor, "__index__", lambda self: int(one_value(self.handle.data)))
+        scope.set_attr(tensor, "__bool__", is_true)
+        scope.set_attr(tensor, "T", property(transposed))
 
     builder = interpreter.interpreter_builder
     # Otherwise every integer is computed three times, to check for overflow.
@@ -87,4 +116,6 @@ def fixed_interpreter() -> Iterator[None]:
         changes.setattr(tl.core.tuple, "__init__", _tuple_without_type)
         changes.setattr(tl.core.tuple, "type", late_type, raising=False)
         look_up_types(changes)
+        add_program_axis(changes, run_together(changes))
+        reduce_by_program(changes)
         yield

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.shared_results import made_once
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -42,12 +44,18 @@ KNOWN_SPILLS = {
 
 
 @pytest.fixture(scope="module")
-def table(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
-    """The rows that the benchmark prints, by a process without the interpreter."""
+def table(shared_folder: Path) -> list[list[str]]:
+    """The rows that the benchmark prints, by processes without the interpreter. Triton keeps what they
+    compile, so that the benchmark itself needs little time in `.ci/run`.
+    """
+    rows: list[list[str]] = made_once(shared_folder / "targets.json", _table)
+    return rows
+
+
+def _table() -> list[list[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     parts = [ROOT, *(ROOT / name for name in ("kernels", "offload", "quant_formats", "tui"))]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))
-    environment["TRITON_CACHE_DIR"] = str(tmp_path_factory.mktemp("triton"))
     script = str(ROOT / "benchmarks" / "cuda_kernels.py")
     commands = [[sys.executable, script, "--smoke", "--targets", targets] for targets in F16_1024]
     with ThreadPoolExecutor() as pool:

@@ -120,13 +120,16 @@ class KernelCache:
         """
         with tempfile.TemporaryDirectory(dir=self.root, prefix=BUILDING) as scratch:
             for unit in self.compile(units, scratch):
-                made = object_file(scratch, unit)
-                body = made.read_bytes()
-                made.write_bytes(body + hashlib.sha256(body).digest())
-                made.chmod(0o600)
-                ensure_private(self.folder)
-                os.replace(made, self.folder / f"{unit}.o")
+                self.keep(unit, object_file(scratch, unit))
                 built()
+
+    def keep(self, unit: str, made: Path) -> None:
+        """Move a unit's object file into the cache, with its digest."""
+        body = made.read_bytes()
+        made.write_bytes(body + hashlib.sha256(body).digest())
+        made.chmod(0o600)
+        ensure_private(self.folder)
+        os.replace(made, self.folder / f"{unit}.o")
 
     def compile(self, units: Sequence[str], folder: str) -> Iterator[str]:
         """The units one by one, each as soon as its object file is in the folder."""

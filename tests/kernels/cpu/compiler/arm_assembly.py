@@ -19,8 +19,12 @@ LABEL = re.compile(r"^(\.LBB\w+):")
 BRANCH = re.compile(r"^(?:b|b\.\w+|cbn?z|tbn?z)\s.*?(\.LBB\w+)")
 
 
-def assemblies(units: Mapping[str, Sequence[str]]) -> dict[str, dict[str, str]]:
-    """Instruction set -> unit -> its assembly, all by one process."""
+Assemblies = dict[str, dict[str, str]]
+"""Instruction set -> unit -> its assembly."""
+
+
+def assemblies(units: Mapping[str, Sequence[str]]) -> Assemblies:
+    """Compiled by one process for all instruction sets."""
     sets = {isa.name: isa for isa in INSTRUCTION_SETS}
     targets = [{"processor": sets[name].processor, "features": sets[name].feature_string} for name in units]
     jobs = json.dumps(list(zip(targets, units.values(), strict=True)))

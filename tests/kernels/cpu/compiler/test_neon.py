@@ -1,11 +1,12 @@
 """ARM kernels, compiled here and checked as assembly: this machine can't run them."""
 
 import re
-from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tests.kernels.cpu.compiler.arm_assembly import Loop, assemblies, innermost_loops
+from tests.kernels.cpu.compiler.arm_assembly import Assemblies, Loop, assemblies, innermost_loops
+from tests.kernels.shared_results import made_once
 
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
@@ -31,58 +32,62 @@ MAX_INSTRUCTIONS = {
 """Instructions for 32 weights of one row and one token. llama.cpp's: Q8_0 18, Q4_0 19, Q4_K 16."""
 
 
-@cache
-def of_rows() -> dict[str, dict[str, str]]:
-    return assemblies(dict.fromkeys(SETS, ROWS))
+@pytest.fixture(scope="module")
+def row_kernels(shared_folder: Path) -> Assemblies:
+    found: Assemblies = made_once(
+        shared_folder / "arm_rows.json", lambda: assemblies(dict.fromkeys(SETS, ROWS))
+    )
+    return found
 
 
-@cache
-def of_others() -> dict[str, dict[str, str]]:
-    return assemblies(OTHERS)
+@pytest.fixture(scope="module")
+def other_kernels(shared_folder: Path) -> Assemblies:
+    found: Assemblies = made_once(shared_folder / "arm_others.json", lambda: assemblies(OTHERS))
+    return found
 
 
-def loops(isa: str, name: str, *dots: str) -> list[Loop]:
+def loops(kernels: Assemblies, isa: str, name: str, *dots: str) -> list[Loop]:
     """The loops of a format's rows that have these instructions: of one token first, then of a tile."""
-    found = [loop for loop in innermost_loops(of_rows()[isa][f"rows_{name}"]) if loop.count(*dots)]
+    found = [loop for loop in innermost_loops(kernels[isa][f"rows_{name}"]) if loop.count(*dots)]
     return sorted(found, key=lambda loop: not loop.function.startswith("edgeinfer_rows"))
 
 
 @pytest.mark.parametrize(("isa", "name"), MAX_INSTRUCTIONS)
-def test_a_token_takes_few_instructions_for_32_weights(isa: str, name: str) -> None:
-    loop = loops(isa, name, "sdot", "smull")[0]
+def test_a_token_takes_few_instructions_for_32_weights(row_kernels: Assemblies, isa: str, name: str) -> None:
+    loop = loops(row_kernels, isa, name, "sdot", "smull")[0]
     assert loop.function.startswith("edgeinfer_rows")
     assert len(loop.instructions) / GROUP_PARTS[name] <= MAX_INSTRUCTIONS[isa, name]
 
 
 @pytest.mark.parametrize("isa", SETS[:2])
 @pytest.mark.parametrize("name", FORMATS)
-def test_products_of_one_token_are_those_of_sdot(isa: str, name: str) -> None:
-    loop = loops(isa, name, "sdot")[0]
+def test_products_of_one_token_are_those_of_sdot(row_kernels: Assemblies, isa: str, name: str) -> None:
+    loop = loops(row_kernels, isa, name, "sdot")[0]
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
     assert loop.count("sdot") == 2 * GROUP_PARTS[name]
     assert loop.count("smull", "smlal", "mul", "mla") == 0
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_without_sdot_products_are_added_in_int16(name: str) -> None:
-    loop = loops("portable-arm", name, "smull")[0]
+def test_without_sdot_products_are_added_in_int16(row_kernels: Assemblies, name: str) -> None:
+    loop = loops(row_kernels, "portable-arm", name, "smull")[0]
     products = loop.count("smull", "smull2", "smlal", "smlal2")
     assert products == 4 * GROUP_PARTS[name]
     assert loop.count("sdot", "usdot", "mul") == 0
 
 
 @pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
-def test_a_tile_of_four_tokens_uses_matrix_products(name: str) -> None:
-    (loop,) = loops("neon-i8mm", name, "smmla")
+def test_a_tile_of_four_tokens_uses_matrix_products(row_kernels: Assemblies, name: str) -> None:
+    (loop,) = loops(row_kernels, "neon-i8mm", name, "smmla")
     # 512 products of each of four tokens, 32 to an instruction.
     assert loop.count("smmla") == 64
-    (plain,) = loops("neon-dotprod", name, "sdot")[1:]
+    (plain,) = loops(row_kernels, "neon-dotprod", name, "sdot")[1:]
     assert len(loop.instructions) / 4 < len(plain.instructions)
 
 
 @pytest.mark.slow
-def test_atomics_are_single_instructions_and_waiting_threads_yield() -> None:
-    text = of_others()["neon-dotprod"]["blocks"]
+def test_atomics_are_single_instructions_and_waiting_threads_yield(other_kernels: Assemblies) -> None:
+    text = other_kernels["neon-dotprod"]["blocks"]
     assert re.search(r"\bldaddal\b", text)
     assert not re.search(r"\bldaxr\b", text)
     assert re.search(r"\b(yield|hint\s+#0?x?1)\b", text)
@@ -90,14 +95,14 @@ def test_atomics_are_single_instructions_and_waiting_threads_yield() -> None:
 
 @pytest.mark.parametrize("unit", ROWS)
 @pytest.mark.parametrize("isa", SETS)
-def test_arm_rows_have_no_external_calls(isa: str, unit: str) -> None:
-    check_calls(of_rows()[isa][unit], unit)
+def test_arm_rows_have_no_external_calls(row_kernels: Assemblies, isa: str, unit: str) -> None:
+    check_calls(row_kernels[isa][unit], unit)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("isa", "unit"), [(isa, unit) for isa, units in OTHERS.items() for unit in units])
-def test_arm_kernels_have_no_external_calls(isa: str, unit: str) -> None:
-    check_calls(of_others()[isa][unit], unit)
+def test_arm_kernels_have_no_external_calls(other_kernels: Assemblies, isa: str, unit: str) -> None:
+    check_calls(other_kernels[isa][unit], unit)
 
 
 def check_calls(text: str, unit: str) -> None:
@@ -110,7 +115,7 @@ def check_calls(text: str, unit: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isa", OTHERS)
-def test_f16_and_tables_use_native_instructions(isa: str) -> None:
-    text = of_others()[isa]["rows_IQ4_NL"]
+def test_f16_and_tables_use_native_instructions(other_kernels: Assemblies, isa: str) -> None:
+    text = other_kernels[isa]["rows_IQ4_NL"]
     assert re.search(r"\bfcvtl\b", text)
     assert re.search(r"\btbl\b", text)

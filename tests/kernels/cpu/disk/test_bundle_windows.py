@@ -19,7 +19,7 @@ from edgeinfer_kernels.cpu.runtime.abi import SPARSE_TOKENS
 from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
-from tests.kernels.conftest import BEST, PORTABLE, best_formats, built_kernels
+from tests.kernels.conftest import BEST, PORTABLE, built_kernels, isas_and_formats
 from tests.kernels.cpu.sparse.test_sparse import NEURONS, Rows, decoder, inputs, relative, select_all
 
 
@@ -63,6 +63,9 @@ def reads_and_hits(backend: CpuBackend, layer: int = 0) -> tuple[int, int]:
     return args.reads, args.hits
 
 
+FORMATS = [
+    ("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q8_0", "Q4_K", "Q4_K"), ("Q6_K", "Q5_K", "Q5_K")
+]  # fmt: skip
 CASES: list[tuple[Activation, bool, bool]] = [
     ("relu", True, False), ("relu", True, True), ("relu_squared", False, False),
     ("relu_squared", False, True), ("drelu", True, False),
@@ -70,10 +73,7 @@ CASES: list[tuple[Activation, bool, bool]] = [
 
 
 @pytest.mark.default_cases(4)
-@pytest.mark.parametrize("isa", [BEST, PORTABLE])
-@pytest.mark.parametrize(
-    "formats", best_formats([("Q4_0", "Q4_0", "Q4_0"), ("Q8_0", "Q4_K", "Q6_K"), ("Q6_K", "Q5_K", "Q5_K")])
-)
+@pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 @pytest.mark.parametrize(("activation", "gated", "predicted"), CASES)
 def test_bundles_of_a_file_give_the_results_of_neurons_in_memory_bit_by_bit(
     tmp_path: Path,

@@ -9,7 +9,11 @@ from tests.kernels.without_interpreter import output_without_interpreter
 
 pytestmark = pytest.mark.slow
 
-TARGETS = ("gfx1100", "gfx1201", "gfx90a", "gfx942")
+EVERY = pytest.mark.every_case
+TARGETS = (
+    "gfx1100", pytest.param("gfx1201", marks=EVERY), "gfx90a", pytest.param("gfx942", marks=EVERY)
+)  # fmt: skip
+"""One of wavefronts of 32 threads and one of 64; `--attack-share 1` adds the others."""
 SHARED_BYTES = 64 << 10
 CAPABILITY = "75"
 """The tiles are those of GPUs with as much shared memory."""
@@ -38,7 +42,7 @@ def test_every_kernel_of_prompts_and_steps_compiles_for_amd(target: str) -> None
     assert {row[7] for row in rows} == {"no"}
 
 
-@pytest.mark.parametrize("target", ["gfx1100", "gfx942"])
+@pytest.mark.parametrize("target", ["gfx1100", pytest.param("gfx942", marks=EVERY)])
 @pytest.mark.parametrize("module", MODULES)
 def test_kernels_of_other_blocks_compile_for_amd(module: str, target: str) -> None:
     text = compiled(target, module, CAPABILITY)
