@@ -239,8 +239,7 @@ class LoadOptions:
         convert=_draft, metavar="auto|mtp|lookup|self|none|MODEL", commands="run chat serve batch plan",
     )  # fmt: skip
     draft_tree_width: int = _option(
-        0, "Speculative decoding: how many tokens besides the most probable one are drafted after each "
-        "token, on the CPU. Drafts are trees then, whose size is planned from measured costs.",
+        0, "Draft trees: tokens besides the most probable one that are drafted after each, on the CPU.",
         allowed=whole(0, MAX_TREE_WIDTH), commands="run",
     )  # fmt: skip
     lookup_files: tuple[Path, ...] = _option(

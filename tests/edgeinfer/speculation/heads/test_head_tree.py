@@ -14,9 +14,9 @@ from edgeinfer.speculation.heads.head_tree import HeadTree
 from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
-from tests.kernels.test_draft_head import IDS, exact, on_cpu, states
-from tests.kernels.test_draft_head import head_of as mtp_head
-from tests.kernels.test_eagle_head import head_of as eagle_head
+from tests.kernels.heads.test_draft_head import IDS, exact, on_cpu, states
+from tests.kernels.heads.test_draft_head import head_of as mtp_head
+from tests.kernels.heads.test_eagle_head import head_of as eagle_head
 
 POSITIONS = 96
 
