@@ -5,19 +5,23 @@ bytes are.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer_kernels.caches.cache_types import CacheType, is_for_cpu
-from edgeinfer_kernels.caches.layer_cache import pool_positions
-from edgeinfer_kernels.lora.sizes import LoraSizes
+from edgeinfer.planning.parallel_sequences import (
+    automatic_sequences,
+    gpu_options,
+    sequence_notes,
+    split_options,
+)
+from edgeinfer.planning.plan_request import PlanRequest
+from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, PlanOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions, SparseOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
@@ -33,72 +37,11 @@ NO_CPU_HEAD = (
     "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
     "lookup instead; device='cpu' uses the head"
 )
-STATE_QUEUE = Detail(
-    "requests run one at a time: the GPU would have to hold the recurrent states and caches of all of them; "
-    "parallel=N takes N if they fit"
-)
-SPLIT_QUEUE = Detail(
-    "requests run one at a time: the caches of several don't fit, or would slow a single one down by more "
-    "than a tenth; parallel=N takes N if they fit"
-)
 SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")
 MAX_TENSOR_RATIO = 0.9
 """Tensor parallel must take at most this much of the time of one GPU or of layers, unless requested."""
-WHOLE_CACHES = Detail("requests run together: layers with windows cache the whole context of each")
-MIN_RATE_SHARE = 0.9
-"""Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
 MAX_SPARSE_RATIO = 0.9
 """Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
-AUTOMATIC_SEQUENCES = (4, 2)
-"""Numbers of sequences that `parallel` 0 tries."""
-
-
-@dataclass(frozen=True)
-class PlanRequest:
-    """A model and its load options. `device`: "cpu", "auto" or "cuda"; the machine has the available devices.
-
-    `draft`: the sizes of its draft model. Unless `draft_required`, it is omitted if it doesn't fit or if the
-    model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: requested explicitly, so it can't
-    be dropped. `parallel`: sequences whose states are held at once; 0: automatic.
-    """
-
-    name: str
-    sizes: ModelSizes
-    context: int
-    trained_context: int
-    device: str = "auto"
-    split: Literal["auto", "tensor", "layers"] = "auto"
-    """What each of several GPUs gets."""
-    vram: int | None = None
-    vram_of_each: tuple[int | None, ...] = ()
-    """The budget of each GPU, if the machine has several; one of fewer is that of all."""
-    ram: int | None = None
-    kv: CacheType = "f16"
-    repack: bool = True
-    streamed: bool = False
-    """Whether blocks on disk can be read ahead of a step."""
-    sparse: SparseOptions | None = None
-    sparse_required: bool = False
-    bundled: BundledOptions | None = None
-    """The sparse layers whose neurons are in a bundle file, for a model that main memory can't hold."""
-    bundle_error: str = ""
-    """Why its bundle file can't be used."""
-    routing: tuple[tuple[float, ...], ...] | None = None
-    parallel: int = 1
-    draft: ModelSizes | None = None
-    draft_required: bool = False
-    lora: LoraSizes | None = None
-    warnings: tuple[str, ...] = ()
-    """Warnings for the user of a model that is split."""
-    batch: int = CPU_BATCH
-    """Maximum tokens of a step on the CPU."""
-    chunk: int = CHUNK
-    """Maximum tokens of a step on a GPU."""
-
-    @property
-    def required_draft(self) -> ModelSizes | None:
-        """The draft model, if it can't be omitted."""
-        return self.draft if self.draft_required else None
 
 
 @dataclass(frozen=True)
@@ -221,7 +164,7 @@ def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
     """All of the model on the GPU. Raises `PlanError`: it doesn't fit."""
     sparse = request.sparse if request.sparse_required else None
     whole = replace(_options(request), device="gpu", repack=True, sparse=sparse)
-    whole = _gpu_options(request, machine, whole)
+    whole = gpu_options(request, machine, whole)
     plan = plan_memory(request.sizes, machine, whole)
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
@@ -229,7 +172,7 @@ def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
     if gathering:
         dense = Detail(f"the GPU reads only the active neurons of {gathering} of {len(plan.layers)} layers")
     warnings = (dense,) if request.sparse_required else ()
-    return DevicePlan(plan, fitting, (*warnings, *_notes(request, whole)))
+    return DevicePlan(plan, fitting, (*warnings, *sequence_notes(request, whole)))
 
 
 def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
@@ -314,7 +257,7 @@ def _several_notes(request: PlanRequest) -> tuple[str, ...]:
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
     options = _with_sparse(replace(_options(request), batch=CHUNK, expert_cache=True), sparse)
-    options = _split_options(request, machine, options)
+    options = split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)
         if request.sparse and not sparse:
@@ -323,7 +266,7 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
         plan = _split_with_disk(request, machine, options, error)
     if plan.head != "gpu":
         raise GpuUnavailableError(f"{request.name}: {plan.limit_reason or 'no part is faster on the GPU'}")
-    return DevicePlan(plan, request.context, (*request.warnings, *_notes(request, options)))
+    return DevicePlan(plan, request.context, (*request.warnings, *sequence_notes(request, options)))
 
 
 def _with_sparse(options: PlanOptions, sparse: SparseOptions | None) -> PlanOptions:
@@ -360,7 +303,7 @@ def _split_with_disk(
 
 def _on_cpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     options = replace(_options(request), device="cpu", sparse=request.sparse)
-    options = replace(options, sequences=_sequences(request, machine, options))
+    options = replace(options, sequences=automatic_sequences(request, machine, options))
     fitting = largest_context(request.sizes, machine, options, request.trained_context)
     try:
         plan = plan_memory(request.sizes, machine, options)
@@ -376,99 +319,6 @@ def _on_cpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine]
         return DevicePlan(plan_memory(request.sizes, machine, drafting), fitting)
     except PlanError:
         return DevicePlan(plan, fitting, (NO_DRAFT,))
-
-
-def _sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
-    """The number of sequences: as requested, or the largest usual one that fits."""
-    if request.parallel:
-        return request.parallel
-    for count in AUTOMATIC_SEQUENCES:
-        try:
-            plan_memory(request.sizes, machine, replace(options, sequences=count))
-        except PlanError:
-            continue
-        return count
-    return 1
-
-
-def _gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
-    """The options with the number of sequences on a GPU: one, if they can't share the caches there, or if
-    caches that can be shared don't fit.
-    """
-    shared = _shared_caches(request, options)
-    if request.parallel == 1 or shared is None:
-        return options
-    if not shared.whole_caches:
-        return replace(shared, sequences=_sequences(request, machine, shared))
-    for count in _counts(request):
-        try:
-            plan_memory(request.sizes, machine, replace(shared, sequences=count))
-        except PlanError:
-            continue
-        return replace(shared, sequences=count)
-    return options
-
-
-def _split_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
-    """As `_gpu_options`, of a split model: automatic sequences leave enough of the model on the GPU. Several
-    recurrent states are there only.
-    """
-    shared = _shared_caches(request, options)
-    if request.parallel == 1 or shared is None:
-        return options
-    if request.parallel and not shared.whole_caches and not request.sizes.is_recurrent:
-        return replace(shared, sequences=request.parallel)
-    least = 0.0 if request.parallel else MIN_RATE_SHARE * _split_rate(request, machine, options)
-    for count in _counts(request):
-        found = replace(shared, sequences=count)
-        if (rate := _split_rate(request, machine, found)) and rate >= least:
-            return found
-    return options
-
-
-def _counts(request: PlanRequest) -> tuple[int, ...]:
-    """The numbers of sequences to try."""
-    return (request.parallel,) if request.parallel else AUTOMATIC_SEQUENCES
-
-
-def _split_rate(request: PlanRequest, machine: Machine, options: PlanOptions) -> float:
-    """Tokens/s of one request; 0: there is no such split."""
-    try:
-        plan = plan_memory(request.sizes, machine, options)
-    except PlanError:
-        return 0.0
-    if (
-        options.sequences > 1
-        and request.sizes.is_recurrent
-        and not all(layer.attention == "gpu" for layer in plan.layers)
-    ):
-        return 0.0  # the states of several sequences are on the GPU
-    return plan.prediction.decode_tokens_per_second if plan.head == "gpu" else 0.0
-
-
-def _shared_caches(request: PlanRequest, options: PlanOptions) -> PlanOptions | None:
-    """The options with caches that sequences on a GPU can share, if need be without rings; None: there are
-    none.
-    """
-    positions = pool_positions(request.context, request.parallel or AUTOMATIC_SEQUENCES[0])
-    if request.sizes.has_pages(positions):
-        return options
-    whole = request.sizes.with_whole_caches()
-    if whole.has_pages(positions):
-        return replace(options, whole_caches=True)
-    return None
-
-
-def _notes(request: PlanRequest, options: PlanOptions) -> tuple[str, ...]:
-    """What the user should know about several requests on a GPU."""
-    if request.parallel == 1:
-        return ()
-    if options.whole_caches:
-        return (WHOLE_CACHES,)
-    if options.sequences > 1:
-        return ()
-    shared = None if request.sizes.is_recurrent else _shared_caches(request, options)
-    return (STATE_QUEUE if shared is None else SPLIT_QUEUE,)
 
 
 def _on_cpu_with_disk(

@@ -17,9 +17,10 @@ from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
 from edgeinfer.options.load_options import is_device
 from edgeinfer.planning.absent_model import ModelHeader, absent_model, shape_model
-from edgeinfer.planning.device_plan import PlanRequest, plan_devices, with_one_gib_more
+from edgeinfer.planning.device_plan import plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpus
-from edgeinfer.planning.plan_request import request_for
+from edgeinfer.planning.model_request import request_for
+from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.sparse_selection import select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model

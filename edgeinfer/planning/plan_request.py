@@ -1,72 +1,58 @@
-"""The planner request for a model, with the hot experts from its activity profile (`edgeinfer profile`)."""
+"""What `load` and `edgeinfer plan` ask the planner for."""
 
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Literal
 
-from edgeinfer.loading.model_source import ModelSource
-from edgeinfer.lora.binding import lora_sizes
-from edgeinfer.planning.device_plan import PlanRequest
-from edgeinfer.planning.sparse_selection import SparseSelection
-from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, GPU_TEXT_TOKENS
+from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_kernels.system.direct_files import can_read_directly
-from edgeinfer_offload.planner.concentration import expert_probs
-from edgeinfer_offload.planner.plan_types import CPU_BATCH
-from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, SparseOptions
 
 
-def request_for(
-    source: ModelSource,
-    sparse: SparseSelection | None = None,
-    draft: ModelSizes | None = None,
-    *,
-    has_file: bool = True,
-) -> PlanRequest:
-    """The request for a model with its sparse layers and the sizes of its draft model. A model without a file
-    has no profile.
+@dataclass(frozen=True)
+class PlanRequest:
+    """A model and its load options. `device`: "cpu", "auto" or "cuda"; the machine has the available devices.
+
+    `draft`: the sizes of its draft model. Unless `draft_required`, it is omitted if it doesn't fit or if the
+    model runs on a GPU. `sparse`: for layers on the CPU; `sparse_required`: requested explicitly, so it can't
+    be dropped. `parallel`: sequences whose states are held at once; 0: automatic.
     """
-    options, is_encoder, sparse = source.options, source.config.is_encoder, sparse or SparseSelection()
-    routing, warnings = known_routing(source.file.path, source.sizes) if has_file else (None, ())
-    return PlanRequest(
-        name=source.name,
-        sizes=source.sizes,
-        context=source.context,
-        trained_context=source.config.trained_context,
-        device=options.device.partition(":")[0],
-        split=options.split,
-        vram=options.vram_budgets[0],
-        vram_of_each=options.vram_budgets,
-        ram=options.ram,
-        kv=options.kv,
-        parallel=1 if is_encoder else options.parallel,
-        repack=options.repack,
-        streamed=has_file and can_read_directly() and len(source.file.parts) == 1,
-        sparse=sparse.options,
-        sparse_required=options.asks_sparse,
-        bundled=sparse.on_disk.options if sparse.on_disk else None,
-        bundle_error=sparse.bundle_error,
-        routing=routing,
-        draft=draft,
-        draft_required=draft is not None and options.draft != "auto",
-        lora=lora_sizes(source.adapters),
-        warnings=warnings,
-        batch=max(source.context, CPU_TEXT_TOKENS) if is_encoder else CPU_BATCH,
-        chunk=max(source.context, GPU_TEXT_TOKENS) if is_encoder else CHUNK,
-    )
 
+    name: str
+    sizes: ModelSizes
+    context: int
+    trained_context: int
+    device: str = "auto"
+    split: Literal["auto", "tensor", "layers"] = "auto"
+    """What each of several GPUs gets."""
+    vram: int | None = None
+    vram_of_each: tuple[int | None, ...] = ()
+    """The budget of each GPU, if the machine has several; one of fewer is that of all."""
+    ram: int | None = None
+    kv: CacheType = "f16"
+    repack: bool = True
+    streamed: bool = False
+    """Whether blocks on disk can be read ahead of a step."""
+    sparse: SparseOptions | None = None
+    sparse_required: bool = False
+    bundled: BundledOptions | None = None
+    """The sparse layers whose neurons are in a bundle file, for a model that main memory can't hold."""
+    bundle_error: str = ""
+    """Why its bundle file can't be used."""
+    routing: tuple[tuple[float, ...], ...] | None = None
+    parallel: int = 1
+    draft: ModelSizes | None = None
+    draft_required: bool = False
+    lora: LoraSizes | None = None
+    warnings: tuple[str, ...] = ()
+    """Warnings for the user of a model that is split."""
+    batch: int = CPU_BATCH
+    """Maximum tokens of a step on the CPU."""
+    chunk: int = CHUNK
+    """Maximum tokens of a step on a GPU."""
 
-def known_routing(
-    path: Path, sizes: ModelSizes
-) -> tuple[tuple[tuple[float, ...], ...] | None, tuple[str, ...]]:
-    """The usage probability of each expert, None if unknown; and warnings on an unusable profile.
-
-    Raises OSError: the model or its profile can't be read.
-    """
-    if not any(layer.routed for layer in sizes.layers):
-        return None, ()
-    try:
-        profile = find_profile(path, user_folder("data"))
-    except ProfileError as error:
-        return None, (f"all experts count as equally likely: {error}",)
-    return (expert_probs(profile, sizes) if profile else None), ()
+    @property
+    def required_draft(self) -> ModelSizes | None:
+        """The draft model, if it can't be omitted."""
+        return self.draft if self.draft_required else None

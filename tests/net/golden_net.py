@@ -126,7 +126,8 @@ def cuda_entries(folder: Path) -> Iterator[Entry]:
 
 def plan_entries(_: Path) -> Iterator[Entry]:
     """Plans as JSON."""
-    from edgeinfer.planning.device_plan import PlanRequest, plan_devices
+    from edgeinfer.planning.device_plan import plan_devices
+    from edgeinfer.planning.plan_request import PlanRequest
     from edgeinfer.shapes.known_shapes import find_shape
     from edgeinfer_kernels.sizes.model_sizes import ModelSizes
     from edgeinfer_offload.machine.description import describe_machine

@@ -5,16 +5,10 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.device_plan import (
-    MIN_RATE_SHARE,
-    SEVERAL_QUEUE,
-    SPLIT_QUEUE,
-    WHOLE_CACHES,
-    PlanRequest,
-    plan_devices,
-    with_one_gib_more,
-)
+from edgeinfer.planning.device_plan import SEVERAL_QUEUE, plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.planning.parallel_sequences import MIN_RATE_SHARE, SPLIT_QUEUE, WHOLE_CACHES
+from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.description import describe_machine

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeinfer.planning.model_plan import model_sizes
-from edgeinfer.planning.plan_request import known_routing
+from edgeinfer.planning.model_request import known_routing
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from tests.model_zoo import ZOO
 

@@ -7,7 +7,7 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.options import LoadKeywords
-from edgeinfer.planning import plan_request
+from edgeinfer.planning import model_request
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.machine import this_machine
@@ -94,7 +94,7 @@ def test_a_system_that_can_not_read_ahead_maps_what_memory_does_not_hold(
 ) -> None:
     expected, _ = greedy(None)
     limit_memory(monkeypatch, 22)
-    monkeypatch.setattr(plan_request, "can_read_directly", lambda: False)
+    monkeypatch.setattr(model_request, "can_read_directly", lambda: False)
     planned = plan_model("tiny", **options(None)).plan
     assert not planned.reads_ahead
     assert planned.rereads_file

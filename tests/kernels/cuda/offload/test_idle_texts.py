@@ -11,7 +11,7 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.loading.engine_building import SPILLED_CACHES
-from edgeinfer.planning.device_plan import AUTOMATIC_SEQUENCES, STATE_QUEUE
+from edgeinfer.planning.parallel_sequences import AUTOMATIC_SEQUENCES, STATE_QUEUE
 from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from tests.model_zoo import ZOO

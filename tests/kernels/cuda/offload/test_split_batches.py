@@ -12,7 +12,7 @@ import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.batching.joined_requests import JoinedRequests
 from edgeinfer.generation.batching.paged_requests import PagedRequests
-from edgeinfer.planning.device_plan import STATE_QUEUE
+from edgeinfer.planning.parallel_sequences import STATE_QUEUE
 from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cuda.backend import CudaBackend
