@@ -6,13 +6,10 @@ python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 -
 """
 
 import argparse
-import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import edgeinfer
@@ -33,6 +30,16 @@ from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreeShape
 from harness import suites
 from harness.drafts import simulated_drafts
+from harness.drafts.comparison import (
+    HEAD,
+    Answer,
+    Variants,
+    alternate,
+    as_baseline,
+    cells,
+    report,
+    shown,
+)
 from harness.drafts.planted_drafts import (
     PlantedDrafter,
     PlantedHead,
@@ -78,66 +85,6 @@ PLANTED_CONTEXT = 512
 SIMULATED = (600, 5)
 """Tokens of a simulated completion, and seeds."""
 SIDE_BY_SIDE = (1, 2, 4, 8, 16)
-Answer = Callable[[], Generation]
-Variants = dict[str, Answer]
-
-
-def alternate(variants: Variants, rounds: int) -> dict[str, list[Generation]]:
-    """Each variant's completions, one per round; the first round isn't counted."""
-    completions: dict[str, list[Generation]] = {name: [] for name in variants}
-    for done in range(rounds + 1):
-        for name, answer in variants.items():
-            completion = answer()
-            if done:
-                completions[name].append(completion)
-    return completions
-
-
-def best_decile(rates: Sequence[float]) -> float:
-    return sorted(rates)[math.ceil(0.9 * len(rates)) - 1]
-
-
-def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[str]:
-    """Best decile and median tokens/s with their ratios to baseline, accepted share, tokens per forward."""
-    speeds, baseline = ([completion.speed for completion in each] for each in (answers, without))
-    rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, baseline))
-    shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
-    forwards = [s.tokens_per_forward for s in speeds if s.tokens_per_forward is not None]
-    return [
-        f"{best_decile(rates):.1f}",
-        f"{best_decile(rates) / best_decile(base):.2f}x",
-        f"{median(rates):.1f}",
-        f"{median(rates) / median(base):.2f}x",
-        f"{median(shares):.0%}" if shares else "-",
-        f"{median(forwards):.2f}" if forwards else "-",
-    ]
-
-
-def as_baseline(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
-    """The number of first ids that equal those of baseline decoding."""
-    expected = without[0].ids
-    same = [
-        next(
-            (at for at, pair in enumerate(zip(completion.ids, expected, strict=False)) if pair[0] != pair[1]),
-            None,
-        )
-        for completion in answers
-    ]
-    parted = [at for at in same if at is not None]
-    return f"{min(parted)} of {len(expected)}" if parted else "all"
-
-
-HEAD = ["best decile t/s", "to baseline", "median t/s", "to baseline", "accepted", "tokens per forward"]
-
-
-def report(what: str) -> None:
-    print(f"  {what}", file=sys.stderr, flush=True)
-
-
-def shown(row: list[str]) -> list[str]:
-    """Print the row to stderr and return it."""
-    report(" | ".join(row))
-    return row
 
 
 class Suite:

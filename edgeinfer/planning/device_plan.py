@@ -21,10 +21,11 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import PlanOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
+from edgeinfer_offload.planner.sparse_types import SparseOptions
 
 GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")

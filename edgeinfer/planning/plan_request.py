@@ -7,7 +7,8 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, BundledOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH
+from edgeinfer_offload.planner.sparse_types import BundledOptions, SparseOptions
 
 
 @dataclass(frozen=True)

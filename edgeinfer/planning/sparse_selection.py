@@ -35,7 +35,7 @@ from edgeinfer_kernels.cpu.sparse import (
 from edgeinfer_kernels.sizes.gathered_neurons import why_not_gathered
 from edgeinfer_kernels.system.direct_files import can_read_directly
 from edgeinfer_offload.machine.cost_constants import SCATTERED_SLOWDOWN
-from edgeinfer_offload.planner.plan_types import BundledLayer, BundledOptions, SparseLayer, SparseOptions
+from edgeinfer_offload.planner.sparse_types import BundledLayer, BundledOptions, SparseLayer, SparseOptions
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, ProfileError, find_profile
 from edgeinfer_offload.runtime.bundle_file import BundleFile, BundleFileError, find_bundles
 

@@ -6,8 +6,9 @@ from dataclasses import replace
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import DRAFTS, MIN_WINDOW_SLOTS, BundledOptions, PlanOptions
+from edgeinfer_offload.planner.plan_types import DRAFTS, PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from edgeinfer_offload.planner.sparse_types import MIN_WINDOW_SLOTS, BundledOptions
 
 DRAFTED = 4
 """Tokens that a step gives with a draft model, as DRAFT_READS assumes: three are accepted."""

@@ -29,7 +29,8 @@ from edgeinfer_offload.machine.cost_constants import (
     SPARSE_BLOCKS,
 )
 from edgeinfer_offload.machine.hardware import Graphics, Machine
-from edgeinfer_offload.planner.plan_types import PlanOptions, SparseLayer, SparseOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.sparse_types import SparseLayer, SparseOptions
 
 Array = npt.NDArray[np.float64]
 

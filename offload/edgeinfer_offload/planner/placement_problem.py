@@ -32,7 +32,8 @@ from edgeinfer_offload.planner.placement_search import (
     Placement,
     Search,
 )
-from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions, SparseOptions
+from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions
+from edgeinfer_offload.planner.sparse_types import SparseOptions
 
 STAGING_BYTES = 24 << 20
 """Pinned main memory for copying weights to the GPU."""

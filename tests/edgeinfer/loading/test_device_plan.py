@@ -13,9 +13,9 @@ from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_types import SparseLayer, SparseOptions
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan
 from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
+from edgeinfer_offload.planner.sparse_types import SparseLayer, SparseOptions
 from tests.offload.model_shapes import GIB, cpu_only, dense_model, laptop, mixed_model
 
 SMALL = dense_model(4, 1024, 4096, vocabulary=32000)

@@ -9,14 +9,9 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Disk, Machine
 from edgeinfer_offload.planner.disk_plan import plan_from_disk, seconds_with_draft
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import (
-    READ_AHEAD,
-    BundledLayer,
-    BundledOptions,
-    PlanOptions,
-    SparseLayer,
-)
+from edgeinfer_offload.planner.plan_types import READ_AHEAD, PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
+from edgeinfer_offload.planner.sparse_types import BundledLayer, BundledOptions, SparseLayer
 from tests.offload.model_shapes import GIB, PLAN_OPTIONS, cpu_only, dense_model, feed_forward
 
 NEURONS, LAYERS = 14336, 32

@@ -12,8 +12,9 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES, streamed_piece_bytes
 from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
 from edgeinfer_offload.planner.memory_plan import PlanError
-from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking, SparseLayer, SparseOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions, Repacking
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
+from edgeinfer_offload.planner.sparse_types import SparseLayer, SparseOptions
 from tests.offload.model_shapes import (
     GIB,
     MIB,

@@ -1,0 +1,69 @@
+"""Completions with and without drafts, alternating: their speeds, ratios and ids."""
+
+import math
+import sys
+from collections.abc import Callable, Sequence
+from statistics import median
+
+from edgeinfer.results import Generation
+
+Answer = Callable[[], Generation]
+Variants = dict[str, Answer]
+
+
+def alternate(variants: Variants, rounds: int) -> dict[str, list[Generation]]:
+    """Each variant's completions, one per round; the first round isn't counted."""
+    completions: dict[str, list[Generation]] = {name: [] for name in variants}
+    for done in range(rounds + 1):
+        for name, answer in variants.items():
+            completion = answer()
+            if done:
+                completions[name].append(completion)
+    return completions
+
+
+def best_decile(rates: Sequence[float]) -> float:
+    return sorted(rates)[math.ceil(0.9 * len(rates)) - 1]
+
+
+def cells(answers: Sequence[Generation], without: Sequence[Generation]) -> list[str]:
+    """Best decile and median tokens/s with their ratios to baseline, accepted share, tokens per forward."""
+    speeds, baseline = ([completion.speed for completion in each] for each in (answers, without))
+    rates, base = ([s.decode_tokens_per_second for s in each] for each in (speeds, baseline))
+    shares = [s.accepted_share for s in speeds if s.accepted_share is not None]
+    forwards = [s.tokens_per_forward for s in speeds if s.tokens_per_forward is not None]
+    return [
+        f"{best_decile(rates):.1f}",
+        f"{best_decile(rates) / best_decile(base):.2f}x",
+        f"{median(rates):.1f}",
+        f"{median(rates) / median(base):.2f}x",
+        f"{median(shares):.0%}" if shares else "-",
+        f"{median(forwards):.2f}" if forwards else "-",
+    ]
+
+
+def as_baseline(answers: Sequence[Generation], without: Sequence[Generation]) -> str:
+    """The number of first ids that equal those of baseline decoding."""
+    expected = without[0].ids
+    same = [
+        next(
+            (at for at, pair in enumerate(zip(completion.ids, expected, strict=False)) if pair[0] != pair[1]),
+            None,
+        )
+        for completion in answers
+    ]
+    parted = [at for at in same if at is not None]
+    return f"{min(parted)} of {len(expected)}" if parted else "all"
+
+
+HEAD = ["best decile t/s", "to baseline", "median t/s", "to baseline", "accepted", "tokens per forward"]
+
+
+def report(what: str) -> None:
+    print(f"  {what}", file=sys.stderr, flush=True)
+
+
+def shown(row: list[str]) -> list[str]:
+    """Print the row to stderr and return it."""
+    report(" | ".join(row))
+    return row
