@@ -16,7 +16,6 @@ from edgeinfer_kernels.cpu.blocks import units_of
 from edgeinfer_kernels.cpu.compiler.features import InstructionSet, choose, detect
 from edgeinfer_kernels.cpu.compiler.kernel_cache import (
     BLOCKS,
-    MAX_LOCK_SECONDS,
     KernelCache,
     Kernels,
     build_groups,
@@ -29,6 +28,8 @@ from edgeinfer_kernels.system.processor import usable_cpus
 from edgeinfer_quant_formats import FORMATS
 from tests.kernels.row_matrices import FLOATS
 
+MAX_BUILD_SECONDS = 1800
+"""A worker waits this long for another one that builds the kernels of a tier, on a busy machine."""
 ISA_NAMES = [isa.name for isa in detect().available]
 BEST, PORTABLE = ISA_NAMES[0], ISA_NAMES[-1]
 ISAS = [pytest.param(name, marks=pytest.mark.slow) if name in ISA_NAMES[1:-1] else name for name in ISA_NAMES]
@@ -110,7 +111,7 @@ def build_all(*, slow: bool) -> None:
     """Build the missing kernels of a tier, each unit for all its instruction sets in one process."""
     root = user_folder("cache")
     ensure_private(root)
-    with file_lock(root / "tests.lock", MAX_LOCK_SECONDS):
+    with file_lock(root / "tests.lock", MAX_BUILD_SECONDS):
         missing = {
             unit: [isa for isa in isas if KernelCache(root, instruction_set(isa)).find(unit) is None]
             for unit, isas in units_of_tier(slow=slow).items()

@@ -75,7 +75,8 @@ def drafts_table(
     ):
         rows = []
         for count in streams:
-            prompts = [random.Random(seed).choices(range(1000, 9000), k=24) for seed in range(count)]
+            vocabulary = min(model.engine.vocabulary_size, small.engine.vocabulary_size)
+            prompts = [random.Random(seed).choices(range(vocabulary), k=24) for seed in range(count)]
             plain = _run(model, prompts, tokens)[1]
             answers = [[*prompt, *each.ids] for prompt, each in zip(prompts, plain, strict=True)]
             for agreement in AGREEMENTS:
