@@ -37,9 +37,11 @@ def _checked_metadata(path: Path, file: GGUFFile, architecture: str) -> float:
     """The alpha of an adapter's file; 0: it has none."""
     seen: Any
     for key, wanted in (("general.type", "adapter"), ("adapter.type", "lora")):
-        if (seen := file.metadata.get(key)) != wanted:
+        if not file.has_text(key, wanted):
+            seen = file.metadata.get(key)
             raise adapter_error(path, f"{key}: saw {shown(seen)}, wanted {wanted!r}: it is no LoRA adapter")
-    if (seen := file.metadata.get("general.architecture")) != architecture:
+    if not file.has_text("general.architecture", architecture):
+        seen = file.metadata.get("general.architecture")
         raise adapter_error(path, f"it is for models of {shown(seen)}, wanted one for {architecture!r}")
     if "adapter.alora.invocation_tokens" in file.metadata:
         raise adapter_error(

@@ -44,7 +44,7 @@ def model_support(file: GGUFFile) -> ModelSupport:
         if not info.format.is_known:
             reason = missing_format_error(info.format.type_id)
             return ModelSupport(_shortened(f"tensor {printable(name)}: {reason}"))
-    if file.metadata.get("general.type") == "adapter":
+    if file.has_text("general.type", "adapter"):
         return ModelSupport("it is a LoRA adapter, for --lora", is_model=False)
     if is_head_file(file):
         return ModelSupport("it is a draft head, for --draft of its model", is_model=False)

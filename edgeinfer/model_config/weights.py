@@ -246,8 +246,7 @@ class LayerTensors:
 
 def is_head_file(file: GGUFFile) -> bool:
     """Whether a file has only a draft head."""
-    metadata = file.metadata
-    return metadata.get("general.type") == HEAD_FILE_TYPE or metadata.get("general.architecture") == EAGLE
+    return file.has_text("general.type", HEAD_FILE_TYPE) or file.has_text("general.architecture", EAGLE)
 
 
 def embedding_rows(file: GGUFFile) -> int:
@@ -256,7 +255,7 @@ def embedding_rows(file: GGUFFile) -> int:
     Raises:
         UnsupportedModelError: the file has no embedding.
     """
-    if file.metadata.get("general.type") == "adapter":
+    if file.has_text("general.type", "adapter"):
         raise UnsupportedModelError(
             f"{file.path.name}: a LoRA adapter, wanted a model; add it to one with --lora (lora=)"
         )

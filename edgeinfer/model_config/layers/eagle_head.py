@@ -28,7 +28,7 @@ NEEDED_BY = "an EAGLE-3 head"
 
 def is_eagle_file(file: GGUFFile) -> bool:
     """Whether a file has an EAGLE-3 head."""
-    return file.metadata.get("general.architecture") == EAGLE
+    return file.has_text("general.architecture", EAGLE)
 
 
 def read_eagle_head(

@@ -35,7 +35,7 @@ class MedusaModel:
 
 def is_medusa_file(file: GGUFFile) -> bool:
     """Whether a file has Medusa heads."""
-    return file.metadata.get("general.architecture") == MEDUSA
+    return file.has_text("general.architecture", MEDUSA)
 
 
 def read_medusa(

@@ -57,6 +57,11 @@ class GGUFFile:
         """
         return cls(open_parts(Path(path), unknown_types=unknown_types))
 
+    def has_text(self, key: str, text: str) -> bool:
+        """Whether the metadata value of a key is this text; an array, which compares by element, isn't."""
+        value = self.metadata.get(key)
+        return isinstance(value, str) and value == text
+
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The bytes of a tensor, (rows..., bytes of a row), as a read-only view of the memory map.
 
