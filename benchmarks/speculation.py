@@ -290,7 +290,7 @@ class Suite:
             baseline = model.generate(ids, **settings)
             script = [*baseline.prompt_ids, *baseline.ids]
             scripted: Engine = ScriptedEngine(engine, script)
-            if can_branch := TreePass.is_possible(engine) and isinstance(engine, NativeEngine):
+            if can_branch := bool(TreePass.max_nodes(engine)) and isinstance(engine, NativeEngine):
                 scripted = ScriptedTrees(engine, script)
             variants: Variants = {"baseline": _observed(model.name, scripted, model, None, ids, settings)}
             for name, agreements in HEADS.items():

@@ -24,17 +24,23 @@ class Branch:
     pages: Pages
 
 
-class TreePages:
-    """The places of a tree's rows: of the token at position `start`, and of one token for each of `parents`,
-    the index of the token before it (-1: the first row). `first_page`: the first free page of the cache.
+def tree_positions(start: int, parents: Sequence[int]) -> list[int]:
+    """The positions of a step's rows: the token at `start`, then a token for each of `parents`, the index of
+    the one before it (-1: the first row).
     """
+    positions = [start]
+    for parent in parents:
+        positions.append(positions[parent + 1] + 1)
+    return positions
+
+
+class TreePages:
+    """The places of a tree's rows, as in `tree_positions`. `first_page`: the first free page of the cache."""
 
     def __init__(self, parents: Sequence[int], start: int) -> None:
         self._before = [-1, *(parent + 1 for parent in parents)]
         """The row before each row."""
-        self.positions = [start]
-        for before in self._before[1:]:
-            self.positions.append(self.positions[before] + 1)
+        self.positions = tree_positions(start, parents)
         self.start = start
         self.first_page = self.end_page = -(-(max(self.positions) + 1) // PAGE)
         self.branches = list[Branch]()
