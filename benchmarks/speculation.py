@@ -260,8 +260,7 @@ class Suite:
     def own_head(self) -> Iterator[list[str]]:
         """The built-in model with its head: drafts as the controller and the planner select them."""
         given: dict[str, dict[str, Any]] = {"baseline": {"draft": None}, "its head, chains": {"draft": "mtp"}}
-        if self.device == "cpu":
-            given["its head, trees"] = {"draft": "mtp", "draft_tree_width": HEAD_WIDTH}
+        given["its head, trees"] = {"draft": "mtp", "draft_tree_width": HEAD_WIDTH}
         settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
         with ExitStack() as open_models:
             variants: Variants = {}
@@ -278,8 +277,7 @@ class Suite:
         """A random model with the draft head of its file, in chains and in trees. At its cost tokens are
         drafted that are right as often as those of published heads, or never.
         """
-        width = HEAD_WIDTH if self.device == "cpu" else 0
-        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": width}
+        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": HEAD_WIDTH}
         with load(path, draft="mtp", **options) as model:
             assert model.speculator is not None
             head, engine, model.speculator = model.speculator.drafter, model.engine, None

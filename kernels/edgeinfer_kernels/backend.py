@@ -373,6 +373,18 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def draft_level(
+        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
+    ) -> list[list[tuple[int, float]]]:
+        """Evaluate `ids` at positions start…, of a draft head on a device; the `count` most probable tokens
+        after the last of them, falling, with the softmax of `power` times the logits.
+
+        With `parents` they are the tokens of a draft tree so far, each with the head's own state of the one
+        before it: its index, -1 for the last token of the text before. Then the candidates after each of
+        them.
+        """
+        _refuse(self)
+
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
         _refuse(self)

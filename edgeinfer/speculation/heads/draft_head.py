@@ -45,7 +45,7 @@ class DraftHead(LoopDrafter):
     ) -> None:
         size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
         max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
-        width = 1 if kept or not backend.capabilities.max_tree_tokens else tree_width
+        width = tree_width if backend.capabilities.max_tree_tokens else 1
         super().__init__(size, size, max_prompt, width, only_greedy=kept > 0)
         self.max_expanded = self.tree_width
         self._tree: HeadTree | None = None

@@ -500,6 +500,16 @@ class CudaBackend(Backend[DeviceRows]):
             self._select()
             return self._drafts.draft(ids, start, request)
 
+    def draft_level(
+        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
+    ) -> list[list[tuple[int, float]]]:
+        """As `Backend.draft_level`."""
+        assert self._drafts is not None, "only a draft head drafts"
+        with on_device(self.device):
+            self._check_open()
+            self._select()
+            return self._drafts.level(ids, start, parents, count, power)
+
     def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
         through all layers; in the `pages` (1, pages) of their sequence, if given.

@@ -25,7 +25,9 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
     COMMON_STEP_SIZES,
     FIRST_BIT,
     MASKS_AT,
+    PATH_AT,
     POSITIONS_AT,
+    POWER_AT,
     SEQUENCE_WORDS,
     SEQUENCES_AT,
     STATE_WORDS,
@@ -51,6 +53,8 @@ class CapturedSteps:
         self._sequences = sequences or DeviceSequences(1, step.model.context, 0)
         self.sequence = self._sequences.each[0]
         """The sequence of steps that aren't batches."""
+        self.power = 1.0
+        """Of the probabilities of a draft head's tree."""
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
@@ -93,11 +97,14 @@ class CapturedSteps:
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
         state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
+        state[PATH_AT + 1 : PATH_AT + 1 + count] = 0
         if before:
+            state[PATH_AT + 1 : PATH_AT + 1 + len(ids)] = [1 + row for row in before]
             positions, masks = tree_places(start, before)
             state[POSITIONS_AT : POSITIONS_AT + len(ids)] = positions
             state[MASKS_AT : MASKS_AT + len(ids)] = masks
         state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
+        state[POWER_AT] = np.float32(self.power).view(np.int32)
         words = self.sequence.words(start, len(ids))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         if self.sequence.layout == PAGES:
