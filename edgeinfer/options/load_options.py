@@ -147,7 +147,7 @@ class LoadOptions:
       "lookup"), "mtp" (the draft head), "lookup" (prompt lookup), "self" (the model with half of its layers),
       a name or path of a draft head or of a small model with the same vocabulary, or None.
     - `draft_tree_width`: how many tokens besides the most probable one a draft model or a draft head may
-      propose after each token, on the CPU or one GPU: its drafts are trees then. 0: chains.
+      propose after each token, on one GPU, the CPU, or both: its drafts are trees then. 0: chains.
     - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
       searches them first.
     - `lora`: LoRA adapters, GGUF files or PEFT folders: a path, "PATH:SCALE", (path, scale), or several.
@@ -240,7 +240,7 @@ class LoadOptions:
     )  # fmt: skip
     draft_tree_width: int = _option(
         0, "Speculative decoding: how many tokens besides the most probable one are drafted after each "
-        "token. Drafts are trees then, on the CPU or one GPU; their size is planned from measured costs.",
+        "token. Drafts are trees then, whose size is planned from measured costs.",
         allowed=whole(0, MAX_TREE_WIDTH), commands="run",
     )  # fmt: skip
     lookup_files: tuple[Path, ...] = _option(

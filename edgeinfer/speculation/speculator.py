@@ -85,7 +85,8 @@ class Speculator:
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
         spent, passes = 0.0, dict[int, float]()
-        trees = TREE_ROWS if self._tree_width > 1 else ()
+        longest = 1 + TreePass.max_nodes(self._engine) if self._tree_width > 1 else 0
+        trees = [rows for rows in TREE_ROWS if rows <= longest]
         for rows in (*MEASURED_ROWS[:1], *trees, *MEASURED_ROWS[1:]):
             if spent > MEASURING_SECONDS:
                 break

@@ -62,18 +62,5 @@ class MainMemoryBackend(Backend[X]):
         return TreePages(parents, start).end_page * PAGE
 
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
-        pages = TreePages(parents, start)
-        moved = [(pages.slot(row), start + index) for index, row in enumerate(rows)]
-        for source, target, count in _runs([pair for pair in moved if pair[0] != pair[1]]):
+        for source, target, count in TreePages(parents, start).moves(rows):
             self.copy_positions(source, target, count)
-
-
-def _runs(moves: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
-    """(source, target, count) of moves of one position each; consecutive ones together."""
-    runs = list[tuple[int, int, int]]()
-    for source, target in moves:
-        if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (source, target):
-            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
-        else:
-            runs.append((source, target, 1))
-    return runs

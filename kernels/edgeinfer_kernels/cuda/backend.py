@@ -167,7 +167,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._build(cpu, tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
-            max_tree_tokens=self._options.longest_step * self._has_trees,
+            max_tree_tokens=self._options.longest_step if self._options.sequences == 1 else 0,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -213,11 +213,6 @@ class CudaBackend(Backend[DeviceRows]):
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
-
-    @property
-    def _has_trees(self) -> bool:
-        """Whether a step may be a tree: the whole model is on this device, and has one sequence."""
-        return not self._options.stages and self._collective is None and self._options.sequences == 1
 
     def _fill(self, on_loaded: OnLoaded | None) -> None:
         """Load the weights onto the device."""
@@ -510,9 +505,16 @@ class CudaBackend(Backend[DeviceRows]):
             self._select()
             return self._drafts.level(ids, start, parents, count, power)
 
-    def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
+    def enter(
+        self,
+        ids: Sequence[int],
+        start: int,
+        pages: npt.NDArray[np.int64] | None = None,
+        parents: Sequence[int] = (),
+    ) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
-        through all layers; in the `pages` (1, pages) of their sequence, if given.
+        through all layers; in the `pages` (1, pages) of their sequence, if given; with `parents` as
+        `forward_tree`.
         """
         rows = self._rows(len(ids))
         with on_device(self.device):
@@ -522,7 +524,7 @@ class CudaBackend(Backend[DeviceRows]):
             if pages is not None:
                 self.steps.set_pages(pages)
             if rows.in_step:
-                self.steps.set_state(ids, start)
+                self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
                 self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
