@@ -207,8 +207,7 @@ class Suite:
     def own_head(self) -> Iterator[list[str]]:
         """The built-in model with its head: drafts as the controller and the planner select them."""
         given: dict[str, dict[str, Any]] = {"baseline": {"draft": None}, "its head, chains": {"draft": "mtp"}}
-        if self.device == "cpu":
-            given["its head, trees"] = {"draft": "mtp", "draft_tree_width": HEAD_WIDTH}
+        given["its head, trees"] = {"draft": "mtp", "draft_tree_width": HEAD_WIDTH}
         settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
         with ExitStack() as open_models:
             variants: Variants = {}
@@ -225,8 +224,7 @@ class Suite:
         """A random model with the draft head of its file, in chains and in trees. At its cost tokens are
         drafted that are right as often as those of published heads, or never.
         """
-        width = HEAD_WIDTH if self.device == "cpu" else 0
-        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": width}
+        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": HEAD_WIDTH}
         with load(path, draft="mtp", **options) as model:
             assert model.speculator is not None
             head, engine, model.speculator = model.speculator.drafter, model.engine, None
@@ -237,7 +235,7 @@ class Suite:
             baseline = model.generate(ids, **settings)
             script = [*baseline.prompt_ids, *baseline.ids]
             scripted: Engine = ScriptedEngine(engine, script)
-            if can_branch := TreePass.is_possible(engine) and isinstance(engine, NativeEngine):
+            if can_branch := bool(TreePass.max_nodes(engine)) and isinstance(engine, NativeEngine):
                 scripted = ScriptedTrees(engine, script)
             variants: Variants = {"baseline": _observed(model.name, scripted, model, None, ids, settings)}
             for name, agreements in HEADS.items():

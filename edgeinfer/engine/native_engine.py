@@ -20,6 +20,8 @@ from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS, LayerCache
+from edgeinfer_kernels.caches.ring_cache import RING_SPARE
+from edgeinfer_kernels.caches.tree_pages import tree_positions
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -364,8 +366,49 @@ class NativeEngine(CacheChanges):
             self.backend.forward_batch(x, positions)
         return x
 
-    def keep_rows(self, ids: Sequence[int], rows: Sequence[int]) -> None:
-        """The cache holds `ids` now, which had these rows of the last `append_batch`."""
+    def holds_tree(self, parents: Sequence[int]) -> bool:
+        """Whether a step can have a token and a tree after it, as `Backend.forward_tree`, and the cache their
+        keys and values.
+        """
+        start = len(self.cache.ids)
+        if 1 + len(parents) > self.capabilities.max_tree_tokens:
+            return False
+        end = self.backend.tree_end(start, parents)
+        fits = -(-end // PAGE) <= -(-self.context // PAGE)
+        if self.cache.rings is not None:
+            fits = fits and end - start <= RING_SPARE
+        return fits and max(tree_positions(start, parents)) < self.context
+
+    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Process the next token and a tree after it, as `Backend.forward_tree`; logits (len(ids),
+        vocabulary). The cache's ids don't change until `keep_path`.
+        """
+        start = self._begin_tree(ids, parents)
+        with DEVICE_FAILURES:
+            x: HiddenStates = self.backend.embed(ids)
+            self.backend.forward_tree(x, start, parents)
+        return self.logits(x)
+
+    def best_of_tree(self, ids: Sequence[int], parents: Sequence[int]) -> list[int] | None:
+        """As `append_tree`; the ids of the largest logits. None: as `append_best`."""
+        if not self.capabilities.finds_best:
+            return None
+        start = self._begin_tree(ids, parents)
+        with DEVICE_FAILURES:
+            best = self.backend.best_ids(ids, start, parents)
+        return None if min(best) < 0 else best
+
+    def _begin_tree(self, ids: Sequence[int], parents: Sequence[int]) -> int:
+        self._check_usable()
+        self._check_ids(ids)
+        start = len(self.cache.ids)
+        self.cache.reserve(self.backend.tree_end(start, parents))
+        return start
+
+    def keep_path(self, ids: Sequence[int], parents: Sequence[int], rows: Sequence[int]) -> None:
+        """Continue the text with a path through the tree of the last step: `ids`, which had these rows."""
+        with DEVICE_FAILURES:
+            self.backend.keep_path(len(self.cache.ids), parents, rows)
         self.cache.append(ids)
         if self._hidden is not None:
             self._hidden.step(ids, self.cache.ids, rows)

@@ -12,6 +12,7 @@ from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_
 from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer.user_folders import user_folder
@@ -101,7 +102,8 @@ class HeadFile:
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
-        return DraftHead(loaded, target.engine, head, nbytes, self.close, loaded.batch)
+        width = 1 + source.options.draft_tree_width
+        return DeviceHead(loaded, target.engine, head, nbytes, self.close, loaded.batch, width)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""

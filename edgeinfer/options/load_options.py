@@ -147,7 +147,7 @@ class LoadOptions:
       "lookup"), "mtp" (the draft head), "lookup" (prompt lookup), "self" (the model with half of its layers),
       a name or path of a draft head or of a small model with the same vocabulary, or None.
     - `draft_tree_width`: how many tokens besides the most probable one a draft model or a draft head may
-      propose after each token, on the CPU: its drafts are trees then. 0: chains.
+      propose after each token, on one GPU, the CPU, or both: its drafts are trees then. 0: chains.
     - `lookup_files`: text that the completion is likely to repeat, such as code to edit. Prompt lookup
       searches them first.
     - `lora`: LoRA adapters, GGUF files or PEFT folders: a path, "PATH:SCALE", (path, scale), or several.
@@ -239,7 +239,7 @@ class LoadOptions:
         convert=_draft, metavar="auto|mtp|lookup|self|none|MODEL", commands="run chat serve batch plan",
     )  # fmt: skip
     draft_tree_width: int = _option(
-        0, "Draft trees: tokens besides the most probable one that are drafted after each, on the CPU.",
+        0, "Draft trees: tokens besides the most probable one that are drafted after each.",
         allowed=whole(0, MAX_TREE_WIDTH), commands="run",
     )  # fmt: skip
     lookup_files: tuple[Path, ...] = _option(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.sampler import Distribution
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
-from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth, candidates
+from edgeinfer.speculation.trees.tree_growth import ROOT, Candidates, TreeGrowth, candidates
 
 
 class AutoregressiveDrafter(Drafter):
@@ -20,7 +20,7 @@ class AutoregressiveDrafter(Drafter):
     `own_size`: vocabulary size of the drafter's logits; `vocabulary_size`: that of the target; higher ids are
     never drafted. `tree_width`: number of candidates after a token, if drafts are trees. A tree's tokens
     aren't sampled, and only those after the most probable path have tokens after them, unless a drafter
-    evaluates several nodes together (`max_expanded`, `_expand`).
+    evaluates several nodes together (`max_expanded`, `_expand`, or `_candidates_of`).
     """
 
     name: str = "drafter"
@@ -75,23 +75,41 @@ class AutoregressiveDrafter(Drafter):
 
     def _propose_tree(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """Draft level by level, of each the tokens that are most likely to be reached."""
-        sampler, growth = self._sampler_for(request.params), TreeGrowth(request, self.tree_width)
-        logits = self._logits_after(history) if request.max_tokens else None
-        if logits is None:
+        growth = TreeGrowth(request, self.tree_width)
+        first = self._candidates_after(history, request) if request.max_tokens else None
+        if first is None:
             return Draft()
-        rows = [(ROOT, logits)]
+        found = [(ROOT, first)]
         for level in range(1, request.max_tokens + 1):
             growth.begin_level()
-            for node, row in rows:
-                row[self._vocabulary_size :] = -np.inf
-                text = [*history, *growth.path(node)]
-                best = candidates(sampler, row, text, self.tree_width, request.sharpness)
+            for node, best in found:
                 growth.add(node, best)
             nodes = growth.frontier(self.max_expanded) if level < request.max_tokens else []
-            rows = self._expand(growth, nodes) if nodes else []
-            if not rows:
+            found = self._candidates_of(nodes, growth, history, request) if nodes else []
+            if not found:
                 break
         return growth.draft()
+
+    def _candidates_after(self, history: Sequence[int], request: DraftRequest) -> Candidates | None:
+        """The most probable tokens after a text; None: no draft is possible."""
+        logits = self._logits_after(history)
+        return None if logits is None else self._candidates(logits, history, request)
+
+    def _candidates_of(
+        self, nodes: Sequence[int], growth: TreeGrowth, history: Sequence[int], request: DraftRequest
+    ) -> list[tuple[int, Candidates]]:
+        """Nodes of the last level and the most probable tokens after them."""
+        return [
+            (node, self._candidates(logits, [*history, *growth.path(node)], request))
+            for node, logits in self._expand(growth, nodes)
+        ]
+
+    def _candidates(
+        self, logits: npt.NDArray[np.float32], text: Sequence[int], request: DraftRequest
+    ) -> Candidates:
+        logits[self._vocabulary_size :] = -np.inf
+        sampler = self._sampler_for(request.params)
+        return candidates(sampler, logits, text, self.tree_width, request.sharpness)
 
     def _expand(self, growth: TreeGrowth, nodes: Sequence[int]) -> list[tuple[int, npt.NDArray[np.float32]]]:
         """Nodes of the last level and the writable logits after them."""

@@ -13,7 +13,7 @@ from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MAX_ROWS, MeasuredCos
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
 from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner
-from edgeinfer.speculation.verification import accepted_path, greedy_prefix, verify
+from edgeinfer.speculation.verification import accepted_path, greedy_path, verify
 
 BATCHED = "batched"
 KINDS = ("greedy", "seeded", "sampled", BATCHED)
@@ -59,7 +59,7 @@ class Speculator:
     @property
     def _tree_width(self) -> int:
         """How many candidates trees have after a token; 1: drafts are chains."""
-        return self.drafter.tree_width if TreePass.is_possible(self._engine) else 1
+        return self.drafter.tree_width if TreePass.max_nodes(self._engine) else 1
 
     @staticmethod
     def _kind(params: SamplingParams) -> str:
@@ -85,7 +85,8 @@ class Speculator:
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
         spent, passes = 0.0, dict[int, float]()
-        trees = TREE_ROWS if self._tree_width > 1 else ()
+        longest = 1 + TreePass.max_nodes(self._engine) if self._tree_width > 1 else 0
+        trees = [rows for rows in TREE_ROWS if rows <= longest]
         for rows in (*MEASURED_ROWS[:1], *trees, *MEASURED_ROWS[1:]):
             if spent > MEASURING_SECONDS:
                 break
@@ -166,6 +167,7 @@ class Speculator:
         levels = limit if controller.is_profitable else length
         planner = self.planners[self._kind(params)]
         depth, nodes = planner.shape(controller.costs, controller.acceptance, levels, width)
+        nodes = min(nodes, TreePass.max_nodes(self._engine))
         min_probs = controller.min_probs(nodes)
         return DraftRequest(depth, params, *min_probs, max_nodes=nodes, sharpness=planner.sharpness)
 
@@ -224,10 +226,11 @@ class Speculator:
         best = None
         if tree is None:
             draft = draft.chain
-            if not needs_logits and sampler.takes_best:
-                best = self._engine.append_best([history[-1], *draft.ids])
+        if not needs_logits and sampler.takes_best:
+            ids = [history[-1], *draft.ids]
+            best = self._engine.append_best(ids) if tree is None else tree.best(history[-1])
         if best is not None:
-            tokens = greedy_prefix(draft.ids, best, None, end_ids)
+            tokens = greedy_path(draft, best, None, end_ids)
         else:
             ids = [history[-1], *draft.ids]
             logits = self._engine.append_all(ids) if tree is None else tree.read(history[-1])

@@ -30,14 +30,12 @@ def verify(
     sampler has accepted all returned tokens.
     """
     best = sampler.best_of_each(logits)
-    if best is not None and not draft.parents:
-        return greedy_prefix(draft.ids, best, logits, end_ids)
+    if best is not None:
+        return greedy_path(draft, best, logits, end_ids)
     text, tokens = list(history), list[SampledToken]()
     row: int | None = 0
     while row is not None:
-        if best is not None:
-            sampled = best[row]
-        elif draft.distributions is None or row == len(draft.ids):
+        if draft.distributions is None or row == len(draft.ids):
             sampled = sampler.sample(logits[row], text)
         else:
             target = sampler.distribution(logits[row], text)
@@ -50,22 +48,22 @@ def verify(
     return tokens
 
 
-def greedy_prefix(
-    draft_ids: Sequence[int],
+def greedy_path(
+    draft: Draft,
     best: Sequence[int],
     logits: npt.NDArray[np.float32] | None,
     end_ids: Collection[int],
 ) -> list[SampledToken]:
-    """The best tokens after the history and after each draft token, up to the first that differs from the
-    draft. `logits` None: they are on the device.
+    """The best tokens after the history and after each draft token, up to the first that wasn't drafted.
+    `logits` None: they are on the device.
     """
-    tokens: list[SampledToken] = []
-    for index, token in enumerate(best):
-        is_drafted = index < len(draft_ids) and token == draft_ids[index]
-        tokens.append(SampledToken(token, None if logits is None else logits[index], is_drafted))
-        if not is_drafted or token in end_ids:
-            break
-    return tokens
+    tokens, row = list[SampledToken](), 0
+    while True:
+        token, node = best[row], draft.child(row - 1, best[row])
+        tokens.append(SampledToken(token, None if logits is None else logits[row], node is not None))
+        if node is None or token in end_ids:
+            return tokens
+        row = 1 + node
 
 
 def accepted_path(draft: Draft, tokens: Sequence[SampledToken]) -> list[int]:

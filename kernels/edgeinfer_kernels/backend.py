@@ -34,7 +34,7 @@ class Capabilities:
 
     - `max_step_tokens`: maximum tokens of `step_logits`; 0: unsupported.
     - `max_batch_tokens`: maximum tokens of `forward_batch` for several sequences; 0: unsupported.
-    - `copies_in_batch`: `forward_batch` supports `copies`.
+    - `max_tree_tokens`: maximum tokens of `forward_tree`; 0: unsupported.
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
@@ -55,7 +55,7 @@ class Capabilities:
 
     max_step_tokens: int = 0
     max_batch_tokens: int = 0
-    copies_in_batch: bool = False
+    max_tree_tokens: int = 0
     padded_tokens: int = 0
     max_draft_prompt: int = 0
     kept_states: int = 0
@@ -90,6 +90,7 @@ class Capabilities:
         return replace(
             self,
             max_batch_tokens=0,
+            max_tree_tokens=0,
             skips_layers=False,
             has_attention_scores=False,
             can_evict=False,
@@ -285,6 +286,23 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def forward_tree(self, x: X, start: int, parents: Sequence[int]) -> None:
+        """As `forward`, for the token at position `start` and a tree of tokens after it: each attends to the
+        text and to the tokens before it. `parents`: for each token of the tree the index of the one before
+        it, -1 for the token at `start`. The state is that of the text, until `keep_path`.
+        """
+        _refuse(self)
+
+    def tree_end(self, start: int, parents: Sequence[int]) -> int:
+        """The end of the positions that `forward_tree` writes, from `start` on."""
+        _refuse(self)
+
+    def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
+        """Continue the state with the tokens of a path through the last tree: its `rows` of the step, the
+        first of which is 0.
+        """
+        _refuse(self)
+
     def forward_texts(self, x: X, lengths: Sequence[int]) -> None:
         """As `forward`, of an encoder: the tokens of texts of these lengths, one text after another."""
         _refuse(self)
@@ -355,13 +373,26 @@ class Backend(Protocol[X]):
         """
         _refuse(self)
 
+    def draft_level(
+        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
+    ) -> list[list[tuple[int, float]]]:
+        """Evaluate `ids` at positions start…, of a draft head on a device; the `count` most probable tokens
+        after the last of them, falling, with the softmax of `power` times the logits.
+
+        With `parents` they are the tokens of a draft tree so far, each with the head's own state of the one
+        before it: its index, -1 for the last token of the text before. Then the candidates after each of
+        them.
+        """
+        _refuse(self)
+
     def sampling_request(self, settings: SamplingSettings, recent: int, uniform: float) -> list[float]:
         """The parameters of one sample for `sample_next`; `recent`: number of ids for the penalties."""
         _refuse(self)
 
-    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+    def best_ids(self, ids: Sequence[int], start: int, parents: Sequence[int] = ()) -> list[int]:
         """Process a few tokens at positions start… in one step; the ids of the largest logits after each,
-        found on the device, the lowest among equals; -1 if a logit isn't finite.
+        found on the device, the lowest among equals; -1 if a logit isn't finite. `parents`: of a tree, as
+        `forward_tree`.
         """
         _refuse(self)
 
@@ -400,46 +431,3 @@ class Backend(Protocol[X]):
 
 def _refuse(backend: Backend[Any]) -> NoReturn:
     raise NotImplementedError(f"the {backend.name} backend doesn't have this capability")
-
-
-class MainMemoryBackend(Backend[X]):
-    """A backend whose state is in main memory."""
-
-    state: DecoderState
-
-    @property
-    def state_nbytes(self) -> int:
-        return self.state.nbytes
-
-    def snapshot(self, end: int) -> StateArrays:
-        return self.state.snapshot(end)
-
-    def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
-        self.state.restore_all(arrays, end)
-
-    def checkpoint(self) -> None:
-        self.state.checkpoint()
-
-    def rewind(self, length: int) -> int:
-        return self.state.rewind(length)
-
-    def reach(self, length: int) -> int:
-        return length if self.state.slots is None else self.state.slots.reach(length)
-
-    def is_at(self, position: int) -> bool:
-        return self.state.slots is None or self.state.slots.is_next(position)
-
-    def copy_positions(self, source: int, target: int, count: int) -> None:
-        self.state.copy(source, target, count)
-
-    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        self.state.copy_pages(sources, targets)
-
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
-        return self.state.read_pages(pages)
-
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        self.state.write_pages(pages, arrays)
-
-    def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
-        self.state.evict(positions, end)

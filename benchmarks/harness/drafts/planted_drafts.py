@@ -18,7 +18,7 @@ from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth
-from edgeinfer_kernels.backend import BatchPositions
+from edgeinfer_kernels.caches.tree_pages import tree_positions
 
 CERTAIN = 1e4
 """The logit of the token that comes next, above all logits of a model."""
@@ -198,7 +198,7 @@ class PlantedHead(Drafter):
 
 
 class ScriptedTrees(NativeEngine):
-    """An engine on the CPU whose logits select the tokens of `script`, prompt and completion, one by one; as
+    """An engine whose logits select the tokens of `script`, prompt and completion, one by one; as
     `ScriptedEngine`, and for trees.
     """
 
@@ -226,12 +226,33 @@ class ScriptedTrees(NativeEngine):
             self._set(row, end)
         return logits
 
-    def append_batch(self, ids: Sequence[int], positions: BatchPositions) -> npt.NDArray[np.float32]:
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """As the engine's, with the tokens of the script."""
+        if super().append_best(ids) is None:
+            return None
+        return self._following(range(len(self.ids) - len(ids) + 1, len(self.ids) + 1))
+
+    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the engine's; after each position the token of the script follows."""
-        logits = super().append_batch(ids, positions)
-        for row, position in zip(logits, positions.positions.tolist(), strict=True):
+        logits = super().append_tree(ids, parents)
+        for row, position in zip(logits, tree_positions(len(self.ids), parents), strict=True):
             self._set(row, position + 1)
         return logits
+
+    def best_of_tree(self, ids: Sequence[int], parents: Sequence[int]) -> list[int] | None:
+        """As the engine's, with the tokens of the script."""
+        if super().best_of_tree(ids, parents) is None:
+            return None
+        return self._following([position + 1 for position in tree_positions(len(self.ids), parents)])
+
+    def _following(self, ends: Sequence[int]) -> list[int]:
+        """The tokens of the script after texts of these lengths."""
+        return [self._script[min(end, len(self._script) - 1)] for end in ends]
+
+    def device_sampler(self, sampler: Sampler) -> TokenSampler | None:
+        """As the engine's, with the tokens of the script."""
+        choice = super().device_sampler(sampler)
+        return ScriptedSampler(choice, self._script) if choice else None
 
     def _set(self, logits: npt.NDArray[np.float32], index: int) -> None:
         logits[self._script[min(index, len(self._script) - 1)]] = CERTAIN

@@ -78,8 +78,15 @@ class TensorRank:
     def final_norm(self, first: int, count: int) -> npt.NDArray[np.float32]:
         return self._backend.final_norm(self._rows[first : first + count])
 
-    def best_ids(self, ids: list[int], start: int) -> list[int]:
-        return self._backend.best_ids(ids, start)
+    def best_ids(self, ids: list[int], start: int, parents: list[int]) -> list[int]:
+        return self._backend.best_ids(ids, start, parents)
+
+    def forward_tree(self, ids: list[int], start: int, parents: list[int]) -> None:
+        self._rows = self._backend.embed(ids)
+        self._backend.forward_tree(self._rows, start, parents)
+
+    def keep_path(self, start: int, parents: list[int], rows: list[int]) -> None:
+        self._backend.keep_path(start, parents, rows)
 
     def sample_next(
         self,

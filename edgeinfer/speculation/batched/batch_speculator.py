@@ -16,7 +16,7 @@ from edgeinfer.sampling import Sampler
 from edgeinfer.speculation.draft_costs import MAX_ROWS
 from edgeinfer.speculation.drafter import Draft, DraftRequest, DraftText
 from edgeinfer.speculation.speculator import Speculator
-from edgeinfer.speculation.verification import greedy_prefix, verify
+from edgeinfer.speculation.verification import greedy_path, verify
 
 OWN_SHARE = 0.3
 """Weight of a text's last draft in the acceptance of its next one."""
@@ -106,7 +106,7 @@ class BatchSpeculator:
         draft token; None: they are on the device, and `best` has the largest of each.
         """
         if logits is None:
-            tokens = greedy_prefix(draft.ids, best, None, end_ids)
+            tokens = greedy_path(draft, best, None, end_ids)
         else:
             tokens = verify(draft, logits, text.history, text.sampler, end_ids)
         accepted = sum(token.drafted for token in tokens)

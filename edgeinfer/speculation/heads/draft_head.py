@@ -45,7 +45,7 @@ class DraftHead(LoopDrafter):
     ) -> None:
         size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
         max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
-        width = tree_width if backend.capabilities.copies_in_batch else 1
+        width = tree_width if backend.capabilities.max_tree_tokens else 1
         super().__init__(size, size, max_prompt, width, only_greedy=kept > 0)
         self.max_expanded = self.tree_width
         self._tree: HeadTree | None = None

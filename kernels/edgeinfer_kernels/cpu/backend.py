@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, MainMemoryBackend, OnHidden
+from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
@@ -47,6 +47,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
+from edgeinfer_kernels.main_memory import MainMemoryBackend
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 from edgeinfer_kernels.system.processor import usable_cpus
@@ -130,7 +131,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return Capabilities(
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
-            copies_in_batch=True,
+            max_tree_tokens=STEP_TOKENS,
             max_draft_prompt=self._max_draft_prompt(),
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,

@@ -51,6 +51,8 @@ from edgeinfer_kernels.cuda.offload.expert_loading import (
 )
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamingHost
 from edgeinfer_kernels.cuda.tensor.collective import Collective
+from edgeinfer_kernels.cuda.trees.path_steps import PathSteps
+from edgeinfer_kernels.cuda.trees.tree_words import tree_rows
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
@@ -68,13 +70,21 @@ from edgeinfer_kernels.decoder_state import DecoderState, StatePool, check_evict
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.reference.backend import final_norm
-from edgeinfer_kernels.sizes.cuda_buffers import COMMON_STEP_SIZES, KEPT_STATES, MAX_TOKENS, RECENT
+from edgeinfer_kernels.sizes.cuda_buffers import (
+    ALL_STEP_SIZES,
+    COMMON_STEP_SIZES,
+    KEPT_STATES,
+    MAX_TOKENS,
+    RECENT,
+)
 from edgeinfer_kernels.stages import CPU, GPU, CpuStages, cpu_stages, part_of_block, shards_on
 
 DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
 ends.
 """
+ON_DEVICE = ("_drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
+"""Attributes of a backend that refer to the device memory."""
 
 
 class ServingHost(Host, StreamingHost, CountingHost, Protocol):
@@ -157,6 +167,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._build(cpu, tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
+            max_tree_tokens=self._options.longest_step if self._options.sequences == 1 else 0,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -199,6 +210,8 @@ class CudaBackend(Backend[DeviceRows]):
         )
         self._drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
         """The draft loop of a draft head."""
+        self._paths = PathSteps(launches)
+        """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
 
     def _fill(self, on_loaded: OnLoaded | None) -> None:
@@ -232,10 +245,25 @@ class CudaBackend(Backend[DeviceRows]):
             self._batches.discard_ahead()
             self._read(self._pending, x, start)
 
-    def _read(self, ids: Sequence[int], x: DeviceRows, start: int) -> None:
+    def forward_tree(self, x: DeviceRows, start: int, parents: Sequence[int]) -> None:
+        """As `Backend.forward_tree`, for the ids passed to `embed`."""
+        with on_device(self.device):
+            self._batches.discard_ahead()
+            self._read(self._pending, x, start, tree_rows(parents))
+
+    def tree_end(self, start: int, parents: Sequence[int]) -> int:
+        """As `Backend.tree_end`: a row for each token."""
+        return start + 1 + len(parents)
+
+    def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
+        """As `Backend.keep_path`."""
+        with on_device(self.device):
+            self._paths.keep(start, rows)
+
+    def _read(self, ids: Sequence[int], x: DeviceRows, start: int, before: Sequence[int] = ()) -> None:
         self._select()
         if x.in_step:
-            self.steps.set_state(ids, start)
+            self.steps.set_state(ids, start, before)
             self.steps.run(len(ids))
             if self._drafts is not None:  # Its next step may follow before the host reads any logits.
                 synchronize(self.device)
@@ -467,9 +495,26 @@ class CudaBackend(Backend[DeviceRows]):
             self._select()
             return self._drafts.draft(ids, start, request)
 
-    def enter(self, ids: Sequence[int], start: int, pages: npt.NDArray[np.int64] | None = None) -> DeviceRows:
+    def draft_level(
+        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
+    ) -> list[list[tuple[int, float]]]:
+        """As `Backend.draft_level`."""
+        assert self._drafts is not None, "only a draft head drafts"
+        with on_device(self.device):
+            self._check_open()
+            self._select()
+            return self._drafts.level(ids, start, parents, count, power)
+
+    def enter(
+        self,
+        ids: Sequence[int],
+        start: int,
+        pages: npt.NDArray[np.int64] | None = None,
+        parents: Sequence[int] = (),
+    ) -> DeviceRows:
         """Evaluate the tokens `ids`, whose embeddings are in the exchange buffer, at positions start…,
-        through all layers; in the `pages` (1, pages) of their sequence, if given.
+        through all layers; in the `pages` (1, pages) of their sequence, if given; with `parents` as
+        `forward_tree`.
         """
         rows = self._rows(len(ids))
         with on_device(self.device):
@@ -479,7 +524,7 @@ class CudaBackend(Backend[DeviceRows]):
             if pages is not None:
                 self.steps.set_pages(pages)
             if rows.in_step:
-                self.steps.set_state(ids, start)
+                self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
                 self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
@@ -552,13 +597,13 @@ class CudaBackend(Backend[DeviceRows]):
         with on_device(self.device):
             return self._logits.of(x)
 
-    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
+    def best_ids(self, ids: Sequence[int], start: int, parents: Sequence[int] = ()) -> list[int]:
         """As `Backend.best_ids`, of at most MAX_TOKENS tokens."""
         self.embed(ids)
         with on_device(self.device):
             self._batches.discard_ahead()
             self._select()
-            self.steps.set_state(ids, start)
+            self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
             self.steps.run(len(ids), BEST_OF_EACH)
             return self._batches.results(len(ids))
 
@@ -663,6 +708,8 @@ class CudaBackend(Backend[DeviceRows]):
                 self.steps.warm_up(widths, on_compiled, layouts)
                 if self._drafts is not None:
                     self._drafts.warm_up(widths)
+                elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
+                    self._paths.warm_up()
 
     def close(self) -> None:
         """Free the device memory."""
@@ -685,5 +732,5 @@ class CudaBackend(Backend[DeviceRows]):
 
     def _drop(self) -> None:
         """Drop what refers to the device memory."""
-        for name in ("_drafts", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts"):
+        for name in ON_DEVICE:
             self.__dict__.pop(name, None)

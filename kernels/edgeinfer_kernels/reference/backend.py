@@ -9,13 +9,14 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import BatchPositions, Capabilities, MainMemoryBackend
+from edgeinfer_kernels.backend import BatchPositions, Capabilities
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
+from edgeinfer_kernels.main_memory import MainMemoryBackend
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 from edgeinfer_kernels.reference.blocks import forward_of
 from edgeinfer_kernels.reference.blocks.layer_output import PER_LAYER_ROWS
@@ -52,7 +53,7 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         self.state = state
         can = Capabilities(
             max_batch_tokens=64,
-            copies_in_batch=True,
+            max_tree_tokens=64,
             text_tokens=CPU_TEXT_TOKENS,
             skips_layers=True,
             has_separate_states=True,

@@ -33,14 +33,17 @@ COMMON_STEP_SIZES = (1, 2, 4, 8, MAX_TOKENS)
 """Step sizes, in tokens, that are prepared if only the last tokens of a prompt come in groups: the kernels of
 one step size take up to fifteen seconds to compile.
 """
-POSITIONS_AT, MASKS_AT, CACHED_AT, LOST_AT, STATES_AT, SEQUENCES_AT = 16, 32, 48, 49, 50, 64
+POSITIONS_AT, MASKS_AT, CACHED_AT, LOST_AT, STATES_AT, POWER_AT, PATH_AT = 16, 32, 48, 49, 50, 51, 64
+SEQUENCES_AT = 88
 SEQUENCE_WORDS = 8
 STATE_WORDS = SEQUENCES_AT + MAX_TOKENS * SEQUENCE_WORDS
 """Words of the int32 state of a step: ids at 0, positions, masks of the step's visible tokens, cached length,
-a flag that the CPU side was lost, for a draft head the row of its target's state that belongs to position 0;
-from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first position,
-a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of one sequence
-has the first of them.
+a flag that the CPU side was lost, for a draft head the row of its target's state that belongs to position 0
+and the power of the probabilities of a tree, float32;
+from PATH_AT on, of a tree, its first position and the rows of the path that is kept, and in a step of a draft
+head for each token 1 plus the row before it; from SEQUENCES_AT on SEQUENCE_WORDS for each sequence: its first
+position, a `RecurrentStep`, its number of tokens without padding, and the first row of its ring. A step of
+one sequence has the first of them.
 """
 FIRST_BIT = 16
 """From this bit on the mask of a token in a batch has the number of the first token of its sequence."""

@@ -59,6 +59,7 @@ class PipelineBackend(Backend[PipelineStates]):
         self.capabilities = replace(
             self._last.capabilities,
             max_batch_tokens=0,
+            max_tree_tokens=0,
             takes_lora=False,
             can_evict=all(shard.capabilities.can_evict for shard in self.shards),
         )

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import (
+    PAGE,
     Activations,
     Backend,
     BatchPositions,
@@ -21,6 +22,7 @@ from edgeinfer_kernels.backend import (
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.caches.tree_pages import TreePages
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 
@@ -60,7 +62,11 @@ class SplitBackend(Backend[SplitStates]):
         self.cpu_shard = cpu_shard
         self.gpu_shard = gpu_shard
         can = gpu_shard.capabilities
-        self.capabilities = replace(can, max_batch_tokens=can.max_batch_tokens * cpu_shard.have_pages)
+        self.capabilities = replace(
+            can,
+            max_batch_tokens=can.max_batch_tokens * cpu_shard.have_pages,
+            max_tree_tokens=min(can.max_tree_tokens, cpu_shard.computed),
+        )
 
     @property
     def state_nbytes(self) -> int:
@@ -75,6 +81,25 @@ class SplitBackend(Backend[SplitStates]):
 
     def forward(self, x: SplitStates, start: int) -> None:
         x.final = self.gpu_shard.enter(x.ids, start)
+
+    def forward_tree(self, x: SplitStates, start: int, parents: Sequence[int]) -> None:
+        """As `Backend.forward_tree`: the CPU shard has paths in pages, the GPU shard tokens in rows."""
+        pages = TreePages(parents, start)
+        for source, target, count in pages.copied_text():
+            self.cpu_shard.state.copy(source, target, count)
+        self.cpu_shard.place(pages.batch())
+        try:
+            x.final = self.gpu_shard.enter(x.ids, start, parents=parents)
+        finally:
+            self.cpu_shard.place(None)
+
+    def tree_end(self, start: int, parents: Sequence[int]) -> int:
+        return max(TreePages(parents, start).end_page * PAGE, self.gpu_shard.tree_end(start, parents))
+
+    def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
+        for source, target, count in TreePages(parents, start).moves(rows):
+            self.cpu_shard.state.copy(source, target, count)
+        self.gpu_shard.keep_path(start, parents, rows)
 
     def with_state(self, state: DecoderState) -> "SplitBackend":
         """As `Backend.with_state`, for a state of the GPU shard's pool: all states are there."""

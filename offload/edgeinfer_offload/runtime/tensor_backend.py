@@ -99,9 +99,19 @@ class TensorBackend(Backend[TensorStates]):
 
         return DeviceSamplingParams.of(settings).request(recent, uniform)
 
-    def best_ids(self, ids: Sequence[int], start: int) -> list[int]:
-        best: list[int] = self._call("best_ids", list(ids), start)
+    def best_ids(self, ids: Sequence[int], start: int, parents: Sequence[int] = ()) -> list[int]:
+        best: list[int] = self._call("best_ids", list(ids), start, list(parents))
         return best
+
+    def forward_tree(self, x: TensorStates, start: int, parents: Sequence[int]) -> None:
+        self._call("forward_tree", list(x.ids), start, list(parents))
+
+    def tree_end(self, start: int, parents: Sequence[int]) -> int:
+        """As `CudaBackend.tree_end`."""
+        return start + 1 + len(parents)
+
+    def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
+        self._call("keep_path", start, list(parents), list(rows))
 
     def sample_next(
         self,

@@ -100,7 +100,7 @@ class DraftInputSizes(BlockSizes):
     @classmethod
     def step_bytes(cls, blocks: Sequence["DraftInputSizes"], step: StepShape) -> int:
         pair = activation_bytes(step.tokens, 2 * step.hidden_size, step.input_floats)
-        return pair + taken(step.hidden_size, 4)
+        return pair + taken((1 + step.tokens) * step.hidden_size, 4)
 
     def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
         return ChunkRows(chunk * 2 * hidden_size, chunk, chunk * hidden_size)

@@ -17,6 +17,7 @@ from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
+from edgeinfer_kernels.cuda.trees.tree_words import tree_places
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.sizes.cuda_buffers import (
@@ -24,7 +25,9 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
     COMMON_STEP_SIZES,
     FIRST_BIT,
     MASKS_AT,
+    PATH_AT,
     POSITIONS_AT,
+    POWER_AT,
     SEQUENCE_WORDS,
     SEQUENCES_AT,
     STATE_WORDS,
@@ -50,6 +53,8 @@ class CapturedSteps:
         self._sequences = sequences or DeviceSequences(1, step.model.context, 0)
         self.sequence = self._sequences.each[0]
         """The sequence of steps that aren't batches."""
+        self.power = 1.0
+        """Of the probabilities of a draft head's tree."""
         self._sampling_space = sampling
         self._device = step.workspace.state.device
         self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
@@ -81,9 +86,10 @@ class CapturedSteps:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
         return next(width for width in self._widths if width >= tokens)
 
-    def set_state(self, ids: Sequence[int], start: int) -> None:
-        """Set the step's tokens, of `sequence`: each token attends to itself and the earlier ones. Padding
-        tokens follow, at the positions where the keys and values of the next tokens will be written.
+    def set_state(self, ids: Sequence[int], start: int, before: Sequence[int] = ()) -> None:
+        """Set the step's tokens, of `sequence`: each token attends to itself and the earlier ones; of a tree,
+        to those `before` it, as in `tree_places`. Padding tokens follow, at the positions where the keys and
+        values of the next tokens will be written.
         """
         count = self.width(len(ids))
         self._start = start
@@ -91,7 +97,14 @@ class CapturedSteps:
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
         state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
+        state[PATH_AT + 1 : PATH_AT + 1 + count] = 0
+        if before:
+            state[PATH_AT + 1 : PATH_AT + 1 + len(ids)] = [1 + row for row in before]
+            positions, masks = tree_places(start, before)
+            state[POSITIONS_AT : POSITIONS_AT + len(ids)] = positions
+            state[MASKS_AT : MASKS_AT + len(ids)] = masks
         state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
+        state[POWER_AT] = np.float32(self.power).view(np.int32)
         words = self.sequence.words(start, len(ids))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         if self.sequence.layout == PAGES:

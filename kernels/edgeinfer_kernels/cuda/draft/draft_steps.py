@@ -3,6 +3,9 @@
 The first step processes the tokens that the head hasn't, with the target's states; the others the draft token
 before them, with the head's own state. Each kind of first step and each number of further ones is a graph, so
 a whole draft takes two launches. The host reads the tokens and their probabilities when all are made.
+
+Of a tree the host reads the candidates after each level. A step of a tree has all of its tokens so far: those
+of the levels before it aren't cached positions, as a token attends only to those on its path.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,9 +18,16 @@ from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.draft.keeping import keep_states
+from edgeinfer_kernels.cuda.draft.state_kernels import BY_ROW, LAST
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
+from edgeinfer_kernels.cuda.draft.tree_kernels import (
+    CANDIDATES,
+    level_candidates_kernel,
+    level_slices_kernel,
+)
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
 MAX_DRAFTED = 16
 """Maximum tokens of a draft."""
@@ -35,6 +45,9 @@ class DraftSteps:
         self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
+        shape = MAX_TOKENS, CANDIDATES.value
+        self._level_ids = torch.zeros(shape, dtype=torch.int32, pin_memory=self._cuda)
+        self._level_probs = torch.zeros(shape, dtype=torch.float32, pin_memory=self._cuda)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
@@ -59,6 +72,23 @@ class DraftSteps:
             if request.min_probs_to_continue and reached < request.min_probs_to_continue[index]:
                 break
         return DraftedTokens(kept, probs, len(ids) + count - 1)
+
+    def level(
+        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
+    ) -> list[list[tuple[int, float]]]:
+        """As `Backend.draft_level`."""
+        self._steps.power = power
+        self._steps.set_state(ids, start, parents)
+        width = self._steps.width(len(ids))
+        is_padded, rows = width > len(ids), len(parents) or 1
+        if parents:
+            self._run(("level", width), partial(self.launch_level, width))
+        else:
+            kind = "root, padded" if is_padded else "root"
+            self._run((kind, width), partial(self.launch_root, width, is_padded))
+        synchronize(self._device)
+        found, probs = self._level_ids[:rows, :count].tolist(), self._level_probs[:rows, :count].tolist()
+        return [list(zip(*each, strict=True)) for each in zip(found, probs, strict=True)]
 
     def warm_up(self, widths: Sequence[int]) -> None:
         """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
@@ -123,12 +153,57 @@ class DraftSteps:
         finally:
             self._space.reads_own = False
 
+    def launch_root(self, tokens: int, is_padded: bool = False) -> None:
+        """As `launch_first`, with the candidates after the last token."""
+        self._steps.step.launch(tokens, last_only=not is_padded)
+        keep_states(self._steps.step.launches, self._space.own, 1, LAST.value)
+        self._select_level(1, last=True)
+
+    def launch_level(self, tokens: int) -> None:
+        """Launch the kernels of a step of a tree, and of the candidates after each of its tokens."""
+        self._space.reads_own = True
+        try:
+            self._steps.step.launch(tokens)
+        finally:
+            self._space.reads_own = False
+        keep_states(self._steps.step.launches, self._space.own, tokens, BY_ROW.value)
+        self._select_level(tokens, last=False)
+
+    def _select_level(self, rows: int, *, last: bool) -> None:
+        """Find the candidates after some rows of the step."""
+        launches = self._steps.step.launches
+        space, buffers = launches.workspace, self._sampling.buffers
+        vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
+        found = (buffers.keys, buffers.masses)
+        launches.launch(
+            level_slices_kernel,
+            (slices, rows),
+            space.logits,
+            space.state,
+            *found,
+            vocabulary,
+            SLICE=buffers.slice,
+            LAST=last,
+            warps=4,
+        )
+        launches.launch(
+            level_candidates_kernel,
+            (rows,),
+            *found,
+            space.state,
+            self._level_ids,
+            self._level_probs,
+            slices,
+            SLICES=next_power_of_two(slices),
+            warps=4,
+        )
+
     def _select(self, index: int) -> None:
         """Keep the state of the step's last token, and make the draft token after it the next step's."""
         launches = self._steps.step.launches
         space, buffers = launches.workspace, self._sampling.buffers
         vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        keep_states(launches, self._space.own, 1, last=True)
+        keep_states(launches, self._space.own, 1, LAST.value)
         launches.launch(
             draft_slices_kernel,
             (slices,),

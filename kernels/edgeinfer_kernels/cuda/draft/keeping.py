@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
-from edgeinfer_kernels.cuda.draft.state_kernels import keep_states_kernel
+from edgeinfer_kernels.cuda.draft.state_kernels import BY_POSITION, LAST, keep_states_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -14,19 +14,19 @@ if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 
 
-def keep_states(launches: "StepLaunches", kept: Tensor, tokens: int, *, last: bool = False) -> None:
-    """Keep the states of a step's tokens at their positions' rows; `last`: of the last one, in row 0."""
+def keep_states(launches: "StepLaunches", kept: Tensor, tokens: int, place: int = BY_POSITION.value) -> None:
+    """Keep the states of a step's tokens; `place`: a constant of `state_kernels.py`."""
     space, model = launches.workspace, launches.model
     norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
     launches.launch(
         keep_states_kernel,
-        (1 if last else tokens,),
+        (1 if place == LAST.value else tokens,),
         space.x,
         space.state,
         launches.norm_args(norm),
         kept,
         **_constants(norm, kept),
-        LAST=last,
+        PLACE=place,
         warps=warps_for(kept.shape[1]),
     )
 
@@ -35,7 +35,8 @@ def keep_chunk_states(x: Tensor, words: Tensor, norm: NextNorm, kept: Tensor) ->
     """Keep the states x (tokens, hidden_size) of a chunk's tokens."""
     keep_states_kernel[(len(x),)](
         x, words, NormArgs(norm.weight, norm.bias, norm.spec.epsilon), kept,
-        **_constants(norm, kept), LAST=False, DEPENDENT=False, num_warps=warps_for(kept.shape[1]),
+        **_constants(norm, kept), PLACE=BY_POSITION.value, DEPENDENT=False,
+        num_warps=warps_for(kept.shape[1]),
     )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 The target keeps the states of its last positions after the final norm: that of position p is row p % ROWS of
 a ring. A head's position 0 is the ring's row `STATES_AT` of its words. After a draft token it reads its own
-state, which it has kept in the single row of a buffer.
+states, which it has kept in a buffer: row 0 is the last one, 1 + r that of row r of a tree's step.
 """
 
 import triton
@@ -15,23 +15,31 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers,
 from edgeinfer_kernels.sizes import cuda_buffers
 
 STATES_AT = tl.constexpr(cuda_buffers.STATES_AT)
+PATH_AT = tl.constexpr(cuda_buffers.PATH_AT)
+BY_POSITION = tl.constexpr(0)
+LAST = tl.constexpr(1)
+BY_ROW = tl.constexpr(2)
+"""Where states are kept: in the rows of their positions in a ring, the last one in row 0, in rows from 1 on.
+"""
 
 
 @triton.jit
 def keep_states_kernel(
     x, words, norm, kept,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ROWS: tl.constexpr,
-    LAST: tl.constexpr, DEPENDENT: tl.constexpr,
+    PLACE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """kept = norm(x) of a step or a chunk, without padding; one program per token. LAST: of its last token
-    only, to row 0. Reads and writes WIDTH · 4 bytes per token.
+    """kept = norm(x) of a step or a chunk, without padding; one program per token, with LAST a single one.
+    Reads and writes WIDTH · 4 bytes per token.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     token, count = tl.program_id(0), step_tokens(words)
     row = (step_start(words) + token) % ROWS
-    if LAST:
+    if PLACE == LAST:
         token, row = count - 1, 0
+    if PLACE == BY_ROW:
+        row = 1 + token
     offsets = tl.arange(0, BLOCK)
     mask = (offsets < WIDTH) & (token < count)
     value = tl.load(x + token.to(tl.int64) * WIDTH + offsets, mask=mask, other=0.0)
@@ -40,16 +48,19 @@ def keep_states_kernel(
 
 
 @triton.jit
-def _state_row(states, words, token, WIDTH: tl.constexpr, ROWS: tl.constexpr):
-    """The state that belongs to a token of a step or a chunk; of a single row, that one."""
-    row = (tl.load(words + STATES_AT) + step_start(words) + token) % ROWS
+def _state_row(states, words, token, WIDTH: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr):
+    """The state that belongs to a token of a step or a chunk; OWN: of the head."""
+    if OWN:
+        row = tl.load(words + (PATH_AT + 1) + token)
+    else:
+        row = (tl.load(words + STATES_AT) + step_start(words) + token) % ROWS
     return states + row.to(tl.int64) * WIDTH
 
 
 @triton.jit
 def draft_pair_kernel(
     x, states, words, x_norm, state_norm, out,
-    NORM: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
+    NORM: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out = [norm(x); norm(state)] as activations, and x = 0, to which the projection is added; one program
     per token of a step.
@@ -73,7 +84,7 @@ def draft_pair_kernel(
     tl.store(pointers, tl.zeros_like(value), mask=inside)
     value = normalized(value, x_loaded, inside, NORM, False)
     quantize(value, target, group, group < WIDTH // 16, OUT)
-    state = tl.load(_state_row(states, words, token, WIDTH, ROWS) + column, mask=inside, other=0.0)
+    state = tl.load(_state_row(states, words, token, WIDTH, ROWS, OWN) + column, mask=inside, other=0.0)
     state = normalized(state, state_loaded, inside, NORM, False)
     quantize(state, target, group + WIDTH // 16, group < WIDTH // 16, OUT)
 
@@ -92,7 +103,7 @@ def draft_pair_rows_kernel(
     at = x + token * WIDTH + offsets
     value = tl.load(at, mask=mask, other=0.0)
     value = normed(value, mask, x_norm.weight, x_norm.bias, offsets, x_norm.epsilon, WIDTH, NORM, False)
-    state = tl.load(_state_row(states, words, token, WIDTH, ROWS) + offsets, mask=mask, other=0.0)
+    state = tl.load(_state_row(states, words, token, WIDTH, ROWS, False) + offsets, mask=mask, other=0.0)
     norm = state_norm
     state = normed(state, mask, norm.weight, norm.bias, offsets, norm.epsilon, WIDTH, NORM, False)
     tl.store(at, tl.zeros_like(value), mask=mask)

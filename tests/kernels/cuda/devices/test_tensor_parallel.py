@@ -142,6 +142,25 @@ def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) ->
         assert ranks.processes.process_ids == []
 
 
+@pytest.mark.slow
+def test_ranks_verify_a_tree_and_keep_a_path(tmp_path: Path) -> None:
+    model, shares, sums = MODELS["qwen3, peer memory"]
+    path, parents = model.write(tmp_path / "model.gguf"), (-1, -1, 1, 0)
+    with one_gpu(path) as (decoder, one), tensor_parallel(path, shares, sums) as ranks:
+        ids, results = decoder.ids(18), []
+        assert ranks.capabilities.max_tree_tokens == STEP_TOKENS
+        for backend in (one, ranks):
+            read(backend, ids, (12,))  # type: ignore[arg-type]
+            x = backend.embed(ids[12:17])
+            backend.forward_tree(x, 12, parents)  # type: ignore[arg-type]
+            logits = backend.logits(x)  # type: ignore[arg-type]
+            assert backend.best_ids(ids[12:17], 12, parents) == logits.argmax(axis=1).tolist()
+            backend.keep_path(12, parents, [0, 2, 3])
+            results.append([*logits, *read(backend, ids[17:], (1,), start=15).values()])  # type: ignore[arg-type]
+        for expected, found in zip(*results, strict=True):
+            assert np.linalg.norm(found - expected) < ROUNDING * np.linalg.norm(expected)
+
+
 def test_a_file_that_cannot_be_divided_ends_all_ranks_with_its_reason(tmp_path: Path) -> None:
     path = ZOO["olmo2"].write(tmp_path / "model.gguf")
     with pytest.raises(RankError, match="divided among GPUs: a norm of all heads"):

@@ -38,6 +38,8 @@ NAMES = {
     "draft_pair_rows_kernel",
     "draft_slices_kernel",
     "draft_token_kernel",
+    "level_slices_kernel",
+    "level_candidates_kernel",
 }
 
 
@@ -71,6 +73,8 @@ def launch_all(kind: str, capability: int, *, dependent: bool) -> None:
     drafts = DraftSteps(CapturedSteps(step, parts.sampling), parts.sampling)
     drafts.launch_first(4)
     drafts.launch_further(6)
+    drafts.launch_root(4)
+    drafts.launch_level(8)
     parts.prefill.kept = states
     parts.prefill.read(CHUNK, 0)
 

@@ -177,6 +177,54 @@ def test_a_draft_ends_where_its_tokens_are_too_improbable(pair: Pair) -> None:
     assert drafted([0.0] * 4, [], whole[0]) == []
 
 
+TREE = (-1, -1, 1, 0, 2)
+"""The parents of the tokens of a draft tree."""
+
+
+def likely(logits: States, power: float) -> dict[int, float]:
+    """The softmax of a row of logits times `power`, by token."""
+    weights = np.exp(power * (logits - logits.max()))
+    return dict(enumerate((weights / weights.sum()).tolist()))
+
+
+def agrees(found: list[tuple[int, float]], logits: States, power: float) -> bool:
+    """Whether candidates are the most probable tokens of a row of the formula's, within rounding."""
+    expected = likely(logits, power)
+    best = sorted(expected.values(), reverse=True)[: len(found)]
+    probs = [prob for _, prob in found]
+    assert probs == sorted(probs, reverse=True)
+    assert len({token for token, _ in found}) == len(found)
+    return probs == pytest.approx(best, rel=0.1) and probs == pytest.approx(
+        [expected[token] for token, _ in found], rel=0.1
+    )
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("given", [4, 5])
+@pytest.mark.parametrize("pair", ["arcee", "glm4moe", "deepseek2"], indirect=True)
+def test_a_tree_continues_with_the_states_of_each_path(pair: Pair, given: int) -> None:
+    ids = text(pair, 21 + len(TREE))
+    ids, nodes = ids[:21], ids[21:]
+    states = pair.exact_states(ids[:-1])
+    read(pair, ids[:-1], (20,))
+    done, power = 20 - given, 0.8
+    logits_after(pair, ids[1 : done + 1], 0, 0)
+    pair.exact_logits(ids[1 : done + 1], states[:done], 0)
+    pair.head.set_hidden(DeviceRows(done, given, False), done)
+    (root,) = pair.head.draft_level(ids[done + 1 :], done, (), 5, power)
+    logits, own = pair.exact_logits(ids[done + 1 :], states[done:], done)
+    assert agrees(root, logits[-1], power)
+    pair.head.draft_level(nodes[:2], 20, TREE[:2], 5, power)
+    pair.head.draft_level(nodes[:4], 20, TREE[:4], 5, power)
+    found = pair.head.draft_level(nodes, 20, TREE, 5, power)
+    assert [len(each) for each in found] == 5 * [5]
+    for path in ([0, 3], [1, 2, 4]):
+        state = own[-1:]
+        for depth, node in enumerate(path):
+            logits, state = pair.exact_logits([nodes[node]], state, 20 + depth)
+            assert agrees(found[node], logits[0], power)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_the_counted_bytes_of_a_head_are_those_that_it_allocates(name: str, tmp_path: Path) -> None:
     device = torch.device("cpu")

@@ -198,7 +198,8 @@ def test_greedy_drafts_are_verified_without_copies_of_the_logits(
 def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
     suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
     rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
-    assert [row[2] for row in rows] == ["baseline", *(f"{name}, chains" for name in benchmark.HEADS)]
+    drafts = [f"{name}, {kind}" for name in benchmark.HEADS for kind in ("chains", "trees")]
+    assert [row[2] for row in rows] == ["baseline", *drafts]
 
 
 @pytest.mark.slow

@@ -66,13 +66,14 @@ def inactive_bytes(w: DeviceDraftInput) -> int:
 
 
 class Space:
-    """The pairs of a decode step, and the head's own state at its last token. `reads_own`: the next step
-    reads that, as it continues a draft.
+    """The pairs of a decode step, and the head's own states: row 0 at the last token of the text, or of a
+    draft that is a chain, the others at the tokens of a tree's step. `reads_own`: the next step reads those,
+    as it continues a draft.
     """
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
         self.pair = take_activations(arena, step.tokens, 2 * step.hidden_size, step.input_floats)
-        self.own = arena.take((1, step.hidden_size), torch.float32)
+        self.own = arena.take((1 + step.tokens, step.hidden_size), torch.float32)
         self.reads_own = False
 
 
@@ -94,6 +95,7 @@ def decode(
         space.pair.words,
         NORM=NormConfig(width, groups, False, False, True, is_layer, False),
         ROWS=len(states),
+        OWN=space.reads_own,
         OUT=space.pair.config,
         warps=8,
     )

@@ -24,17 +24,23 @@ class Branch:
     pages: Pages
 
 
-class TreePages:
-    """The places of a tree's rows: of the token at position `start`, and of one token for each of `parents`,
-    the index of the token before it (-1: the first row). `first_page`: the first free page of the cache.
+def tree_positions(start: int, parents: Sequence[int]) -> list[int]:
+    """The positions of a step's rows: the token at `start`, then a token for each of `parents`, the index of
+    the one before it (-1: the first row).
     """
+    positions = [start]
+    for parent in parents:
+        positions.append(positions[parent + 1] + 1)
+    return positions
+
+
+class TreePages:
+    """The places of a tree's rows, as in `tree_positions`. `first_page`: the first free page of the cache."""
 
     def __init__(self, parents: Sequence[int], start: int) -> None:
         self._before = [-1, *(parent + 1 for parent in parents)]
         """The row before each row."""
-        self.positions = [start]
-        for before in self._before[1:]:
-            self.positions.append(self.positions[before] + 1)
+        self.positions = tree_positions(start, parents)
         self.start = start
         self.first_page = self.end_page = -(-(max(self.positions) + 1) // PAGE)
         self.branches = list[Branch]()
@@ -75,6 +81,11 @@ class TreePages:
         branch, position = self._branch_of[row], self.positions[row]
         return position if branch is None else _slot(self.branches[branch].pages, position)
 
+    def moves(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
+        """(source, target, count): copies of positions, after which the rows of a path follow the text."""
+        moved = [(self.slot(row), self.start + index) for index, row in enumerate(rows)]
+        return _runs([pair for pair in moved if pair[0] != pair[1]])
+
     def batch(self) -> BatchPositions:
         """The rows as a batch."""
         pages = np.tile(np.arange(max(self.positions) // PAGE + 1), (len(self.positions), 1))
@@ -97,3 +108,14 @@ class TreePages:
 
 def _slot(pages: Pages, position: int) -> int:
     return pages.get(position // PAGE, position // PAGE) * PAGE + position % PAGE
+
+
+def _runs(moves: Sequence[tuple[int, int]]) -> list[tuple[int, int, int]]:
+    """(source, target, count) of moves of one position each; consecutive ones together."""
+    runs = list[tuple[int, int, int]]()
+    for source, target in moves:
+        if runs and (runs[-1][0] + runs[-1][2], runs[-1][1] + runs[-1][2]) == (source, target):
+            runs[-1] = (*runs[-1][:2], runs[-1][2] + 1)
+        else:
+            runs.append((source, target, 1))
+    return runs
