@@ -6,7 +6,8 @@ from functools import cached_property
 from typing import Literal
 
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
-from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
+from edgeinfer_kernels.caches.recent_pages import RECENT_STEP
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -34,6 +35,11 @@ READ_AHEAD = "buffers for reading ahead"
 DRAFT, DRAFT_HEAD = "draft model", "draft head"
 DRAFTS = (DRAFT, DRAFT_HEAD)
 """The items that only drafting waits for."""
+
+
+def cpu_batch(kind: CacheType) -> int:
+    """Maximum tokens of a step on the CPU with this KV cache."""
+    return RECENT_STEP if has_recent(kind) else CPU_BATCH
 
 
 @dataclass(frozen=True)
