@@ -282,10 +282,10 @@ class PlacementProblem:
 
     @property
     def streams(self) -> bool:
-        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, or of a format whose
-        layout on the CPU no GPU kernel decodes.
+        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, have adapters, or
+        are of a format whose layout on the CPU no GPU kernel decodes.
         """
-        if self.options.disk or not self.sizes.formats <= set(STREAMED):
+        if self.options.disk or self.options.lora is not None or not self.sizes.formats <= set(STREAMED):
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
         return known and self.pricing.graphics is not None and self.options.device == "any"

@@ -1,4 +1,4 @@
-"""Plans of models with LoRA adapters: their bytes, and why such models are not split."""
+"""Plans of models with LoRA adapters: their bytes and devices."""
 
 from pathlib import Path
 
