@@ -8,9 +8,7 @@ from edgeinfer_kernels.sizes.cpu_workspace import buffered_tokens
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
-EMBEDDING = "token_embd."
-"""Begins the name of the tensor whose adapter is on the CPU, which a split model has its embeddings from."""
-CPU_ONLY_PARTS = (".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
+CPU_ONLY_PARTS = ("token_embd.", ".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
 """Parts of names of tensors whose adapters run on the CPU only."""
 MAX_SHARING = 3
 """Matrices that may share planes on a GPU: queries, keys and values."""
@@ -22,21 +20,20 @@ SLOTS = 2
 class LoraSizes:
     """`cpu_bytes`: of all matrices in the layout of the CPU kernels; `ranks`: the largest rank, rounded up to
     whole lanes. `gpu_bytes`: at most, on a GPU; `cpu_only`: the tensor whose adapter no GPU kernel reads, if
-    there is one; `embedding`: that of the embeddings, if it has an adapter.
+    there is one.
     """
 
     cpu_bytes: int = 0
     ranks: int = 0
     gpu_bytes: int = 0
     cpu_only: str = ""
-    embedding: str = ""
     has_experts: bool = False
 
     @classmethod
     def of(cls, pairs: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> "LoraSizes":
         """The sizes of adapters whose a and b have these shapes: (…, rank, columns) and (…, rows, rank)."""
         cpu_bytes = gpu_bytes = ranks = 0
-        cpu_only, embedding, has_experts = "", "", False
+        cpu_only, has_experts = "", False
         for name, (a, b) in pairs.items():
             *experts, rank, columns = a
             count, rows = (experts[0] if experts else 1), b[-2]
@@ -46,20 +43,18 @@ class LoraSizes:
                 count * padded(rank) * (6 * padded(columns) + 4 * MAX_SHARING * padded(rows) + 4 * MAX_TOKENS)
             )
             ranks = max(ranks, padded(rank))
-            if name.startswith(EMBEDDING):
-                embedding = name
-            elif any(part in name for part in CPU_ONLY_PARTS):
+            if any(part in name for part in CPU_ONLY_PARTS):
                 cpu_only = cpu_only or name
-        return cls(cpu_bytes, ranks, gpu_bytes, cpu_only, embedding, has_experts)
+        return cls(cpu_bytes, ranks, gpu_bytes, cpu_only, has_experts)
 
     def cpu_total(self, sizes: ModelSizes, batch: int, threads: int) -> int:
         """Bytes of the matrices, and of the products of the threads."""
         return self.cpu_bytes + product_bytes(self.ranks, buffered_tokens(sizes, batch)) * threads
 
-    def gpu_refusal(self, whole: bool) -> str | None:
-        """Why a model with them, whole on a GPU or split, isn't on a GPU; None: it can be."""
-        name = self.cpu_only or (self.embedding if whole else "")
-        return f"the LoRA adapter of {name} runs on the CPU only" if name else None
+    @property
+    def gpu_refusal(self) -> str | None:
+        """Why a model with them uses no GPU; None: it can."""
+        return f"the LoRA adapter of {self.cpu_only} runs on the CPU only" if self.cpu_only else None
 
 
 def _by_four(count: int) -> int:

@@ -62,9 +62,7 @@ class PlacementProblem:
             return f"keys and values in {self.options.kv} run on the CPU only"
         if not self.options.repack:
             return "the weights stay memory-mapped"
-        if self.options.lora is not None and (
-            refusal := self.options.lora.gpu_refusal(whole=self.options.device == "gpu")
-        ):
+        if self.options.lora is not None and (refusal := self.options.lora.gpu_refusal):
             return refusal
         try:
             self.sizes.head_device_bytes()
