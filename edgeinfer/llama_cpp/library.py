@@ -5,7 +5,13 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import (
+    SCALED_TYPES,
+    CacheType,
+    ElementType,
+    element_types,
+    has_recent,
+)
 
 _ERROR, _CONTINUED = 4, 5
 """Values of ggml's `enum ggml_log_level`."""
@@ -24,6 +30,8 @@ class LlamaCppCacheType(NamedTuple):
 def llama_cpp_cache_type(kind: CacheType) -> LlamaCppCacheType:
     """Raises `EdgeInferError` for a type that llama.cpp doesn't have."""
     types = element_types(kind)
+    if has_recent(kind):
+        raise EdgeInferError(f"kv: llama.cpp has no {kind}; take {'/'.join(types)}")
     for each in types:
         if each not in CACHE_TYPES:
             raise EdgeInferError(f"kv: llama.cpp has no {each}; take {', '.join(CACHE_TYPES)}")

@@ -297,7 +297,7 @@ def sequence_states(spec: DecoderSpec, context: int, kind: CacheType, sequences:
     positions = pool_positions(context, sequences)
     if sequences > 1 and (spec.is_recurrent or RingPositions(spec, positions).shapes):
         return DecoderState.allocate(spec, context, kind).pooled(sequences)
-    state = DecoderState.allocate(spec, positions, kind)
+    state = DecoderState.allocate(spec, positions, kind, sequences=sequences)
     return StatePool([state], state)
 
 

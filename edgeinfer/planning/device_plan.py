@@ -272,7 +272,8 @@ def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
 
 def _with_sparse(options: PlanOptions, sparse: SparseOptions | None) -> PlanOptions:
     """The options with sparse layers; there is no expert cache if experts are among them."""
-    cached = options.expert_cache and not (sparse and sparse.has_experts)
+    adapted = options.lora is not None and options.lora.has_experts
+    cached = options.expert_cache and not adapted and not (sparse and sparse.has_experts)
     return replace(options, sparse=sparse, expert_cache=cached)
 
 

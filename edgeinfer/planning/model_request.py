@@ -12,7 +12,7 @@ from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.system.direct_files import can_read_directly
 from edgeinfer_offload.planner.concentration import expert_probs
-from edgeinfer_offload.planner.plan_types import CPU_BATCH
+from edgeinfer_offload.planner.plan_types import cpu_batch
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
 
 
@@ -51,7 +51,7 @@ def request_for(
         draft_required=draft is not None and options.draft != "auto",
         lora=lora_sizes(source.adapters),
         warnings=warnings,
-        batch=max(source.context, CPU_TEXT_TOKENS) if is_encoder else CPU_BATCH,
+        batch=max(source.context, CPU_TEXT_TOKENS) if is_encoder else cpu_batch(options.kv),
         chunk=max(source.context, GPU_TEXT_TOKENS) if is_encoder else CHUNK,
     )
 

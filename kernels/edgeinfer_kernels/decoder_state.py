@@ -2,7 +2,7 @@
 experts.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
-from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.caches.layer_cache import LANES
+from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
+from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENCE, CacheState, LayerCache
+from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
@@ -31,6 +32,8 @@ class DecoderState:
     """The slots of recurrent states; None: no block here has one."""
     sources: Mapping[BlockIndex, BlockIndex] = field(default_factory=dict)
     """The blocks that read the state of another one."""
+    recent: RecentPages | None = None
+    """The recent positions of KV caches in f16; None: they have none."""
 
     @classmethod
     def allocate(
@@ -39,8 +42,11 @@ class DecoderState:
         context: int,
         kind: CacheType = "f16",
         indices: Sequence[BlockIndex] | None = None,
+        sequences: int = 1,
     ) -> "DecoderState":
-        """The zeroed state for `context` tokens of these blocks; None: of all."""
+        """The zeroed state for `context` tokens of these blocks; None: of all. `sequences`: whose recent
+        positions are held at once.
+        """
         states, sources = {}, {}
         for index in spec.indices() if indices is None else indices:
             source = spec.state_source(index)
@@ -48,21 +54,26 @@ class DecoderState:
                 sources[index] = source
             state = spec.residual(index).block.allocate_state(context, kind)
             if state is not None:
-                states[index] = state
+                has_f16 = isinstance(state, CacheState) and has_recent(kind)
+                states[index] = state.with_recent(sequences) if has_f16 else state
         is_recurrent = any(spec.residual(index).block.recurrent for index in states)
-        return cls(states, StateSlots(spec.slots) if is_recurrent else None, sources)
+        slots = StateSlots(spec.slots) if is_recurrent else None
+        pages = LayerCache.positions_for(context) // LANES
+        recent = RecentPages(_caches(states.values()), pages, sequences) if has_recent(kind) else None
+        return cls(states, slots, sources, recent)
 
     def pooled(self, count: int) -> "StatePool":
         """`count` zeroed states like this one, in common arrays."""
         pooled = {index: block.pooled(count) for index, block in self.blocks.items()}
-        states = [
-            DecoderState(
-                {index: parts[number] for index, (_, parts) in pooled.items()},
-                None if self.slots is None else StateSlots(self.slots.count),
-                self.sources,
-            )
-            for number in range(count)
-        ]
+        states = list[DecoderState]()
+        for number in range(count):
+            blocks = {index: parts[number] for index, (_, parts) in pooled.items()}
+            slots = None if self.slots is None else StateSlots(self.slots.count)
+            recent = None
+            if self.recent is not None:
+                pages, first = len(self.recent.table), RECENT_PAGES_PER_SEQUENCE * number
+                recent = RecentPages(_caches(blocks.values()), pages, first=first)
+            states.append(DecoderState(blocks, slots, self.sources, recent))
         joined = {index: whole for index, (whole, _) in pooled.items()}
         return StatePool(states, DecoderState(joined, None, self.sources))
 
@@ -102,6 +113,8 @@ class DecoderState:
             raise ValueError("the snapshot is of another cache")
         for view, array in zip(views, trimmed, strict=True):
             view[...] = array
+        if self.recent is not None:
+            self.recent.drop()
         return len(views) + (self.slots is not None)
 
     def begin(self, start: int, tokens: int) -> RecurrentStep:
@@ -126,11 +139,15 @@ class DecoderState:
         """Copy `count` positions in all blocks; the ranges must not overlap."""
         for state in self.blocks.values():
             state.copy(source, target, count)
+        if self.recent is not None:
+            self.recent.copy(source, target, count)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `Backend.copy_pages`."""
         for state in self.blocks.values():
             state.copy_pages(sources, targets)
+        if self.recent is not None:
+            self.recent.copy_pages(sources, targets)
 
     def read_pages(self, pages: Sequence[int]) -> list[npt.NDArray[np.generic]]:
         """As `Backend.read_pages`."""
@@ -141,12 +158,21 @@ class DecoderState:
         targets = [target for state in self.blocks.values() for target in state.pages()]
         for target, array in zip(targets, arrays, strict=True):
             target[:, list(pages)] = array
+        if self.recent is not None:
+            self.recent.drop(pages)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`."""
         check_evicted(positions, end)
         for state in self.blocks.values():
             state.evict(positions, end)
+        if self.recent is not None:
+            self.recent.drop()
+
+
+def _caches(states: Iterable[BlockState]) -> list[RecentCache]:
+    """The caches of the blocks that have recent positions."""
+    return [state.cache for state in states if isinstance(state, CacheState)]
 
 
 @dataclass(frozen=True)

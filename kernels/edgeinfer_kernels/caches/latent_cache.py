@@ -11,7 +11,7 @@ from edgeinfer_kernels.caches.cache_formats import (
     packed_in_groups,
     unpacked_groups,
 )
-from edgeinfer_kernels.caches.cache_types import CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import CacheType, ElementType, element_types, has_recent
 from edgeinfer_kernels.caches.layer_cache import (
     DTYPES,
     LANES,
@@ -19,7 +19,9 @@ from edgeinfer_kernels.caches.layer_cache import (
     by_position,
     floats_of,
     padded,
+    paged,
     pooled_arrays,
+    recent_context,
     rounded_rows,
     scale_count,
     scales_for,
@@ -58,13 +60,16 @@ class LatentCache:
     scales: npt.NDArray[np.float16] | None
     latent_dim: int
     cached_dim: int
+    recent: "LatentCache | None" = None
+    """As of `LayerCache`."""
 
     @staticmethod
     def nbytes_for(shape: LatentShape, context: int, kind: CacheType) -> int:
         """Bytes that `allocate` takes."""
         width, elements = padded(shape.cached_dim), latent_type(kind)
         of_row = value_bytes(width, elements) + 2 * scale_count(width, elements)
-        return LayerCache.positions_for(context) * of_row
+        recent = LatentCache.nbytes_for(shape, recent_context(1), "f16") if has_recent(kind) else 0
+        return LayerCache.positions_for(context) * of_row + recent
 
     @classmethod
     def allocate(cls, shape: LatentShape, context: int, kind: CacheType) -> "LatentCache":
@@ -77,6 +82,20 @@ class LatentCache:
         scales = scales_for(1, positions, width, elements)
         return cls(rows, scales, shape.latent_dim, shape.cached_dim)
 
+    def with_recent(self, sequences: int) -> "LatentCache":
+        """As `LayerCache.with_recent`."""
+        return replace(self, recent=LatentCache.allocate(self, recent_context(sequences), "f16"))
+
+    def fill_recent(self, page: int, slot: int) -> None:
+        """As `RecentCache.fill_recent`."""
+        assert self.recent is not None
+        rows = self._stored(page * LANES, (page + 1) * LANES)
+        self.recent.rows[0, slot * LANES : (slot + 1) * LANES] = rows
+
+    def recent_arrays(self) -> list[npt.NDArray[np.generic]]:
+        """As `RecentCache.recent_arrays`."""
+        return [] if self.recent is None else paged(self.recent.arrays())
+
     @property
     def positions(self) -> int:
         """Allocated positions."""
@@ -85,8 +104,12 @@ class LatentCache:
     def pooled(self, count: int) -> "tuple[LatentCache, list[LatentCache]]":
         """As `LayerCache.pooled`."""
         (rows, scales), parts = pooled_arrays([self.rows, self.scales], count)
-        joined = replace(self, rows=rows, scales=scales)
-        return joined, [replace(self, rows=rows, scales=scales) for rows, scales in parts]
+        recent, each = (None, [None] * count) if self.recent is None else self.recent.pooled(count)
+        joined = replace(self, rows=rows, scales=scales, recent=recent)
+        return joined, [
+            replace(self, rows=rows, scales=scales, recent=own)
+            for (rows, scales), own in zip(parts, each, strict=True)
+        ]
 
     @property
     def ring(self) -> int:
@@ -126,6 +149,11 @@ class LatentCache:
 
     def read(self, start: int, end: int) -> Rows:
         """Rows (end - start, cached_dim) of positions start…end."""
+        floats = self._stored(start, end)[:, : self.cached_dim]
+        return self.hadamard(floats) if self.has_hadamard_rows else floats
+
+    def _stored(self, start: int, end: int) -> Rows:
+        """Rows (end - start, padded cached_dim), of q4_0 in the Hadamard basis."""
         rows: npt.NDArray[Any] = self.rows[0, start:end]
         if self.has_hadamard_rows:
             rows = unpacked_groups(rows, padded(self.cached_dim))
@@ -133,8 +161,7 @@ class LatentCache:
         if self.scales is not None:
             tiles = self.scales[:, start // LANES : -(-end // LANES)]
             scales = by_position(tiles)[0, start % LANES : start % LANES + end - start]
-        floats = floats_of(rows, scales, self.row_type)[:, : self.cached_dim]
-        return self.hadamard(floats) if self.has_hadamard_rows else floats
+        return floats_of(rows, scales, self.row_type)
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         """All arrays of the cache."""
@@ -166,4 +193,5 @@ class LatentCache:
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays())
+        recent = 0 if self.recent is None else self.recent.nbytes
+        return sum(array.nbytes for array in self.arrays()) + recent

@@ -23,12 +23,22 @@ from edgeinfer_kernels.caches.cache_formats import (
     unpacked_pairs,
     widened,
 )
-from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import (
+    SCALED_TYPES,
+    CacheType,
+    ElementType,
+    element_types,
+    has_recent,
+)
 from edgeinfer_kernels.cpu.runtime.abi import SCALED
 
 LANES = 16
 SPARE_POSITIONS = 64
 POSITIONS_AT_ONCE = 1024
+RECENT_PAGES_PER_SEQUENCE, RECENT_SPARE_PAGES = 12, 3
+"""Pages of recent positions that are allocated for each sequence, and how many of all are read only as the
+end of a tile of 64 positions; see `recent_pages.py`.
+"""
 
 
 def padded(count: int) -> int:
@@ -87,6 +97,10 @@ class CacheState:
     def nbytes(self) -> int:
         return int(self.cache.nbytes)
 
+    def with_recent(self, sequences: int) -> Self:
+        """The same with the recent positions of some sequences in f16."""
+        return replace(self, cache=self.cache.with_recent(sequences))
+
     def pooled(self, count: int) -> "tuple[Self, list[Self]]":
         """As `BlockState.pooled`."""
         joined, caches = self.cache.pooled(count)
@@ -109,7 +123,17 @@ class CacheState:
 
     def pages(self) -> list[npt.NDArray[np.generic]]:
         """As `BlockState.pages`."""
-        return [array.reshape(len(array), -1, *_page_shape(array)) for array in self.cache.arrays()]
+        return paged(self.cache.arrays())
+
+
+def paged(arrays: Sequence[npt.NDArray[np.generic]]) -> list[npt.NDArray[np.generic]]:
+    """Views (heads, pages, …) of arrays of positions or of tiles."""
+    return [array.reshape(len(array), -1, *_page_shape(array)) for array in arrays]
+
+
+def recent_context(sequences: int) -> int:
+    """The context whose cache has the recent positions of some sequences."""
+    return LANES * RECENT_PAGES_PER_SEQUENCE * sequences - SPARE_POSITIONS
 
 
 def _page_shape(array: npt.NDArray[np.generic]) -> tuple[int, ...]:
@@ -204,6 +228,8 @@ class LayerCache:
     values: npt.NDArray[np.generic]
     key_scales: npt.NDArray[np.float16] | None = None
     value_scales: npt.NDArray[np.float16] | None = None
+    recent: "LayerCache | None" = None
+    """Recent positions in f16, in the same basis; see `recent_pages.py`."""
 
     @staticmethod
     def positions_for(context: int) -> int:
@@ -216,7 +242,8 @@ class LayerCache:
         width, (keys, values) = padded(specification.head_dim), element_types(kind)
         of_both = key_bytes(width, keys) + value_bytes(width, values)
         of_both += 2 * (scale_count(width, keys) + scale_count(width, values))
-        return specification.kv_heads * cls.positions_for(context) * of_both
+        recent = LayerCache.nbytes_for(specification, recent_context(1), "f16") if has_recent(kind) else 0
+        return specification.kv_heads * cls.positions_for(context) * of_both + recent
 
     @classmethod
     def allocate(cls, specification: CacheShape, context: int, kind: CacheType) -> "LayerCache":
@@ -231,6 +258,13 @@ class LayerCache:
             scales_for(heads, positions, width, of_keys),
             scales_for(heads, positions, width, of_values),
         )
+
+    def with_recent(self, sequences: int) -> Self:
+        """The same cache with the recent positions of some sequences, in f16."""
+        heads, positions = len(self.values), LayerCache.positions_for(recent_context(sequences))
+        width = self.keys.shape[2] * (2 if self.key_type == "q4_0" else 1)
+        keys = np.zeros((heads, positions // LANES, width, LANES), np.float16)
+        return replace(self, recent=LayerCache(keys, np.zeros((heads, positions, width), np.float16)))
 
     @property
     def ring(self) -> int:
@@ -251,8 +285,12 @@ class LayerCache:
         """A zeroed cache of `count` times the positions, and its parts as caches like this one."""
         names = ("keys", "values", "key_scales", "value_scales")
         whole, parts = pooled_arrays([getattr(self, name) for name in names], count)
-        joined = LayerCache(**dict(zip(names, whole, strict=True)))
-        return joined, [replace(self, **dict(zip(names, part, strict=True))) for part in parts]
+        recent, each = (None, [None] * count) if self.recent is None else self.recent.pooled(count)
+        joined = LayerCache(**dict(zip(names, whole, strict=True)), recent=recent)
+        return joined, [
+            replace(self, **dict(zip(names, part, strict=True)), recent=own)
+            for part, own in zip(parts, each, strict=True)
+        ]
 
     @property
     def key_type(self) -> ElementType:
@@ -291,24 +329,48 @@ class LayerCache:
         """Keys (kv_heads, end, head_dim) and values (kv_heads, end, value_dim) of the first `end` positions;
         value_dim None: head_dim.
         """
-        rows: npt.NDArray[Any] = self.values[:, :end]
-        if self.value_type == "q4_0":
-            rows = unpacked_groups(rows, padded(head_dim))
-        scales = None if self.value_scales is None else by_position(self.value_scales)[:, :end]
-        values = floats_of(rows, scales, self.value_type)[:, :, : value_dim or head_dim]
+        values = self._stored_values(0, end, padded(head_dim))[:, :, : value_dim or head_dim]
         keys = self.read_keys(0, end, head_dim)
         return keys, hadamard_rows(values) if self.value_type == "q4_0" else values
 
+    def _stored_values(self, start: int, end: int, width: int) -> Rows:
+        """As `_stored_keys`, of the values."""
+        rows: npt.NDArray[Any] = self.values[:, start:end]
+        if self.value_type == "q4_0":
+            rows = unpacked_groups(rows, width)
+        scales = None
+        if self.value_scales is not None:
+            tiles = self.value_scales[:, start // LANES : -(-end // LANES)]
+            scales = by_position(tiles)[:, start % LANES : start % LANES + end - start]
+        return floats_of(rows, scales, self.value_type)
+
+    def fill_recent(self, page: int, slot: int) -> None:
+        """As `RecentCache.fill_recent`."""
+        assert self.recent is not None
+        first = int(self.slots(np.array([page * LANES]))[0])
+        keys = self._stored_keys(first, first + LANES)
+        self.recent.keys[:, slot] = keys.swapaxes(1, 2)
+        values = self._stored_values(first, first + LANES, self.recent.values.shape[2])
+        self.recent.values[:, slot * LANES : (slot + 1) * LANES] = values
+
+    def recent_arrays(self) -> list[npt.NDArray[np.generic]]:
+        """As `RecentCache.recent_arrays`."""
+        return [] if self.recent is None else paged(self.recent.arrays())
+
     def read_keys(self, start: int, end: int, head_dim: int) -> npt.NDArray[np.floating]:
         """Keys (kv_heads, end - start, head_dim) of positions start…end."""
+        keys = self._stored_keys(start, end)[:, :, :head_dim]
+        return hadamard_rows(keys) if self.key_type == "q4_0" else keys
+
+    def _stored_keys(self, start: int, end: int) -> Rows:
+        """Keys (kv_heads, end - start, padded head_dim), of q4_0 in the Hadamard basis."""
         tiles = slice(start // LANES, -(-end // LANES))
         within = slice(start % LANES, start % LANES + end - start)
         rows = by_position(self.keys[:, tiles])[:, within]
         if self.key_type == "q4_0":
             rows = unpacked_pairs(rows)
         scales = None if self.key_scales is None else by_position(self.key_scales[:, tiles])[:, within]
-        keys = floats_of(rows, scales, self.key_type)[:, :, :head_dim]
-        return hadamard_rows(keys) if self.key_type == "q4_0" else keys
+        return floats_of(rows, scales, self.key_type)
 
     def arrays(self) -> tuple[npt.NDArray[np.generic], ...]:
         """All arrays of the cache."""
@@ -367,7 +429,8 @@ class LayerCache:
 
     @property
     def nbytes(self) -> int:
-        return self.values.nbytes + sum(part.nbytes for part in self.parts())
+        recent = 0 if self.recent is None else self.recent.nbytes
+        return self.values.nbytes + sum(part.nbytes for part in self.parts()) + recent
 
 
 def pooled_arrays(arrays: Sequence[Any], count: int) -> tuple[list[Any], list[list[Any]]]:

@@ -37,7 +37,7 @@ class RingCache(LayerCache):
     def allocate(cls, specification: CacheShape, context: int, kind: CacheType) -> "RingCache":
         """A zeroed ring of `context` positions."""
         whole = LayerCache.allocate(specification, context, kind)
-        return cls(whole.keys, whole.values, whole.key_scales, whole.value_scales, context)
+        return cls(whole.keys, whole.values, whole.key_scales, whole.value_scales, size=context)
 
     @property
     def ring(self) -> int:
@@ -93,5 +93,7 @@ class RingCache(LayerCache):
 
     def before_move(self, first: int, end: int) -> tuple[int, LayerCache]:
         """As `LayerCache.before_move`; a copy, because every index of the ring is both read and written."""
-        copies = [None if array is None else array.copy() for array in (self.key_scales, self.value_scales)]
-        return max(first, end - self.size), LayerCache(self.keys.copy(), self.values.copy(), *copies)
+        scales = (self.key_scales, self.value_scales)
+        of_keys, of_values = (None if array is None else array.copy() for array in scales)
+        copied = LayerCache(self.keys.copy(), self.values.copy(), of_keys, of_values)
+        return max(first, end - self.size), copied

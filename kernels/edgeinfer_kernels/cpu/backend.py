@@ -131,7 +131,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return Capabilities(
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
-            max_tree_tokens=STEP_TOKENS,
+            max_tree_tokens=STEP_TOKENS if self.state.recent is None else 0,
             max_draft_prompt=self._max_draft_prompt(),
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
@@ -179,6 +179,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
         ropes = map(self.decoder.ropes.get, range(len(layers)))
         self._tables = [self._schedules.table_of(rope) for rope in ropes]
         self._layers_run = self._schedules.of_layers(range(len(layers)))
+        if self.state.recent is not None:
+            for args in (self._step_args, *(args for _, args in self._schedules.step_args)):
+                args.recent = address(self.state.recent.table)
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
         embed = self._embedding.block
@@ -220,6 +223,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if len(x) > STEP_TOKENS:
             self._run_blocks(x, start)
             return
+        self._touch_recent(start, len(x))
         self._schedules.fill(len(x), start, x=quick_address(x))
         self._fill_slots(len(x), start)
         self._run_layers(x)
@@ -261,6 +265,11 @@ class CpuBackend(MainMemoryBackend[Activations]):
         add_position_rows(self.weights, x, bounds)
         self.forward(x, 0)
 
+    def _touch_recent(self, start: int, tokens: int) -> None:
+        """Give the step's positions slots for f16, if the caches have them."""
+        if self.state.recent is not None:
+            self.state.recent.touch(start, tokens)
+
     def _fill_slots(self, tokens: int, start: int) -> None:
         """Set the slots of recurrent states for a step."""
         if self.state.slots is not None:
@@ -280,6 +289,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 self.decoder.write_per_layer(ids)
         else:
             self.embed(ids)
+        self._touch_recent(start, count)
         schedules.fill(count, start)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
@@ -304,15 +314,20 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._draft_loop = DraftLoop(
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
             )
+        self._touch_recent(start, len(ids) + len(request.min_probs))
         return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`, for a step of at most STEP_TOKENS."""
+        self._touch_recent(start, len(x))
         self._schedules.fill(len(x), start, x=quick_address(x))
         self.pool.run(*self._schedules.of_layers(layers))
 
     def forward_batch(self, x: Activations, positions: BatchPositions) -> None:
-        table, start = PositionTable(positions), int(positions.positions.min())
+        recent = None
+        if self.state.recent is not None:
+            recent = self.state.recent.touch_batch(positions.positions, positions.pages)
+        table, start = PositionTable(positions, recent), int(positions.positions.min())
         span = int(positions.positions.max()) + 1 - start
         if len(x) > STEP_TOKENS:
             if span != len(x):
@@ -367,6 +382,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """
         if self.state.slots is not None:
             fill_slots(self._step_args, self.state.begin(start, len(x)))
+        if not token_args:
+            self._touch_recent(start, len(x))
         rope = self._tables[index.layer].address_of(start, len(x))
         fill_step(self._step_args, quick_address(x), x.strides[0], len(x), start, rope, token_args)
         for call in self.decoder.calls[index]:

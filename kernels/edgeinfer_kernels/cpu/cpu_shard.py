@@ -3,7 +3,7 @@
 import time
 from collections.abc import Collection, Mapping, Sequence
 from ctypes import addressof, c_int64
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import NamedTuple
 
@@ -31,6 +31,8 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.lora.shards import shard_lora
+from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.pages import Bytes
@@ -85,7 +87,7 @@ class CpuShard:
         options: ShardOptions,
         on_loaded: OnLoaded | None = None,
     ) -> None:
-        self.spec, self.state, self.batch = spec, state, options.batch
+        self.spec, self.state, self.batch, self._weights = spec, state, options.batch, weights
         self.stages, self._shards = stage_blocks(spec, CPU, stages), shards_on(CPU, stages)
         self._exchange_buffer, self._kernels = exchange_buffer, kernels
         self._computed = options.computed or self.batch
@@ -185,6 +187,14 @@ class CpuShard:
         box = self._exchange_buffer
         routing = RoutingRows(box.ids, 8 * block.experts_per_token)
         return BlockOptions(routing, box.weights, self.requests.get(index.layer))
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """Use the parts of these adapters that are here, and that of the embedding. Raises `LoraError`."""
+        blocks = [
+            (self._weights.residual(index).block, part.block, self._shards[index.layer])
+            for index, part in self._parts.items()
+        ]
+        self._decoder.set_lora(replace(shard_lora(lora, blocks), embedding=lora.embedding))
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""

@@ -64,12 +64,22 @@ class JoinedStates:
         if is_recurrent:
             self._fill_slots(starts, states)
         self._schedules.fill(len(starts), first, span=last + 1 - first, x=x)
+        recent = {state: self._recent(state, start) for start, state in zip(starts, states, strict=True)}
         calls = zip(self._schedules.step_args, self._tokens, self._pages, strict=True)
         for (_, args), tokens, pages in calls:
             at, stride = pages.rows(last)
             for token, start, state in zip(tokens, starts, states, strict=False):
                 token.position, token.pages = start, at + stride * state
+                token.recent = recent[state]
             args.token_args, args.each = addressof(tokens), addressof(self._each) if is_recurrent else 0
+
+    def _recent(self, state: int, start: int) -> int:
+        """The address of the slots of a state's recent positions, for a token at `start`; 0: it has none."""
+        recent = self._states[state].recent
+        if recent is None:
+            return 0
+        recent.touch(start, 1)
+        return address(recent.joined)
 
     def _fill_slots(self, starts: Sequence[int], states: Sequence[int]) -> None:
         """The steps of all tokens; slots are numbered through all states."""

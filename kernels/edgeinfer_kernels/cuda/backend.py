@@ -68,6 +68,7 @@ from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool, check_evicted
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.lora.shards import shard_lora
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.reference.backend import final_norm
 from edgeinfer_kernels.sizes.cuda_buffers import (
@@ -171,7 +172,7 @@ class CudaBackend(Backend[DeviceRows]):
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
-            takes_lora=not self._options.stages and self._collective is None,
+            takes_lora=self._collective is None,
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
@@ -399,18 +400,23 @@ class CudaBackend(Backend[DeviceRows]):
 
     def set_lora(self, lora: ModelLora) -> None:
         """As `Backend.set_lora`; steps are captured again when they are run."""
-        if self._options.stages:
-            raise LoraError("a model that is split between GPU and CPU takes no adapters")
+        if self._parts.sent is not None and (lora.matrices or lora.embedding):
+            raise LoraError(
+                "weights on the CPU are streamed to the GPU for prompts and take no adapter: pass it to load"
+            )
         if self._options.gathered and lora.matrices:
             raise LoraError("layers that read active neurons only (sparse) take no adapter")
         with on_device(self.device):
             self._discard_ahead()
-            adapters = device_lora(self._parts.model, lora, self.device)
+            model = self._parts.model
+            if self._options.stages:
+                lora = shard_lora(lora, model.shards, [self._weights.output])
+            adapters = device_lora(model, lora, self.device)
             synchronize(self.device)
             self.steps.forget()
             self._parts.prefill.forget()
-            self._parts.model.lora.clear()
-            self._parts.model.lora.update(adapters)
+            model.lora.clear()
+            model.lora.update(adapters)
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Set the CPU shard that runs the CPU stages and whose weights are streamed during prefill; return

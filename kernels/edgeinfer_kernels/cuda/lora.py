@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.prefill.expert_matmul import GroupedTile, grouped_product
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, ROW_MULTIPLE, PlaneShapes, Tile
 from edgeinfer_kernels.lora.weights import Floats, LoraError, LoraWeights, ModelLora
@@ -39,16 +40,17 @@ class PlacedMatrix:
 
 @dataclass(frozen=True)
 class DeviceLora:
-    """The adapter of a matrix in planes.
+    """The adapter of a matrix in planes, or of the stacked matrices of `experts`.
 
-    a: (ranks, columns) in planes, for steps; a_rows: the same in float16, for prompts; b: (padded rows,
-    ranks) float32; products: a·x of the tokens of a step, float32.
+    a: (ranks, columns) in planes, for steps, of all experts; a_rows: the same in float16, for prompts; b:
+    (padded rows, ranks) float32; products: a·x of the tokens of a step or of their assignments, float32.
     """
 
     a: DeviceMatrix
     a_rows: Tensor
     b: Tensor
     products: Tensor
+    experts: int = 1
 
     @property
     def ranks(self) -> int:
@@ -66,6 +68,18 @@ class DeviceLora:
             products = torch.mm(rows.float(), self.a_rows.float().t())
         out.addmm_(products, self.b[: out.shape[1]].t())
 
+    def add_experts(
+        self, rows: Tensor, index: Tensor | None, tiles: Tensor, tile: GroupedTile, out: Tensor
+    ) -> None:
+        """out (sorted rows, outputs) float32 += rows[index] float16 · (b·a) of their experts, transposed."""
+        a = self.a_rows.view(self.experts, self.ranks, -1)
+        b = self.b[: self.experts * out.shape[1]].to(torch.float16).view(self.experts, out.shape[1], -1)
+        products = torch.zeros((len(out), self.ranks), dtype=torch.float32, device=out.device)
+        grouped_product(rows, index, a, tiles, products, 0, tile)
+        added = torch.zeros_like(out)
+        grouped_product(products.to(torch.float16), None, b, tiles, added, 0, tile)
+        out += added
+
 
 def device_lora(model: "DeviceModel", lora: ModelLora, device: torch.device) -> dict[int, DeviceLora]:
     """The adapters by the id of the `DeviceMatrix`. Raises `LoraError`: one that no kernel here reads."""
@@ -74,13 +88,44 @@ def device_lora(model: "DeviceModel", lora: ModelLora, device: torch.device) -> 
     placed = {place.source for places in model.placed.values() for place in places}
     for key, weights in lora.matrices.items():
         by_head = any(part in weights.name for part in BY_HEAD)
-        if key not in placed or key in model.in_floats or len(weights.a) > 1 or by_head:
+        if key not in placed or key in model.in_floats or by_head:
             raise LoraError(f"{weights.name}: its kernel on a GPU takes no adapter")
-    result = {}
+    result, stacks = {}, _expert_stacks(model)
     for key, places in model.placed.items():
-        if any(place.source in lora.matrices for place in places):
+        found = [lora.matrices[place.source] for place in places if place.source in lora.matrices]
+        if found and key in stacks:
+            result[key] = _lora_of_experts(model.matrices[key], found[0], stacks[key], device)
+        elif found:
             result[key] = _placed_lora(model.matrices[key], places, lora.matrices, device)
     return result
+
+
+def _expert_stacks(model: "DeviceModel") -> dict[int, int]:
+    """The experts per token of the stacked matrices of experts, by id; 0: they are exchanged."""
+    found = {}
+    for weights in (block.weights for block in model.blocks if hasattr(block.weights, "stacks")):
+        per_token = 0 if weights.has_expert_cache else weights.experts_per_token
+        found |= {id(matrix): per_token for matrix in weights.stacks.matrices}
+    return found
+
+
+def _lora_of_experts(
+    matrix: DeviceMatrix, weights: LoraWeights, experts_per_token: int, device: torch.device
+) -> DeviceLora:
+    """Raises `LoraError`: the experts on the device change."""
+    if not experts_per_token:
+        raise LoraError(f"{weights.name}: experts that are exchanged with the CPU's take no adapter")
+    missing = -weights.rank % ROW_MULTIPLE
+    a = np.pad(weights.a, ((0, 0), (0, missing), (0, 0))).reshape(-1, weights.a.shape[2])
+    b = np.pad(weights.b, ((0, 0), (0, 0), (0, missing))).reshape(-1, weights.rank + missing)
+    kind = "F32" if matrix.shapes.tile.code in FLOAT_CODES else "Q8_0"
+    return DeviceLora(
+        _in_planes(a, kind, device),
+        torch.from_numpy(a).to(device, torch.float16),
+        torch.from_numpy(b).to(device),
+        torch.zeros((MAX_TOKENS * experts_per_token, b.shape[1]), dtype=torch.float32, device=device),
+        len(weights.a),
+    )
 
 
 def _placed_lora(

@@ -8,9 +8,8 @@ from edgeinfer_kernels.sizes.cpu_workspace import buffered_tokens
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
-CPU_ONLY = "token_embd."
-CPU_ONLY_PARTS = (".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
-"""Names of tensors whose adapters run on the CPU only; those of experts do too."""
+CPU_ONLY_PARTS = ("token_embd.", ".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
+"""Parts of names of tensors whose adapters run on the CPU only."""
 MAX_SHARING = 3
 """Matrices that may share planes on a GPU: queries, keys and values."""
 SLOTS = 2
@@ -28,33 +27,34 @@ class LoraSizes:
     ranks: int = 0
     gpu_bytes: int = 0
     cpu_only: str = ""
+    has_experts: bool = False
 
     @classmethod
     def of(cls, pairs: Mapping[str, tuple[tuple[int, ...], tuple[int, ...]]]) -> "LoraSizes":
         """The sizes of adapters whose a and b have these shapes: (…, rank, columns) and (…, rows, rank)."""
         cpu_bytes = gpu_bytes = ranks = 0
-        cpu_only = ""
+        cpu_only, has_experts = "", False
         for name, (a, b) in pairs.items():
             *experts, rank, columns = a
             count, rows = (experts[0] if experts else 1), b[-2]
+            has_experts = has_experts or bool(experts)
             cpu_bytes += 4 * count * (padded(rank) * _by_four(columns) + padded(rows) * _by_four(rank))
-            gpu_bytes += padded(rank) * (
-                6 * padded(columns) + 4 * MAX_SHARING * padded(rows) + 4 * MAX_TOKENS
+            gpu_bytes += (
+                count * padded(rank) * (6 * padded(columns) + 4 * MAX_SHARING * padded(rows) + 4 * MAX_TOKENS)
             )
             ranks = max(ranks, padded(rank))
-            if experts or name.startswith(CPU_ONLY) or any(part in name for part in CPU_ONLY_PARTS):
+            if any(part in name for part in CPU_ONLY_PARTS):
                 cpu_only = cpu_only or name
-        return cls(cpu_bytes, ranks, gpu_bytes, cpu_only)
+        return cls(cpu_bytes, ranks, gpu_bytes, cpu_only, has_experts)
 
     def cpu_total(self, sizes: ModelSizes, batch: int, threads: int) -> int:
         """Bytes of the matrices, and of the products of the threads."""
         return self.cpu_bytes + product_bytes(self.ranks, buffered_tokens(sizes, batch)) * threads
 
-    def gpu_refusal(self, whole: bool) -> str | None:
-        """Why a model with them, whole on a GPU or split, isn't on a GPU; None: it can be."""
-        if self.cpu_only:
-            return f"the LoRA adapter of {self.cpu_only} runs on the CPU only"
-        return None if whole else "a model with LoRA adapters isn't split between GPU and CPU"
+    @property
+    def gpu_refusal(self) -> str | None:
+        """Why a model with them uses no GPU; None: it can."""
+        return f"the LoRA adapter of {self.cpu_only} runs on the CPU only" if self.cpu_only else None
 
 
 def _by_four(count: int) -> int:

@@ -48,6 +48,10 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         dtype: npt.DTypeLike = np.float32,
         routing: Routing | None = None,
     ) -> None:
+        if state.recent is not None:
+            raise ValueError(
+                "saw recent positions in f16, wanted a cache of one type: the CPU backend has them"
+            )
         self.spec = spec
         self.weights = weights
         self.state = state

@@ -63,9 +63,7 @@ class PlacementProblem:
             return f"keys and values in {self.options.kv} run on the CPU only"
         if not self.options.repack:
             return "the weights stay memory-mapped"
-        if self.options.lora is not None and (
-            refusal := self.options.lora.gpu_refusal(whole=self.options.device == "gpu")
-        ):
+        if self.options.lora is not None and (refusal := self.options.lora.gpu_refusal):
             return refusal
         try:
             self.sizes.head_device_bytes()
@@ -284,10 +282,10 @@ class PlacementProblem:
 
     @property
     def streams(self) -> bool:
-        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, or of a format whose
-        layout on the CPU no GPU kernel decodes.
+        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, have adapters, or
+        are of a format whose layout on the CPU no GPU kernel decodes.
         """
-        if self.options.disk or not self.sizes.formats <= set(STREAMED):
+        if self.options.disk or self.options.lora is not None or not self.sizes.formats <= set(STREAMED):
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
         return known and self.pricing.graphics is not None and self.options.device == "any"

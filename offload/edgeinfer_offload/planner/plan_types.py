@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
+from edgeinfer_kernels.caches.recent_pages import RECENT_STEP
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -29,6 +30,11 @@ READ_AHEAD = "buffers for reading ahead"
 DRAFT, DRAFT_HEAD = "draft model", "draft head"
 DRAFTS = (DRAFT, DRAFT_HEAD)
 """The items that only drafting waits for."""
+
+
+def cpu_batch(kind: CacheType) -> int:
+    """Maximum tokens of a step on the CPU with this KV cache."""
+    return RECENT_STEP if has_recent(kind) else CPU_BATCH
 
 
 @dataclass(frozen=True)

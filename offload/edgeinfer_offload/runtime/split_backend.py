@@ -25,6 +25,7 @@ from edgeinfer_kernels.backend import (
 from edgeinfer_kernels.caches.tree_pages import TreePages
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
+from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
@@ -61,6 +62,8 @@ class SplitBackend(Backend[SplitStates]):
     def __init__(self, cpu_shard: "CpuShard", gpu_shard: "CudaBackend") -> None:
         self.cpu_shard = cpu_shard
         self.gpu_shard = gpu_shard
+        self._lora = [ModelLora()]
+        """The adapters in use, which all states share."""
         can = gpu_shard.capabilities
         self.capabilities = replace(
             can,
@@ -225,6 +228,16 @@ class SplitBackend(Backend[SplitStates]):
         """As `Backend.sample_next`. The GPU can't run ahead, because the CPU has the next embedding."""
         self.cpu_shard.embed([token_id])
         return self.gpu_shard.sample_entered(token_id, start, request, recent)
+
+    def set_lora(self, lora: ModelLora) -> None:
+        """As `Backend.set_lora`: each device takes the adapters of its shards."""
+        self.cpu_shard.set_lora(lora)
+        try:
+            self.gpu_shard.set_lora(replace(lora, embedding=None))
+        except LoraError:
+            self.cpu_shard.set_lora(self._lora[0])
+            raise
+        self._lora[0] = lora
 
     def close(self) -> None:
         try:

@@ -42,6 +42,11 @@ def test_a_quantized_cache_is_accepted(kv: CacheType) -> None:
         assert model.generate("Once", max_tokens=3, temperature=0.0).text == " upon a time"
 
 
+def test_recent_positions_in_f16_are_refused() -> None:
+    with pytest.raises(EdgeInferError, match=r"kv: llama.cpp has no q4_0\+f16; take q4_0/q4_0"):
+        edgeinfer.load("tiny", engine="llama.cpp", kv="q4_0+f16")
+
+
 def write_mamba(path: Path) -> Path:
     """A random recurrent model, which llama.cpp can't rewind."""
     width, inner, state, rank, kernel, layers = 32, 64, 8, 4, 4, 2

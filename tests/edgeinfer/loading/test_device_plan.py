@@ -39,6 +39,15 @@ def test_a_model_that_fits_the_gpu_is_there_entirely_otherwise_split() -> None:
         plan_devices(request(device="cuda", vram=0), laptop())
 
 
+def test_a_cache_with_recent_positions_is_on_the_cpu() -> None:
+    planned = plan_devices(request(kv="q4_0+f16"), laptop()).memory
+    assert planned.device == "cpu"
+    assert planned.limit_reason is not None
+    assert "q4_0+f16 runs on the CPU only" in planned.limit_reason
+    with pytest.raises(GpuUnavailableError, match=r"kv: q4_0\+f16 runs on the CPU only; take f16, fp8"):
+        plan_devices(request(kv="q4_0+f16", device="cuda"), laptop())
+
+
 @pytest.mark.parametrize(("share", "is_sparse"), [(0.3, True), (0.99, False)])
 def test_sparse_layers_next_to_a_gpu_are_planned_if_they_are_faster(share: float, is_sparse: bool) -> None:
     held = sum(matrix.nbytes for matrix in list(dense_model().layers[0].matrices())[-3:])

@@ -39,7 +39,7 @@ from tests.random_models import RandomModel
         (
             {"kv": "q4_0/q2_0"},
             "kv: saw 'q4_0/q2_0', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
-            "keys and values, as 'q8_0/q4_0'",
+            "keys and values, as 'q8_0/q4_0'; +f16 after one of few bits: with recent positions in f16",
         ),
         ({"draft": 3}, "draft: saw 3, wanted 'auto', 'mtp', 'lookup', 'self', a model, a Drafter, or None"),
         (

@@ -22,15 +22,16 @@ def engine_of(model: Model) -> NativeEngine:
     return model.engine
 
 
+@pytest.mark.parametrize("kv", ["f16", pytest.param("q4_0+f16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
-def test_the_plan_counts_the_bytes_of_all_sequences(zoo_file: ZooFile, kind: str) -> None:
+def test_the_plan_counts_the_bytes_of_all_sequences(zoo_file: ZooFile, kind: str, kv: str) -> None:
     name, context = MODELS[kind]
-    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context) as one:
+    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, kv=kv) as one:
         assert one.plan is not None
         single = one.plan.cache_bytes
         assert (one.parallel, single) == (1, engine_of(one).cache.nbytes)
         assert "requests at once" not in one.plan.explain()
-    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, parallel=3) as model:
+    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, parallel=3, kv=kv) as model:
         engine, plan = engine_of(model), model.plan
         assert plan is not None
         assert (model.parallel, len(engine.others)) == (3, 0 if kind == "pages" else 2)
@@ -54,8 +55,9 @@ def test_alternating_chats_keep_their_caches(zoo_file: ZooFile, kind: str) -> No
                 assert completion.speed.cached_tokens > len(completion.prompt_ids) - 14 - 17
 
 
+@pytest.mark.parametrize("kv", ["f16", pytest.param("q4_0+f16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
-def test_asynchronous_streams_together_equal_those_alone(zoo_file: ZooFile, kind: str) -> None:
+def test_asynchronous_streams_together_equal_those_alone(zoo_file: ZooFile, kind: str, kv: str) -> None:
     name, context = MODELS[kind]
     settings: list[dict[str, Any]] = [
         {"temperature": 0.0},
@@ -63,12 +65,12 @@ def test_asynchronous_streams_together_equal_those_alone(zoo_file: ZooFile, kind
         {"seed": 6, "logprobs": 1},
     ]
     prompts = [np.random.default_rng(seed).integers(3, VOCABULARY, 50).tolist() for seed in range(3)]
-    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context) as model:
+    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, kv=kv) as model:
         alone = [
             model.generate(prompt, max_tokens=30, **options).ids
             for prompt, options in zip(prompts, settings, strict=True)
         ]
-    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, parallel=3) as model:
+    with edgeinfer.load(zoo_file(name), device="cpu", threads=1, context=context, parallel=3, kv=kv) as model:
 
         async def all_at_once() -> list[list[int]]:
             requested = [

@@ -42,7 +42,7 @@ MODELS = {**ZOO, "mixed": MIXED, "ternary": TERNARY, "small gemma3n": SMALL_GEMM
         pytest.param("ternary", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("kv", ["f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0"])
+@pytest.mark.parametrize("kv", ["f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0", "q4_0+f16"])
 def test_weights_cache_and_workspace_have_the_planned_sizes(tmp_path: Path, name: str, kv: CacheType) -> None:
     path = MODELS[name].write(tmp_path / "model.gguf")
     with edgeinfer.load(path, kv=kv, threads=2, context=100) as model:
@@ -118,7 +118,7 @@ def test_per_layer_embeddings_stay_in_the_file_and_shared_caches_are_counted_onc
     assert caches == [f"layer {layer} keys and values" for layer in range(3)]
 
 
-@pytest.mark.parametrize("kind", ["f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0"])
+@pytest.mark.parametrize("kind", ["f16", "f32", "fp8", "q8_0", "q4_0", "q8_0/q4_0", "q4_0+f16"])
 @pytest.mark.parametrize("free", [10_000, 500_000, 600_000, 700_000])
 def test_the_largest_context_is_bounded_by_memory_and_training(
     zoo_file: ZooFile, kind: CacheType, free: int

@@ -135,7 +135,12 @@ def test_a_wrong_keyword_of_a_completion_is_named(given: dict[str, Any], message
         (
             {"kv": "f8"},
             "kv: saw 'f8', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
-            "keys and values, as 'q8_0/q4_0'",
+            "keys and values, as 'q8_0/q4_0'; +f16 after one of few bits: with recent positions in f16",
+        ),
+        (
+            {"kv": "f32/f16+f16"},
+            "kv: saw 'f32/f16+f16', wanted one of 'f32', 'f16', 'fp8', 'q8_0', 'q4_0', or two of them for "
+            "keys and values, as 'q8_0/q4_0'; +f16 after one of few bits: with recent positions in f16",
         ),
         ({"lookup_files": 5}, "lookup_files: saw 5, wanted paths of text files"),
         (

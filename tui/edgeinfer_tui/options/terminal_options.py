@@ -59,7 +59,7 @@ class TerminalOptions:
     )  # fmt: skip
     base_kv: CacheType | None = option(
         None, "KV cache type of the base model, if not that of --kv; without --base: of the same model.",
-        allowed=CacheTypes(), metavar="TYPE[/TYPE]",
+        allowed=CacheTypes(), metavar="TYPE[/TYPE][+f16]",
         panel=MODEL, commands="eval",
     )  # fmt: skip
     output: Literal["text", "json"] = option(

@@ -11,7 +11,7 @@ from edgeinfer_kernels.caches.layer_cache import LANES, LayerCache, padded
 from edgeinfer_kernels.cpu.block_builder import NORMED, BlockBuilder, BlockOptions, BuiltBlock, Call
 from edgeinfer_kernels.cpu.layout.packed_matrix import padded_vector
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_KINDS, PIECES_PER_THREAD, POSITIONS_PER_PIECE
-from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs
+from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs, CacheArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
@@ -53,7 +53,8 @@ def build(
         **temperature_fields(builder, spec.temperature, state.cache.positions),
         query_weights=builder.arena.keep(padded_vector(w.query_weights)),
         **_specification(spec),
-        **_cache(builder, state.cache),
+        cache=_cache(builder, state.cache),
+        recent=0 if state.cache.recent is None else _cache(builder, state.cache.recent),
         **_buffers(builder),
         **builder.norms(residual, weights),
         **builder.scratch(),
@@ -112,18 +113,19 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
     }
 
 
-def _cache(builder: BlockBuilder, cache: LayerCache) -> dict[str, int]:
+def _cache(builder: BlockBuilder, cache: LayerCache) -> int:
     keep = builder.arena.keep
-    return {
-        "context": cache.head_positions,
-        "ring": cache.ring,
-        "key_kind": CACHE_KINDS[cache.key_type],
-        "value_kind": CACHE_KINDS[cache.value_type],
-        "key_cache": keep(cache.keys),
-        "value_cache": keep(cache.values),
-        "key_scales": keep(cache.key_scales),
-        "value_scales": keep(cache.value_scales),
-    }
+    return builder.arena.fill(
+        CacheArgs,
+        context=cache.head_positions,
+        ring=cache.ring,
+        key_kind=CACHE_KINDS[cache.key_type],
+        value_kind=CACHE_KINDS[cache.value_type],
+        key_cache=keep(cache.keys),
+        value_cache=keep(cache.values),
+        key_scales=keep(cache.key_scales),
+        value_scales=keep(cache.value_scales),
+    )
 
 
 def _buffers(builder: BlockBuilder) -> dict[str, int]:

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     LATENT_POSITIONS_PER_PIECE,
 )
-from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs, LatentAttentionArgs
+from edgeinfer_kernels.cpu.runtime.block_args import AttentionArgs, CacheArgs, LatentAttentionArgs
 from edgeinfer_kernels.decoder import ResidualBlock, ResidualWeights
 
 UNITS = ("latent_attention",)
@@ -65,7 +65,6 @@ def _attention(
     builder: BlockBuilder, spec: LatentAttentionSpec, w: LatentAttentionWeights, cache: LatentCache
 ) -> int:
     """Attention of all heads over the rows of the cache, which are both keys and values."""
-    rows, scales = builder.arena.keep(cache.rows), builder.arena.keep(cache.scales)
     projected_q, q_stride = builder.workspace.rows("projected_q")
     projected_k, kv_stride = builder.workspace.rows("projected_k")
     queries, query_stride = builder.workspace.rows("queries")
@@ -80,18 +79,12 @@ def _attention(
         row_width=padded(spec.cached_dim),
         pieces_per_thread=LATENT_PIECES_PER_THREAD,
         positions_per_piece=LATENT_POSITIONS_PER_PIECE,
-        context=cache.positions,
-        ring=cache.positions,
+        cache=_cache(builder, cache),
+        recent=0 if cache.recent is None else _cache(builder, cache.recent),
         scale=spec.scale,
         **temperature_fields(builder, spec.temperature, cache.positions),
         rope_dim=spec.rope.dimensions if spec.rope else 0,
         rope_neox=int(spec.rope.neox) if spec.rope else 0,
-        key_kind=CACHE_KINDS[cache.row_type],
-        value_kind=CACHE_KINDS[cache.row_type],
-        key_cache=rows,
-        value_cache=rows,
-        key_scales=scales,
-        value_scales=scales,
         attn_out=builder.input("head_latents", spec.heads * spec.latent_dim, [w.attn_v_b], tiles=False),
         queries=queries,
         query_stride=query_stride,
@@ -100,4 +93,20 @@ def _attention(
         q_stride=q_stride,
         projected_k=projected_k,
         kv_stride=kv_stride,
+    )
+
+
+def _cache(builder: BlockBuilder, cache: LatentCache) -> int:
+    """A cache whose rows are both keys and values."""
+    rows, scales = builder.arena.keep(cache.rows), builder.arena.keep(cache.scales)
+    return builder.arena.fill(
+        CacheArgs,
+        context=cache.positions,
+        ring=cache.positions,
+        key_kind=CACHE_KINDS[cache.row_type],
+        value_kind=CACHE_KINDS[cache.row_type],
+        key_cache=rows,
+        value_cache=rows,
+        key_scales=scales,
+        value_scales=scales,
     )

@@ -10,6 +10,8 @@ WORK_COUNTERS = 16
 WAIT_KINDS = {"sleep": 0, "futex": 1, "windows": 2, "macos": 3}
 """How a thread waits until a word of memory changes: in short sleeps, or by a call of the system."""
 POSITIONS_PER_PAGE = 16
+RECENT_PAGES = 3
+"""Pages that a token reads in f16 if its cache has recent positions: its own and the two before."""
 SCALED = 32
 """Elements of a head that share a scale in an 8-bit or 4-bit cache."""
 CACHE_KINDS = {"f32": 0, "f16": 1, "q8_0": 2, "q4_0": 3, "fp8": 4}

@@ -23,18 +23,37 @@ Input = Annotated[int, InputArgs]
 
 
 @structure()
+class CacheArgs(Structure):
+    """A KV cache. key_kind, value_kind: one of CACHE_KINDS. context: allocated positions; position p is at
+    index p % ring.
+    """
+
+    context: Int
+    ring: Int
+    key_kind: Int
+    value_kind: Int
+    key_cache: Int
+    value_cache: Int
+    key_scales: Int
+    value_scales: Int
+
+
+Cache = Annotated[int, CacheArgs]
+
+
+@structure()
 class AttentionArgs(Structure):
     """An attention block.
 
-    qk_norm 0: none, 1: each head, 2: the whole row. key_kind, value_kind: one of CACHE_KINDS.
+    qk_norm 0: none, 1: each head, 2: the whole row.
     sinks: 0 or a float32 for each head. gated: whether a head of projected_q is followed by its gate.
     gate_matrix: 0, or that of gates of whole heads, in head_gates.
     A value has value_dim elements, the first of a cached row of row_width. KV splits: at most
     pieces_per_thread, of at least positions_per_piece. temperatures: 0 or the float32 factors of queries, one
     for temperature_length positions each, the first for temperature_offset fewer. query_weights: 0 or the
     float32 factors of a head after RoPE.
-    context: allocated positions of the cache; position p is at index p % ring. queries_only: whether keys and
-    values are those of another layer. value_norm: of values, 0: none. slopes: 0 or the float32 slopes of
+    recent: 0, or the last positions of each sequence in f16 (`recent_pages.py`). queries_only: whether keys
+    and values are those of another layer. value_norm: of values, 0: none. slopes: 0 or the float32 slopes of
     ALiBi; lane_indices: 0, 1 … 15 in float32. clamp: the largest magnitude of q, k and v, 0: none. sub_norm:
     of attn_out, 0: none.
     """
@@ -43,8 +62,6 @@ class AttentionArgs(Structure):
     kv_heads: Int
     head_dim: Int
     padded_head: Int
-    context: Int
-    ring: Int
     window: Int
     chunked: Int
     scale: Float
@@ -56,12 +73,8 @@ class AttentionArgs(Structure):
     temperature_length: Int
     temperature_offset: Int
     query_weights: Int
-    key_kind: Int
-    value_kind: Int
-    key_cache: Int
-    value_cache: Int
-    key_scales: Int
-    value_scales: Int
+    cache: Cache
+    recent: Cache
     norm: Norm
     q_matrix: Matrix
     k_matrix: Matrix

@@ -42,12 +42,15 @@ class TokenArgs(Structure):
     """Position of a token in its sequence, at or after the `start` of the step.
 
     pages: int64, the cache page of each sixteen positions of the sequence, in units of sixteen. copies: 0, or
-    int64 cache positions that also receive its key and value, terminated by -1.
+    int64 cache positions that also receive its key and value, terminated by -1. recent: 0, or int64, the page
+    of recent positions (`recent_pages.py`) of each sixteen positions; read for the token's page and the two
+    before.
     """
 
     position: Int
     pages: Int
     copies: Int
+    recent: Int
 
 
 @structure()
@@ -58,7 +61,7 @@ class StepArgs(Structure):
     position start + t of the only sequence in the cache, else one structure per token. pending, source,
     target: the slots of recurrent states, see `RecurrentStep`. each: 0, or the address of a StepArgs of every
     token, whose recurrent states are different ones: its row is `first`, its state the one with the number
-    `state` of a `StatePool`.
+    `state` of a `StatePool`. recent: as of TokenArgs, for steps without these.
     """
 
     x: Int
@@ -73,6 +76,7 @@ class StepArgs(Structure):
     each: Int
     first: Int
     state: Int
+    recent: Int
 
 
 STEP_BYTES = ctypes.sizeof(StepArgs)

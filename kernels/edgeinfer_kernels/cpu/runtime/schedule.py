@@ -73,9 +73,11 @@ def fill_slots(step: StepArgs, slots: RecurrentStep) -> None:
 
 
 class PositionTable:
-    """The arguments of some tokens, at `address`."""
+    """The arguments of some tokens, at `address`. `recent`: the slots of their pages of recent positions, if
+    they have any (`RecentPages.touch_batch`).
+    """
 
-    def __init__(self, batch: BatchPositions) -> None:
+    def __init__(self, batch: BatchPositions, recent: npt.NDArray[np.int64] | None = None) -> None:
         is_readable = batch.pages.dtype == np.int64 and batch.pages.strides[1] == batch.pages.itemsize
         # Rows of one sequence may be the same memory, with a stride of 0.
         self._pages = batch.pages if is_readable else np.ascontiguousarray(batch.pages, np.int64)
@@ -86,6 +88,9 @@ class PositionTable:
             token.position, token.pages = position, pages + stride * index
         for token, copies in zip(self._tokens, self._copies, strict=False):
             token.copies = address(copies)
+        self._recent = recent
+        for token, slots in () if recent is None else zip(self._tokens, recent, strict=True):
+            token.recent = address(slots)
         self.address = addressof(self._tokens)
 
 

@@ -12,8 +12,9 @@ from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
-from edgeinfer_kernels.cuda.decode.workspace import ROWS, take_activations
+from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.lora import adapted
 from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     GATINGS,
     SHARED,
@@ -21,6 +22,7 @@ from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     UNSHARED,
     expert_down_kernel,
     expert_gated_kernel,
+    expert_products_kernel,
     select_experts_kernel,
 )
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
@@ -34,7 +36,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
 )
 from edgeinfer_kernels.cuda.triton_ops.layer_output_kernels import add_normed_kernel
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel
-from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts, RoutingSpace, take
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -231,13 +233,17 @@ def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, 
     launches, space = step.launches, step.space("moe")
     out, shape, blocks = space.expert_hidden, launches.tuning.gated, source.activations.blocks
     gate, has_gate, has_bias = w.gate or w.up, w.gate is not None, w.up_bias is not None
-    tiles, code = (gate.shapes.tile, w.up.shapes.tile), activation_code(spec.activation)
+    tiles, code = (launches.tile(gate), launches.tile(w.up)), activation_code(spec.activation)
     at_once = shape.step_for(blocks)
+    inputs = [matrix for matrix in (w.gate, w.up) if matrix is not None]
+    _multiply_a(
+        step, inputs, source.activations, spec.experts_per_token, shape, tokens * spec.experts_per_token
+    )
     launches.launch(
         expert_gated_kernel,
         (w.hidden // ROWS, tokens * spec.experts_per_token),
-        gate.parts,
-        w.up.parts,
+        launches.parts(gate),
+        launches.parts(w.up),
         source.activations.words,
         out.words,
         launches.or_nothing(w.gate_bias),
@@ -263,10 +269,11 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
     kind = UNSHARED
     if w.shared is not None and not spec.latent_size and spec.dense_norm is None:
         kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
+    _multiply_a(step, [w.down], read, 1, launches.tuning.down, tokens * spec.experts_per_token)
     launches.launch(
         expert_down_kernel,
         (width // ROWS, tokens),
-        w.down.parts,
+        launches.parts(w.down),
         read.words,
         y,
         y.stride(0),
@@ -278,9 +285,36 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
         EXPERTS_PER_TOKEN=spec.experts_per_token,
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
-        DOWN=DownConfig(w.down.shapes.tile, w.down_bias is not None, int(kind), spec.weighted_input),
+        DOWN=DownConfig(launches.tile(w.down), w.down_bias is not None, int(kind), spec.weighted_input),
         warps=launches.tuning.down.warps_for(read.blocks),
     )
+
+
+def _multiply_a(
+    step: "DecodeStep",
+    matrices: Sequence[DeviceMatrix],
+    read: Activations,
+    assignments_per_row: int,
+    shape: Shape,
+    assignments: int,
+) -> None:
+    """The products a·x of the LoRA adapters of experts, for each assignment."""
+    launches, at_once = step.launches, shape.step_for(read.blocks)
+    for lora in adapted(launches.model.lora, matrices):
+        launches.launch(
+            expert_products_kernel,
+            (lora.ranks // ROWS, assignments),
+            lora.a.parts,
+            read.words,
+            lora.products,
+            step.space("moe").routing.ids,
+            ASSIGNMENTS=assignments_per_row,
+            READ=read.config,
+            GEMV=GemvConfig(at_once, at_once, 1),
+            TILE=lora.a.shapes.tile,
+            RANK=lora.ranks,
+            warps=shape.warps_for(read.blocks),
+        )
 
 
 def before_layer_prefill(prompt: "Prefill", chunk: "Chunk", block: "PromptBlock") -> None:

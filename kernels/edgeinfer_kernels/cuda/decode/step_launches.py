@@ -79,12 +79,13 @@ class StepLaunches:
             config, warps = self.tuning.gemv(kernel, count, shapes, rows)
             yield first, config, {"GEMV": config, "warps": warps}
 
-    def _parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
+    def parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
         """A matrix as kernels take it, with its LoRA adapter for the tokens from `first` on."""
         lora = self.model.lora.get(id(matrix))
         return matrix.parts if lora is None else (*matrix.parts, lora.products[first:], lora.b)
 
-    def _tile(self, matrix: DeviceMatrix) -> Tile:
+    def tile(self, matrix: DeviceMatrix) -> Tile:
+        """The tile of a matrix, with the rank of its LoRA adapter."""
         lora = self.model.lora.get(id(matrix))
         return matrix.shapes.tile if lora is None else lora.tile(matrix.shapes.tile)
 
@@ -150,16 +151,16 @@ class StepLaunches:
             self.launch(
                 rows_kernel,
                 (sum(programs),),
-                self._parts(parts[0], first),
-                self._parts(parts[-1], first),
+                self.parts(parts[0], first),
+                self.parts(parts[-1], first),
                 read.activations.words,
                 y[first:],
                 self.or_nothing(bias),
                 read.squares_args,
                 y.stride(0),
                 FIRST_PROGRAMS=programs[0],
-                FIRST=self._tile(parts[0]),
-                SECOND=self._tile(parts[1]) if len(parts) > 1 else None,
+                FIRST=self.tile(parts[0]),
+                SECOND=self.tile(parts[1]) if len(parts) > 1 else None,
                 BIAS=bias is not None,
                 SOURCE=self.source_config(read),
                 **options,
@@ -202,7 +203,7 @@ class StepLaunches:
         """Gate and up to the hidden rows, as activations."""
         gate, code = ffn.gate or ffn.up, activation_code(activation)
         has_gate, has_bias = ffn.gate is not None, ffn.up_bias is not None
-        gated = GatedConfig(self._tile(gate), self._tile(ffn.up), has_gate, has_bias, code)
+        gated = GatedConfig(self.tile(gate), self.tile(ffn.up), has_gate, has_bias, code)
         matrices = (gate, ffn.up) if has_gate else (ffn.up,)
         self._multiply_a(matrices, source.activations, source.sum_squares, "gated", tokens)
         for first, config, options in self._split("gated", tokens, (gate, ffn.up)):
@@ -210,8 +211,8 @@ class StepLaunches:
             self.launch(
                 gated_kernel,
                 (ffn.up.shapes.padded_rows // (ROWS * config.groups),),
-                self._parts(gate, first),
-                self._parts(ffn.up, first),
+                self.parts(gate, first),
+                self.parts(ffn.up, first),
                 read.activations.words,
                 out.words[first:],
                 self.or_nothing(ffn.gate_bias),
@@ -271,7 +272,7 @@ class StepLaunches:
             self.launch(
                 residual_kernel,
                 (matrix.shapes.padded_rows // (ROWS * config.groups),),
-                self._parts(matrix, first),
+                self.parts(matrix, first),
                 read.words[first:],
                 self.workspace.x[first:],
                 self.or_nothing(bias),
@@ -282,7 +283,7 @@ class StepLaunches:
                 WIDTH=self.model.spec.hidden_size,
                 READ=read.config,
                 OUT=out.config,
-                TILE=self._tile(matrix),
+                TILE=self.tile(matrix),
                 BIAS=bias is not None,
                 GAIN=gain is not None,
                 **options,
@@ -415,7 +416,7 @@ class StepLaunches:
             self.launch(
                 head_kernel,
                 (model.head.shapes.padded_rows // (ROWS * config.groups),),
-                self._parts(model.head, first),
+                self.parts(model.head, first),
                 read.activations.words,
                 space.own_logits[first:],
                 space.best[first:],
@@ -425,7 +426,7 @@ class StepLaunches:
                 spec.logit_scale,
                 spec.logit_soft_cap,
                 VOCABULARY=spec.vocabulary_size,
-                TILE=self._tile(model.head),
+                TILE=self.tile(model.head),
                 CAPPED=spec.logit_soft_cap != 0,
                 BIAS=model.head_bias is not None,
                 SOURCE=self.source_config(read),

@@ -121,6 +121,47 @@ def select_experts_kernel(
 
 
 @triton.jit
+def expert_products_kernel(
+    a,
+    activations,
+    products,
+    ids,
+    ASSIGNMENTS: tl.constexpr,
+    READ: tl.constexpr,
+    GEMV: tl.constexpr,
+    TILE: tl.constexpr,
+    RANK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):
+    """products (assignments, RANK) = a of an assignment's expert times its row, which ASSIGNMENTS share, of
+    the LoRA adapter of experts; program (16 rows of a, assignment).
+
+    Skips expert ids below 0. Reads RANK rows of a once per assignment, writes 4·RANK bytes.
+    """
+    release_consumers(DEPENDENT)
+    wait_for_producers(DEPENDENT)
+    program, assignment = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(ids + assignment)
+    if expert < 0:
+        return
+    BLOCKS: tl.constexpr = READ.blocks
+    words = READ.planes * BLOCKS
+    row = expert * RANK + program * ROWS
+    read = activations + assignment // ASSIGNMENTS * words
+    value = project(a, load_ahead(a, row, BLOCKS, GEMV, TILE), read, words, row, BLOCKS, GEMV, TILE)
+    tl.store(products + assignment * RANK + program * ROWS + tl.arange(0, 16)[None, :], value)
+
+
+@triton.jit
+def _of_assignment(matrix, assignment, TILE: tl.constexpr):
+    """The matrix with the products of its LoRA adapter for one assignment."""
+    if TILE.rank > 0:
+        return matrix[0], matrix[1], matrix[2], matrix[3] + assignment * TILE.rank, matrix[4]
+    else:
+        return matrix
+
+
+@triton.jit
 def expert_gated_kernel(
     gate,
     up,
@@ -156,7 +197,9 @@ def expert_gated_kernel(
     row = expert * EXPERT_ROWS + program * ROWS
     words = SOURCE.planes * BLOCKS
     read = activations + token * words
+    up = _of_assignment(up, assignment, GATED.up)
     if GATED.has_gate:
+        gate = _of_assignment(gate, assignment, GATED.gate)
         pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         gates, ups = project_pair(gate, up, pair, read, words, row, BLOCKS, GEMV, GATED)
     else:
@@ -225,7 +268,8 @@ def expert_down_kernel(
             row = expert * WIDTH + program * ROWS
             read = activations + assignment * words
             ahead = load_ahead(down, row, BLOCKS, GEMV, TILE)
-            value = project(down, ahead, read, words, row, BLOCKS, GEMV, TILE)
+            own = _of_assignment(down, assignment, TILE)
+            value = project(own, ahead, read, words, row, BLOCKS, GEMV, TILE)
             if DOWN.has_bias:
                 value += tl.load(bias + (row + tl.arange(0, 16))[None, :])
             if not DOWN.is_weighted:

@@ -18,6 +18,7 @@ from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.layout.neuron_layout import ColumnLayout
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.lora import adapted
 from edgeinfer_kernels.cuda.offload.streamed_matrix import StreamedMatrix
 from edgeinfer_kernels.cuda.offload.weight_streamer import WeightStreamer
 from edgeinfer_kernels.cuda.prefill.expert_kernels import GATINGS, select_experts_kernel
@@ -328,6 +329,9 @@ class PrefillExperts:
         expert_rows = _expert_rows(part.stacks, matrix)
         if not isinstance(matrix, StreamedMatrix):
             expert_product(rows, index, matrix, expert_rows, part.tiles, part.tile, out)
+            for lora in adapted(self._products.lora, (matrix,)):
+                tile = self._tile._replace(rows=part.tile.rows)
+                lora.add_experts(rows, index, part.tiles, tile, out)
             return
         columns = matrix.shapes.columns
         piece_rows = self._sender.piece_bytes // matrix.group_bytes * ROWS_PER_GROUP

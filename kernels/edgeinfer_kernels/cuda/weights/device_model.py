@@ -30,7 +30,7 @@ from edgeinfer_kernels.decoder import (
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.sizes.cuda_matrices import cache_positions
 from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
-from edgeinfer_kernels.stages import CPU, GPU, Stage, part_of_decoder, shards_on
+from edgeinfer_kernels.stages import CPU, GPU, Shard, Stage, part_of_decoder, shards_on
 from edgeinfer_kernels.tensor_parts import TensorPart
 from edgeinfer_quant_formats.formats import non_finite_error
 
@@ -96,8 +96,16 @@ class DeviceModel(DeviceBuilder):
         self._shards = [[of[layer] for of in (here, there) if layer in of] for layer in here]
         self.layers = tuple(here) if stages else tuple(range(len(spec.layers)))
         """The layers of the whole decoder that are on the device."""
+        self.shards: list[tuple[Any, Any, Shard]] = []
+        """Blocks of a split model: their weights in the whole model and here, and the shard of the layer."""
         if stages:
+            whole = weights
             spec, weights = part_of_decoder(spec, weights, here)
+            self.shards = [
+                (before.block, own.block, shard)
+                for (layer, shard), part in zip(here.items(), weights.layers, strict=True)
+                for before, own in zip(whole.layers[layer].blocks, part.blocks, strict=True)
+            ]
         if part is not None:
             self._shards = [part.shards(spec, layer) for layer in self.layers]
         self.spec = spec

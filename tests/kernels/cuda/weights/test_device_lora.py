@@ -23,9 +23,13 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "no gate, biases": (replace(ZOO["starcoder2"], formats=QUANTIZED), (0,)),
     "norms before the last projections": (ZOO["bitnet"], (0,)),
     "shared experts": (ZOO["qwen2moe"], (0,)),
+    "quantized experts": (replace(ZOO["qwen3moe"], formats=QUANTIZED), (0,)),
+    "biases of experts": (ZOO["gpt-oss"], (0,)),
+    "latent projection": (ZOO["nemotron_h_moe-latent"], (1,)),
+    "experts without gates": (ZOO["llama4"], (1,)),
     "short convolution": (ZOO["lfm2"], (0,)),
 }
-UNADAPTED = ("exps", "ffn_gate_inp", "conv.weight")
+UNADAPTED = ("ffn_gate_inp", "conv.weight")
 
 
 def random_lora(decoder: Decoder, rank: int = 5) -> ModelLora:
@@ -34,8 +38,9 @@ def random_lora(decoder: Decoder, rank: int = 5) -> ModelLora:
     for matrix in decoder.weights.matrices():
         if matrix is decoder.weights.token_embd or any(part in matrix.name for part in UNADAPTED):
             continue
-        a = random.standard_normal((1, rank, matrix.columns), np.float32) / np.float32(matrix.columns**0.5)
-        b = random.standard_normal((1, matrix.rows, rank), np.float32) * np.float32(0.3)
+        experts, columns = matrix.experts, matrix.columns
+        a = random.standard_normal((experts, rank, columns), np.float32) / np.float32(columns**0.5)
+        b = random.standard_normal((experts, matrix.rows, rank), np.float32) * np.float32(0.3)
         adapters[id(matrix)] = LoraWeights(matrix.name, a, b)
     return ModelLora(adapters)
 
@@ -46,8 +51,9 @@ def merged(value: Any, adapters: Mapping[int, LoraWeights]) -> Any:
         if id(value) not in adapters:
             return value
         lora = adapters[id(value)]
-        dense = np.ascontiguousarray(value.decoded() + lora.b[0] @ lora.a[0], np.float32)
-        return Matrix(value.name, "F32", value.rows, value.columns, dense.view(np.uint8))
+        dense = value.decoded() + np.matmul(lora.b, lora.a).reshape(-1, value.columns)
+        raw = np.ascontiguousarray(dense, np.float32).view(np.uint8)
+        return Matrix(value.name, "F32", value.rows, value.columns, raw, value.experts)
     if isinstance(value, tuple):
         return tuple(merged(each, adapters) for each in value)
     if is_dataclass(value) and not isinstance(value, type):
@@ -79,19 +85,14 @@ def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: 
             backend.close()
 
 
-def test_adapters_of_experts_and_embeddings_are_refused(device: str, tmp_path: Path) -> None:
+def test_adapters_of_routers_and_embeddings_are_refused(device: str, tmp_path: Path) -> None:
     with opened(ZOO["qwen2moe"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         try:
-            for part in ("ffn_up_exps", "ffn_gate_inp.weight"):
-                matrix = next(each for each in decoder.weights.matrices() if part in each.name)
-                shape = matrix.experts, 2
-                a, b = (
-                    np.zeros((*shape, matrix.columns), np.float32),
-                    np.zeros((shape[0], matrix.rows, 2), np.float32),
-                )
-                with pytest.raises(LoraError, match=part):
-                    backend.set_lora(ModelLora({id(matrix): LoraWeights(matrix.name, a, b)}))
+            router = next(each for each in decoder.weights.matrices() if "ffn_gate_inp." in each.name)
+            a, b = np.zeros((1, 2, router.columns), np.float32), np.zeros((1, router.rows, 2), np.float32)
+            with pytest.raises(LoraError, match=r"ffn_gate_inp\.weight"):
+                backend.set_lora(ModelLora({id(router): LoraWeights(router.name, a, b)}))
             zero = np.zeros((1, 2, 64), np.float32)
             with pytest.raises(LoraError, match="the embedding takes no adapter on a GPU"):
                 backend.set_lora(ModelLora({}, LoraWeights("token_embd.weight", zero, zero.swapaxes(1, 2))))

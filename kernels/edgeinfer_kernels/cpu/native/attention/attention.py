@@ -13,7 +13,13 @@ from edgeinfer_kernels.cpu.native.attention.attention_states import (
     merge_state,
     write_states,
 )
-from edgeinfer_kernels.cpu.native.attention.cache_writing import last_position, position_of, token_args_of
+from edgeinfer_kernels.cpu.native.attention.cache_writing import (
+    first_recent,
+    last_position,
+    position_of,
+    recent_pages_of,
+    token_args_of,
+)
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.attention.rope_heads import (
     has_hadamard_values,
@@ -86,7 +92,8 @@ def make_gather_item(gather):
         group = block.heads // kv_heads
         token = item // (kv_heads * pieces)
         kv_head = item // pieces % kv_heads
-        end = position_of(step_args, token) + 1
+        own = position_of(step_args, token)
+        end = own + 1
         token_args = token_args_of(step_args, token)
         pages = token_args.pages if token_args.address != 0 else 0
         window = block.window
@@ -99,7 +106,12 @@ def make_gather_item(gather):
         query = block.queries + token * block.query_stride
         query += 4 * block.padded_head * group * kv_head
         clear_states(states, group, block.padded_value)
-        gather(block, query, kv_head, first, last, end - 1, pages, states, scores, copied)
+        recent = recent_pages_of(block, step_args, token_args)
+        middle = min(last, max(first, first_recent(own))) if recent != 0 else last
+        if first < middle:
+            gather(block, block.cache, query, kv_head, first, middle, own, pages, states, scores, copied)
+        if middle < last:
+            gather(block, block.recent, query, kv_head, middle, last, own, recent, states, scores, copied)
 
     return gather_item
 

@@ -42,21 +42,21 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i8,
     store_i16,
 )
-from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_PAGE, SCALED
+from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_PAGE, RECENT_PAGES, SCALED
 
 LANES = 16
 
 
 @device_function
-def store_key(block, kv_head, position, row, spare):
+def store_key(block, cache_args, kv_head, position, row, spare):
     """Store a key: its element d is adjacent to element d of the fifteen other positions of its tile."""
     padded = block.padded_head
-    tile = kv_head * (block.context // LANES) + position // LANES
+    tile = kv_head * (cache_args.context // LANES) + position // LANES
     element = tile * padded * LANES + position % LANES
-    cache = block.key_cache
-    kind = block.key_kind
+    cache = cache_args.key_cache
+    kind = cache_args.key_kind
     if kind == 3:
-        scales = block.key_scales + scale_offset(tile, padded, position)
+        scales = cache_args.key_scales + scale_offset(tile, padded, position)
         cache += tile * padded // 2 * LANES + position % LANES
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
@@ -66,7 +66,7 @@ def store_key(block, kv_head, position, row, spare):
                     pair = load_u8(spare + i) | load_u8(spare + i + 1) << 4
                     store_i8(cache + LANES * ((d + i) // 2), pair)
     elif kind == 2:
-        scales = block.key_scales + scale_offset(tile, padded, position)
+        scales = cache_args.key_scales + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
             for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
@@ -87,16 +87,16 @@ def store_key(block, kv_head, position, row, spare):
 
 
 @device_function
-def store_value(block, kv_head, position, row, spare):
+def store_value(block, cache_args, kv_head, position, row, spare):
     """Store a value as a padded row."""
     padded = block.row_width
-    context = block.context
+    context = cache_args.context
     element = (kv_head * context + position) * padded
-    cache = block.value_cache
-    kind = block.value_kind
+    cache = cache_args.value_cache
+    kind = cache_args.value_kind
     if kind == 3:
         tile = kv_head * (context // LANES) + position // LANES
-        scales = block.value_scales + scale_offset(tile, padded, position)
+        scales = cache_args.value_scales + scale_offset(tile, padded, position)
         cache += (kv_head * context + position) * groups_bytes(padded)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_nibble_scale(row, group, padded, scales + 2 * LANES * group, spare)
@@ -106,7 +106,7 @@ def store_value(block, kv_head, position, row, spare):
             store_as_bytes(cache + GROUP_BYTES * group, or_i32(codes, shift_left(upper, 4)))
     elif kind == 2:
         tile = kv_head * (context // LANES) + position // LANES
-        scales = block.value_scales + scale_offset(tile, padded, position)
+        scales = cache_args.value_scales + scale_offset(tile, padded, position)
         for group in range((padded + SCALED - 1) // SCALED):
             inverse = store_scale(row, group, padded, scales + 2 * LANES * group, spare)
             for d in range(SCALED * group, min(padded, SCALED * (group + 1)), LANES):
@@ -233,16 +233,36 @@ def slot_of(token_args, position, ring):
     return in_ring(page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE, ring)
 
 
+@device_function
+def recent_pages_of(block, step_args, token_args):
+    """The address of a token's pages of recent positions; 0: there are none."""
+    if block.recent.address == 0:
+        return 0
+    return token_args.recent if token_args.address != 0 else step_args.recent
+
+
+@device_function
+def first_recent(position):
+    """The first position that the token at this position reads in f16."""
+    return max(0, position // POSITIONS_PER_PAGE - (RECENT_PAGES - 1)) * POSITIONS_PER_PAGE
+
+
 def make_store_all(store):
     @device_function
-    def store_all(block, kv_head, token_args, position, row, spare):
-        """Store a key or a value in its slot and in the slots of its copies."""
-        ring = block.ring
-        store(block, kv_head, slot_of(token_args, position, ring), row, spare)
+    def store_all(block, kv_head, step_args, token_args, position, row, spare):
+        """Store a key or a value in its slot, in the slots of its copies, and with the recent positions."""
+        cache = block.cache
+        ring = cache.ring
+        store(block, cache, kv_head, slot_of(token_args, position, ring), row, spare)
         copy = token_args.copies if token_args.address != 0 else 0
         while copy != 0 and load_i64(copy) >= 0:
-            store(block, kv_head, in_ring(load_i64(copy), ring), row, spare)
+            store(block, cache, kv_head, in_ring(load_i64(copy), ring), row, spare)
             copy += 8
+        recent = recent_pages_of(block, step_args, token_args)
+        if recent != 0:
+            page = load_i64(recent + 8 * (position // POSITIONS_PER_PAGE))
+            slot = page * POSITIONS_PER_PAGE + position % POSITIONS_PER_PAGE
+            store(block, block.recent, kv_head, slot, row, spare)
 
     return store_all
 

@@ -113,13 +113,13 @@ def scale_by_position(block, position, query, count):
 @device_function
 def has_hadamard_keys(block):
     """Whether the cache holds keys in the Hadamard basis."""
-    return block.key_kind == 3
+    return block.cache.key_kind == 3
 
 
 @device_function
 def has_hadamard_values(block):
     """Whether the cache holds values in the Hadamard basis."""
-    return block.value_kind == 3
+    return block.cache.value_kind == 3
 
 
 @device_function
@@ -156,7 +156,7 @@ def rope_and_store(block, step_args, token, index, head):
         apply_rope(head, table, rope_dim, is_neox)
         if has_hadamard_keys(block):
             hadamard_head(head, head_dim, padded)
-        store_all_keys(block, kv_head, token_args, position, head, spare)
+        store_all_keys(block, kv_head, step_args, token_args, position, head, spare)
     else:
         kv_head = index - heads - kv_heads
         row = block.projected_v + kv_offset
@@ -166,7 +166,7 @@ def rope_and_store(block, step_args, token, index, head):
             normalize(block.value_norm, head, head)
         if has_hadamard_values(block):
             hadamard_head(head, value_dim, block.padded_value)
-        store_all_values(block, kv_head, token_args, position, head, spare)
+        store_all_values(block, kv_head, step_args, token_args, position, head, spare)
 
 
 @device_function

@@ -141,15 +141,15 @@ def make_gather(kinds):
     add_one, add_four = (make_choice([kind.values_of[i] for kind in kinds]) for i in range(2))
 
     @device_function
-    def gather(block, query, kv_head, begin, end, own, pages, states, scores, copied):
-        """Add positions begin..end to the states of the query heads, of the token at position `own`, that
-        share `kv_head`.
+    def gather(block, cache, query, kv_head, begin, end, own, pages, states, scores, copied):
+        """Add positions begin..end of a cache to the states of the query heads, of the token at position
+        `own`, that share `kv_head`.
 
         Reads each key and value of the range once, for any number of heads that share them. `pages`: 0, or
         the address of the page of each sixteen positions. A tile whose pages are not contiguous (also one at
         the end of a ring) is copied to `copied` first, so its sums are bit-identical.
         """
-        key_kind, value_kind = block.key_kind, block.value_kind
+        key_kind, value_kind = cache.key_kind, cache.value_kind
         padded, value = block.padded_head, block.padded_value
         head_dim, width = block.head_dim, block.row_width
         group = block.heads // block.kv_heads
@@ -160,12 +160,12 @@ def make_gather(kinds):
         together = group // 4 * 4 if has_wide_registers() != 0 and value % 64 == 0 else 0
         key_page, value_page = LANES * key_bytes(key_kind, padded), LANES * value_bytes(value_kind, width)
         key_scale_bytes, scale_bytes = scale_bytes_of(key_kind, padded), scale_bytes_of(value_kind, width)
-        first_page = block.context // LANES * kv_head
-        ring = block.ring // LANES
-        key_cache = block.key_cache + key_page * first_page
-        value_cache = block.value_cache + value_page * first_page
-        key_scale_cache = block.key_scales + key_scale_bytes * first_page
-        value_scale_cache = block.value_scales + scale_bytes * first_page
+        first_page = cache.context // LANES * kv_head
+        ring = cache.ring // LANES
+        key_cache = cache.key_cache + key_page * first_page
+        value_cache = cache.value_cache + value_page * first_page
+        key_scale_cache = cache.key_scales + key_scale_bytes * first_page
+        value_scale_cache = cache.value_scales + scale_bytes * first_page
         keys_ahead = PAGES_PER_TILE * key_page
         values_ahead = PAGES_PER_TILE * value_page
         scales_ahead = PAGES_PER_TILE * key_scale_bytes

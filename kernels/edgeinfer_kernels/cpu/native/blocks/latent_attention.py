@@ -91,7 +91,7 @@ def store_row(block, step_args, token, row):
     rope_tail(block, step_args, token, projected + 4 * latent_dim, row)
     spare = row + 4 * attention.padded_head
     token_args, position = token_args_of(step_args, token), position_of(step_args, token)
-    store_all_values(attention, 0, token_args, position, row, spare)
+    store_all_values(attention, 0, step_args, token_args, position, row, spare)
 
 
 @device_function

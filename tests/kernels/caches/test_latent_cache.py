@@ -8,7 +8,7 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec, LatentAttentionState
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.caches.latent_cache import LatentCache, latent_type
-from tests.kernels.test_layer_cache import KINDS, WITHIN
+from tests.kernels.caches.test_layer_cache import KINDS, WITHIN
 
 RANDOM = np.random.default_rng(4)
 SIZES = [(32, 16), (64, 16), (512, 64)]
