@@ -102,7 +102,7 @@ def device_lora(model: "DeviceModel", lora: ModelLora, device: torch.device) -> 
 
 def _expert_stacks(model: "DeviceModel") -> dict[int, int]:
     """The experts per token of the stacked matrices of experts, by id; 0: they are exchanged."""
-    found = {}
+    found = dict[int, int]()
     for weights in (block.weights for block in model.blocks if hasattr(block.weights, "stacks")):
         per_token = 0 if weights.has_expert_cache else weights.experts_per_token
         found |= {id(matrix): per_token for matrix in weights.stacks.matrices}

@@ -7,12 +7,14 @@ import numpy.typing as npt
 import pytest
 
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer_kernels.backend import PAGE, BatchPositions, XX
-from edgeinfer_kernels.main_memory import MainMemoryBackend
+from edgeinfer_kernels.backend import PAGE, BatchPositions
+from edgeinfer_kernels.blocks.attention import AttentionState
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionState
 from edgeinfer_kernels.caches.cache_formats import hadamard_rows
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.caches.layer_cache import LayerCache, by_position
+from edgeinfer_kernels.caches.layer_cache import CacheState, LayerCache, by_position
 from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.main_memory import MainMemoryBackend
 from tests.kernels.conftest import ISAS
 from tests.kernels.cpu.test_batch_positions import (
     PROMPT,
@@ -96,8 +98,12 @@ def copy_caches(engine: NativeEngine, truth: NativeEngine, end: int, page: int) 
     assert state.recent is not None
     slots = state.recent.table[page : end // PAGE + 1]
     for index, block in state.blocks.items():
-        cache, other = block.cache, target.blocks[index].cache
+        to = target.blocks[index]
+        assert isinstance(block, AttentionState | LatentAttentionState)
+        assert isinstance(to, CacheState)
+        cache, other = block.cache, to.cache
         if isinstance(cache, LayerCache):
+            assert isinstance(block, AttentionState)
             head_dim, recent = block.spec.head_dim, cache.recent
             assert recent is not None
             keys, values = (rows.swapaxes(0, 1) for rows in cache.read(page * PAGE, head_dim))
@@ -109,6 +115,7 @@ def copy_caches(engine: NativeEngine, truth: NativeEngine, end: int, page: int) 
             other.write(0, keys, values)
             other.write(page * PAGE, hadamard_rows(near_keys), hadamard_rows(near_values))
         else:
+            assert cache.recent is not None
             rows = cache.recent.rows.reshape(-1, PAGE, cache.recent.rows.shape[2])[slots]
             near = rows.reshape(-1, rows.shape[2])[:, : cache.cached_dim]
             other.write(0, cache.read(0, page * PAGE))

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnava
 from edgeinfer_offload.planner import layer_costs, placement_problem
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from tests.edgeinfer.lora.random_adapters import write_adapter
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
 
@@ -346,3 +347,23 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
         assert model.plan is not None
         assert not any(layer.expert_cache for layer in model.plan.layers)
         assert model.plan.relaxations[0].startswith("there is no expert cache")
+
+
+@pytest.mark.slow
+def test_a_split_model_is_loaded_with_an_adapter(small_gpu: Callable[[int], None], tmp_path: Path) -> None:
+    path = model_file(tmp_path)
+    adapter = write_adapter(path, tmp_path / "adapter.gguf")
+    small_gpu(1 << 40)
+    loading: Any = {"context": 64, "threads": 2, "lora": adapter}
+    with edgeinfer.load(path, **loading) as whole:
+        assert whole.plan is not None
+        nbytes = whole.plan.bytes_on("gpu")
+    small_gpu(nbytes - 1)
+    with edgeinfer.load(path, **loading) as model, edgeinfer.load(path, device="cpu", **loading) as reference:
+        engine: Any = model.engine
+        assert isinstance(engine.backend, SplitBackend), model.warnings
+        ids = [5, 9, 30, 7, 11]
+        actual, expected = model.logits(ids), reference.logits(ids)
+        assert np.linalg.norm(actual - expected) < 0.05 * np.linalg.norm(expected)
+        model.set_lora(None)
+        assert np.linalg.norm(model.logits(ids) - expected) > 0.1 * np.linalg.norm(expected)

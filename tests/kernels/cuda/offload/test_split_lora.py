@@ -34,8 +34,8 @@ def with_embedding(decoder: Decoder, lora: ModelLora) -> tuple[ModelLora, Decode
     random, table = np.random.default_rng(6), decoder.weights.token_embd
     if decoder.weights.output is table:
         return lora, Decoder(decoder.specification, merged(decoder.weights, lora.matrices))
-    a = random.standard_normal((1, 4, table.columns), np.float32) / 4
-    b = random.standard_normal((1, table.rows, 4), np.float32) / 4
+    a = random.standard_normal((1, 4, table.columns), np.float32) / np.float32(4)
+    b = random.standard_normal((1, table.rows, 4), np.float32) / np.float32(4)
     whole = replace(lora, embedding=LoraWeights(table.name, a, b))
     adapters = {**lora.matrices, id(table): LoraWeights(table.name, a, b)}
     return whole, Decoder(decoder.specification, merged(decoder.weights, adapters))
