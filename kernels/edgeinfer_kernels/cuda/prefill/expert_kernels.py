@@ -197,13 +197,14 @@ def expert_gated_kernel(
     row = expert * EXPERT_ROWS + program * ROWS
     words = SOURCE.planes * BLOCKS
     read = activations + token * words
-    up = _of_assignment(up, assignment, GATED.up)
+    UP: tl.constexpr = GATED.up
+    up = _of_assignment(up, assignment, UP)
     if GATED.has_gate:
-        gate = _of_assignment(gate, assignment, GATED.gate)
+        GATE: tl.constexpr = GATED.gate
+        gate = _of_assignment(gate, assignment, GATE)
         pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         gates, ups = project_pair(gate, up, pair, read, words, row, BLOCKS, GEMV, GATED)
     else:
-        UP: tl.constexpr = GATED.up
         ups = project(up, load_ahead(up, row, BLOCKS, GEMV, UP), read, words, row, BLOCKS, GEMV, UP)
         gates = ups
     if SOURCE.norm == ROOT_MEAN_SQUARE:
