@@ -252,9 +252,8 @@ class LoadOptions:
         convert=_paths, commands="run chat", persistent=False,
     )  # fmt: skip
     kv: CacheType = _option(
-        "f16", "Data type of the KV cache (KV quantization): f32, f16, fp8, q8_0 or q4_0, or two of them for "
-        "keys and values, as q8_0/q4_0. q8_0 takes half the bytes, q4_0 a quarter. +f16: the last "
-        "positions in f16 (CPU).",
+        "f16", "Type of the KV cache (quantization): f32, f16, fp8, q8_0, q4_0, or two of them for keys and "
+        "values, as q8_0/q4_0. q8_0 takes half the bytes, q4_0 a quarter. +f16: recent positions in f16.",
         allowed=CacheTypes(), metavar="TYPE[/TYPE][+f16]", commands="run chat serve batch plan eval bench",
     )  # fmt: skip
     parallel: int = _option(
