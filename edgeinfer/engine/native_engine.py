@@ -466,6 +466,11 @@ class NativeEngine(CacheChanges):
             each.rewind(0)
 
     @property
+    def has_pages(self) -> bool:
+        """Whether several sequences can share its cache in pages."""
+        return self.capabilities.max_batch_tokens > 0 and self.cache.rings is None
+
+    @property
     def joins_steps(self) -> bool:
         """Whether a step can take a token of each of this engine and its `others`."""
         return self._joined is not None

@@ -198,6 +198,13 @@ class DraftCount:
         """Share of draft tokens that were accepted; None: there were none."""
         return self.accepted / self.drafted if self.drafted else None
 
+    def add(self, drafted: int, accepted: int, tokens: int) -> None:
+        """Add a forward with a draft that gave `tokens`."""
+        self.drafted += drafted
+        self.accepted += accepted
+        self.forwards += 1
+        self.tokens += tokens
+
     def add_forced(self, tokens: int, forwards: int) -> None:
         """Add `forwards` that gave `tokens` accepted draft tokens, and one token more."""
         self.drafted += tokens

@@ -245,10 +245,7 @@ class Speculator:
             self._record_tree(draft, tokens, self._kind(sampler.settings))
         else:
             controller.record_accepted(len(draft.ids), accepted, draft.probs)
-        count.drafted += len(draft.ids)
-        count.accepted += accepted
-        count.forwards += 1
-        count.tokens += len(tokens)
+        count.add(len(draft.ids), accepted, len(tokens))
         return tokens
 
     def _record_tree(self, draft: Draft, tokens: Sequence[SampledToken], kind: str) -> None:

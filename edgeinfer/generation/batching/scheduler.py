@@ -75,8 +75,7 @@ def requests_on(engine: Engine, tokenizer: TextTokenizer, batch_invariant: bool)
     for each in (engine, *engine.others):
         each.rewind(0)
     start = EngineStart(tokenizer, batch_invariant)
-    is_paged = engine.capabilities.max_batch_tokens > 0 and not engine.others
-    if is_paged and isinstance(engine, NativeEngine) and engine.cache.rings is None:
+    if isinstance(engine, NativeEngine) and engine.has_pages and not engine.others:
         return PagedRequests(engine, start)
     if isinstance(engine, NativeEngine) and engine.joins_steps:
         return JoinedRequests(engine, start)

@@ -2,9 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.generation.loop import LiveRequest, SampledToken
 from edgeinfer.speculation.batched.batch_speculator import BatchedText, BatchSpeculator
@@ -74,6 +71,7 @@ class SharedDrafts:
         """Give each request its next tokens: after its row of x, and after the rows of its draft, which
         follow it. The pages of a request then hold its tokens but for the last.
         """
+        assert self._speculation is not None
         best = self._best(x, last, drafts)
         logits = self._engine.logits(x) if best is None else None
         for row, live in last.items():
@@ -82,31 +80,15 @@ class SharedDrafts:
             assert live.text is not None
             live.text.length -= len(draft.ids)
             try:
-                if draft.ids:
-                    tokens = self._verify(live, draft, logits, best, rows)
-                elif logits is None:
-                    tokens = [SampledToken(best[row], None)] if best is not None else []
-                else:
-                    tokens = [live.sequence.sample(logits[row])]
+                own = None if logits is None else logits[rows]
+                ids = [] if best is None else best[rows]
+                tokens = self._speculation.verify(self._texts[live], draft, own, ids, self._end_ids)
                 live.accept(tokens)
             except Exception as error:
                 live.fail(error)
             else:
                 length = live.text.length + len(tokens) - 1
                 live.text.length = min(length, len(live.sequence.ids))
-
-    def _verify(
-        self,
-        live: LiveRequest,
-        draft: Draft,
-        logits: npt.NDArray[np.float32] | None,
-        best: Sequence[int] | None,
-        rows: slice,
-    ) -> list[SampledToken]:
-        assert self._speculation is not None
-        own = None if logits is None else logits[rows]
-        ids = [] if best is None else best[rows]
-        return self._speculation.verify(self._texts[live], draft, own, ids, self._end_ids)
 
     def _best(
         self, x: HiddenStates, last: Mapping[int, LiveRequest], drafts: Mapping[LiveRequest, Draft]

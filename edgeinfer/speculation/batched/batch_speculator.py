@@ -102,24 +102,26 @@ class BatchSpeculator:
         best: Sequence[int],
         end_ids: Collection[int],
     ) -> list[SampledToken]:
-        """The tokens after a text. `logits` (1 + len(draft.ids), vocabulary): after its last token and each
-        draft token; None: they are on the device, and `best` has the largest of each.
+        """The tokens after a text, whose draft may be empty. `logits` (1 + len(draft.ids), vocabulary): after
+        its last token and each draft token; None: they are on the device, and `best` has the largest of each.
         """
         if logits is None:
             tokens = greedy_path(draft, best, None, end_ids)
         else:
             tokens = verify(draft, logits, text.history, text.sampler, end_ids)
+        if draft.ids:
+            self._record(text, draft, tokens)
+        return tokens
+
+    def _record(self, text: BatchedText, draft: Draft, tokens: Sequence[SampledToken]) -> None:
+        """Record how much of a draft was accepted."""
         accepted = sum(token.drafted for token in tokens)
         controller = self.speculator.batched
         controller.record_accepted(len(draft.ids), accepted, draft.probs)
         share = accepted / min(accepted + 1, len(draft.ids))  # of those whose acceptance was decided
         known = self._acceptance.get(text.key, controller.acceptance)
         self._acceptance[text.key] = known + OWN_SHARE * (share - known)
-        text.count.drafted += len(draft.ids)
-        text.count.accepted += accepted
-        text.count.forwards += 1
-        text.count.tokens += len(tokens)
-        return tokens
+        text.count.add(len(draft.ids), accepted, len(tokens))
 
     def end_step(self, rows: int, tokens: int) -> None:
         """The step had a forward of `rows` tokens, and gave `tokens` in all."""

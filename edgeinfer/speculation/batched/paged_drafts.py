@@ -68,10 +68,7 @@ class PagedDrafts:
     @classmethod
     def of(cls, engine: Engine, id_limit: int) -> "PagedDrafts | None":
         """None: the engine can't hold several texts in pages."""
-        is_paged = isinstance(engine, NativeEngine) and engine.capabilities.max_batch_tokens > 0
-        if not is_paged or not isinstance(engine, NativeEngine) or engine.cache.rings is not None:
-            return None
-        return cls(engine, id_limit)
+        return cls(engine, id_limit) if isinstance(engine, NativeEngine) and engine.has_pages else None
 
     def prepare(self, texts: Sequence[DraftText]) -> list[bool]:
         """Read a chunk of what the model has yet to read, of one of the texts; for each text whether it can
@@ -81,30 +78,25 @@ class PagedDrafts:
             self._cache.store()
             self._is_used = True
         keys, may_read, ready = {text.key for text in texts}, True, list[bool]()
-        for text in texts:
-            missed = self._missed(text)
-            if missed > self._step_tokens and may_read:
+        for wanted in texts:
+            if len(wanted.history) + MAX_DRAFTED > self._engine.context:
+                ready.append(False)
+                continue
+            followed = self._followed(wanted)
+            missed = len(wanted.history) - followed.text.length
+            has_pages = self._reserve(wanted, followed, keys)
+            if has_pages and may_read and missed > self._step_tokens:
                 may_read = False
-                missed -= self._read(text, min(CHUNK, missed - 1), keys)
-            ready.append(0 < missed <= self._step_tokens and self._reserve(text, keys))
+                missed -= self._read(wanted, followed, min(CHUNK, missed - 1))
+            ready.append(has_pages and missed <= self._step_tokens)
         return ready
 
     @property
     def _step_tokens(self) -> int:
         return self._engine.capabilities.max_batch_tokens
 
-    def _missed(self, wanted: DraftText) -> int:
-        """Number of tokens of a text that the cache doesn't hold, at least the last; 0: it is too long."""
-        length = len(wanted.history)
-        return (
-            0 if length + MAX_DRAFTED > self._engine.context else length - self._followed(wanted).text.length
-        )
-
-    def _read(self, wanted: DraftText, count: int, keys: set[Hashable]) -> int:
-        """Read the next tokens of a text, if there are pages for them; their number."""
-        if not self._reserve(wanted, keys):
-            return 0
-        followed = self._texts[wanted.key]
+    def _read(self, wanted: DraftText, followed: _Followed, count: int) -> int:
+        """Read the next tokens of a text, which has pages for them; their number."""
         text = followed.text
         chunk = list(wanted.history[text.length : text.length + count])
         self._engine.append_chunk(chunk, text.length, np.array(text.pages, np.int64))
@@ -112,9 +104,9 @@ class PagedDrafts:
         followed.ids += chunk
         return count
 
-    def _reserve(self, wanted: DraftText, keys: set[Hashable]) -> bool:
+    def _reserve(self, wanted: DraftText, followed: _Followed, keys: set[Hashable]) -> bool:
         """Reserve pages for the whole text and a draft; texts that aren't among the `keys` give theirs up."""
-        text = self._followed(wanted).text
+        text = followed.text
         while True:
             try:
                 self._cache.reserve(text, len(wanted.history) - text.length + MAX_DRAFTED)
@@ -136,7 +128,7 @@ class PagedDrafts:
         return [draft.result for draft in drafts]
 
     def _begin(self, wanted: DraftText) -> _DraftInProgress:
-        followed = self._followed(wanted)
+        followed = self._texts[wanted.key]
         return _DraftInProgress(followed, wanted, list(wanted.history[followed.text.length :]))
 
     def _followed(self, wanted: DraftText) -> _Followed:
@@ -194,7 +186,7 @@ class PagedDrafts:
 
     def _drop_first(self) -> bool:
         """The engine's text needs pages."""
-        for key in list(self._texts)[:1]:
-            self.forget(key)
-            return True
-        return False
+        if not self._texts:
+            return False
+        self.forget(next(iter(self._texts)))
+        return True
