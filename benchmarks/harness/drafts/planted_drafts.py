@@ -261,31 +261,16 @@ class ScriptedTrees(NativeEngine):
         """Does nothing: the caller owns the engine."""
 
 
-class PlantedTrees(Drafter):
+class PlantedTrees(PlantedHead):
     """Trees at the cost of a real head's. The first candidate after the token of a level is right with the
     probability in `agreements`, whose last one is that of all further levels; the others as `OF_THE_REST`.
     """
 
     name = "planted trees"
 
-    def __init__(
-        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
-    ) -> None:
-        self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
-        self._agreements = tuple(agreements)
-        self._random = random.Random(1)
-
     @property
     def tree_width(self) -> int:
         return self._head.tree_width
-
-    @property
-    def hidden_layers(self) -> Sequence[int]:
-        return self._head.hidden_layers
-
-    def observe(self, step: HiddenStep) -> None:
-        """As the head's."""
-        self._head.observe(step)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """A tree of the requested shape; the head evaluates as many levels, and as many nodes of each."""
@@ -318,7 +303,7 @@ class PlantedTrees(Drafter):
         return token if index == rank else (token + 1 + index) % self._vocabulary
 
     def _rates(self, level: int) -> list[float]:
-        first = self._agreements[min(level, len(self._agreements) - 1)]
+        first = self._agreement(level)
         others = [(1 - first) * share if first else 0.0 for share in OF_THE_REST]
         return [first, *others][: self.tree_width]
 
@@ -330,6 +315,3 @@ class PlantedTrees(Drafter):
             if drawn < 0:
                 return rank
         return None
-
-    def close(self) -> None:
-        """The caller owns the head."""

@@ -23,14 +23,13 @@ from edgeinfer.speculation.heads.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
+from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.random_models import RandomModel
 
 PROMPT = "Once upon a time, there was a little fox."
 STORY = "Once upon a time, there was a little girl named Lily."
-GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
-CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256}
 WITH_LOOP = RandomModel("arcee", layers=2, draft_head=True, context=256, formats=("Q8_0",))
 """Its embedding can be decoded by a kernel, so that the draft loop runs."""
 
@@ -43,21 +42,10 @@ def path(request: pytest.FixtureRequest, zoo_file: ZooFile, tmp_path_factory: py
 
 
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Model]:
-    with edgeinfer.load(path, draft=None, **CPU) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def drafting(path: Path) -> Iterator[Model]:
     with edgeinfer.load(path, draft="mtp", **CPU) as model:
         assert isinstance(drafter_of(model), DraftHead)
         yield model
-
-
-def drafter_of(model: Model) -> Any:
-    assert model.speculator is not None
-    return model.speculator.drafter
 
 
 @pytest.mark.parametrize("length", [1, 4, 7])
@@ -307,16 +295,7 @@ def test_lookup_files_come_before_the_head(built_in: Model, tmp_path: Path) -> N
 
 def test_sampled_drafts_have_the_distribution_that_they_were_sampled_from(built_in: Model) -> None:
     ids = built_in.tokenizer.encode(STORY)
-    built_in.engine.rewind(0)
-    built_in.engine.append(ids[:-1])
-    request = DraftRequest(3, SamplingParams(temperature=1.5))
-    drafts = [drafter_of(built_in).propose(ids, request) for _ in range(20)]
-    assert len({draft.ids for draft in drafts}) > 1
-    for draft in drafts:
-        assert draft.distributions is not None
-        for token, (candidates, probs) in zip(draft.ids, draft.distributions, strict=True):
-            assert token in candidates
-            assert probs.sum() == pytest.approx(1.0)
+    assert len(sampled_drafts(built_in, ids)) == 20
 
 
 @pytest.fixture(scope="module")

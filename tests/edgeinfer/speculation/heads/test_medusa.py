@@ -17,6 +17,7 @@ from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.medusa_heads import MedusaHeads
+from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.model_zoo import ZOO
@@ -24,8 +25,6 @@ from tests.random_models import VOCABULARY, RandomModel
 
 safetensors = pytest.importorskip("safetensors.numpy")
 PROMPT = "Once upon a time, there was a little fox."
-GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
-CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256}
 TARGET = RandomModel("llama", layers=2, context=256)
 HEADS, WIDTH = 3, 64
 Floats = npt.NDArray[np.float32]
@@ -70,21 +69,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Model]:
-    with edgeinfer.load(path, draft=None, **CPU) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def drafting(path: Path, heads: Path) -> Iterator[Model]:
     with edgeinfer.load(path, draft=heads, draft_tree_width=2, **CPU) as model:
         assert isinstance(drafter_of(model), MedusaHeads)
         yield model
-
-
-def drafter_of(model: Model) -> Any:
-    assert model.speculator is not None
-    return model.speculator.drafter
 
 
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3}, {"temperature": 0.9, "seed": 3}])

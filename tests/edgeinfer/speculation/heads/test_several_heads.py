@@ -20,13 +20,12 @@ from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of
 from tests.edgeinfer.speculation.heads.random_steps import HEADS, step_heads
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.model_zoo import ZOO
 
 PROMPT = "Once upon a time, there was a little fox."
-GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
-CPU: dict[str, Any] = {"device": "cpu", "threads": 1, "context": 256}
 
 
 @pytest.fixture(scope="module")
@@ -35,21 +34,10 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def plain(path: Path) -> Iterator[Model]:
-    with edgeinfer.load(path, draft=None, **CPU) as model:
-        yield model
-
-
-@pytest.fixture(scope="module")
 def drafting(path: Path) -> Iterator[Model]:
     with edgeinfer.load(path, draft="mtp", **CPU) as model:
         assert isinstance(drafter_of(model), SeveralHeads)
         yield model
-
-
-def drafter_of(model: Model) -> Any:
-    assert model.speculator is not None
-    return model.speculator.drafter
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 3}])
