@@ -42,6 +42,7 @@ if TYPE_CHECKING:  # imported only for a GPU, with torch
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+    from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
     from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
@@ -87,8 +88,11 @@ class EngineBuilder:
         return self.planned.memory
 
     def _on_gpu(self) -> LoadedEngine:
-        shard = self._gpu_shard(None, LoadProgress(self.source))
-        return self._with_states(shard, shard, self.plan.options.chunk)
+        from edgeinfer.loading.gpu_loading import load_on_gpu
+
+        assert self.gpu is not None
+        backend = load_on_gpu(self.source, self.gpu, self.plan, LoadProgress(self.source))
+        return self._with_states(backend, backend, self.plan.options.chunk)
 
     def _with_states(
         self, backend: Backend[Any], shard: "CudaBackend", batch: int, warnings: Sequence[str] = ()
@@ -131,14 +135,14 @@ class EngineBuilder:
 
     def split_backend(self) -> "tuple[SplitBackend, list[str]]":
         """The backend of a plan with one GPU and the CPU, and warnings for the user."""
-        from edgeinfer.loading.gpu_loading import exchange_buffer
+        from edgeinfer.loading.gpu_loading import exchange_buffer, load_gpu_shard
         from edgeinfer_offload.runtime.split_backend import SplitBackend
 
         source, plan = self.source, self.plan
         assert self.gpu is not None
         kernels, progress = self._kernels(head=False), LoadProgress(source, plan.file_weight_bytes)
         exchange = exchange_buffer(self.gpu, source.specification)
-        gpu_shard = self._gpu_shard(exchange, progress)
+        gpu_shard = load_gpu_shard(source, self.gpu, plan, exchange, progress)
         try:
             cpu_shard = self._cpu_shard(exchange, kernels, progress)
         except BaseException:
@@ -172,12 +176,6 @@ class EngineBuilder:
         sums = f"sums by {backend.ranks[0].sums}"
         return self._loaded(backend, plan.options.chunk, [Detail(f"{plan.limit_reason}; {sums}")])
 
-    def _gpu_shard(self, exchange: "ExchangeBuffer | None", progress: LoadProgress) -> "CudaBackend":
-        from edgeinfer.loading.gpu_loading import load_gpu_shard
-
-        assert self.gpu is not None
-        return load_gpu_shard(self.source, self.gpu, self.plan, exchange, progress)
-
     def _cpu_shard(self, exchange: "ExchangeBuffer", kernels: Kernels, progress: LoadProgress) -> "CpuShard":
         from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 
@@ -210,7 +208,7 @@ class EngineBuilder:
     def _bundles(self) -> Bundles | None:
         return self.sparse.planned(self.plan.options.sparse)[1]
 
-    def _begin_expert_cache(self, gpu_shard: "CudaBackend") -> str | None:
+    def _begin_expert_cache(self, gpu_shard: "GpuShard") -> str | None:
         """Enable the expert cache if it is planned; None, or the reason why the experts stay fixed."""
         cached = [layer for layer in self.plan.layers if layer.expert_cache]
         if not cached:

@@ -1,6 +1,9 @@
 """Loads the part of a model that is on a GPU: memory, tuning and compiled steps. Imports torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from typing import TypeVar
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
@@ -15,6 +18,7 @@ from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
+from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec
@@ -28,6 +32,8 @@ twenty seconds (8B in Q4_0, Q4_K_M, Q8_0: 667, 607, 459 tokens/s, with twenty 66
 TUNED_FROM_BYTES = 200 << 20
 """Weight bytes per token below which a step is bound by latency, and tuning doesn't help."""
 
+B = TypeVar("B", bound=CudaBackend)
+
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
     """The buffer through which a GPU and the CPU exchange hidden states and selected experts."""
@@ -36,44 +42,66 @@ def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
         return ExchangeBuffer(device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
 
 
-def load_gpu_shard(
-    source: ModelSource,
-    gpu: Gpu,
-    plan: MemoryPlan,
-    exchange: ExchangeBuffer | None,
-    progress: LoadProgress,
-) -> CudaBackend:
-    """The weights, caches and buffers on a GPU, ready for steps. `exchange`: of a split model.
+def load_on_gpu(source: ModelSource, gpu: Gpu, plan: MemoryPlan, progress: LoadProgress) -> CudaBackend:
+    """The weights, caches and buffers of a whole model on a GPU, ready for steps.
 
     Raises:
         GpuUnavailableError: the model has a matrix without a GPU kernel, or the kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    has_table = any(item.item == PER_LAYER and item.device == "gpu" for item in plan.items)
-    specification = planned_specification(source, plan)
-    options = DeviceOptions(
-        kv=source.options.kv,
-        chunk=plan.options.chunk,
-        per_layer_here=has_table,
-        gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
-        sequences=plan.options.sequences if specification.is_recurrent else 1,
-        kept_states=KEPT_STATES if plan.has_gpu_head else 0,
-    )
-    if len(plan.devices) > 1:
-        options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)
-    try:
+    options = _planned_options(source, plan)
+    with _refusals(source):
         backend = CudaBackend(
-            specification,
+            planned_specification(source, plan),
             source.weights,
             pool_positions(source.context, plan.options.sequences),
             cuda_device(gpu.index),
             options,
             on_loaded=progress,
-            exchange_buffer=exchange,
         )
+    return prepared(backend, gpu, source, plan)
+
+
+def load_gpu_shard(
+    source: ModelSource, gpu: Gpu, plan: MemoryPlan, exchange: ExchangeBuffer, progress: LoadProgress
+) -> GpuShard:
+    """The part of a split model that is on a GPU. Raises as `load_on_gpu`."""
+    options = replace(
+        _planned_options(source, plan),
+        stages=plan.stages,
+        stream_min_tokens=plan.prediction.stream_min_tokens,
+    )
+    with _refusals(source):
+        shard = GpuShard(
+            planned_specification(source, plan),
+            source.weights,
+            pool_positions(source.context, plan.options.sequences),
+            cuda_device(gpu.index),
+            options,
+            exchange,
+            on_loaded=progress,
+        )
+    return prepared(shard, gpu, source, plan)
+
+
+def _planned_options(source: ModelSource, plan: MemoryPlan) -> DeviceOptions:
+    return DeviceOptions(
+        kv=source.options.kv,
+        chunk=plan.options.chunk,
+        per_layer_here=any(item.item == PER_LAYER and item.device == "gpu" for item in plan.items),
+        gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
+        sequences=plan.options.sequences if planned_specification(source, plan).is_recurrent else 1,
+        kept_states=KEPT_STATES if plan.has_gpu_head else 0,
+    )
+
+
+@contextmanager
+def _refusals(source: ModelSource) -> Iterator[None]:
+    """A matrix without a kernel is an error of this model."""
+    try:
+        yield
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
-    return prepared(backend, gpu, source, plan)
 
 
 def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
@@ -88,7 +116,7 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
     assert gpu is not None
     shared = backend.as_target(embedding=not head.own_embedding, output=not head.own_output)
     options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
-    try:
+    with _refusals(source):
         loaded = CudaBackend(
             head.spec,
             head.weights,
@@ -97,12 +125,10 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
             options,
             tuning=backend.step.tuning,
         )
-    except UnsupportedOnDeviceError as error:
-        raise GpuUnavailableError(f"{source.name}: {error}") from error
     return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
 
 
-def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:
+def prepared(backend: B, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> B:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
     if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """
@@ -117,14 +143,14 @@ def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPl
 
 
 def warmed_up(
-    backend: CudaBackend,
+    backend: B,
     gpu: Gpu,
     widths: tuple[int, ...],
     on_compiled: OnCompiled | None,
     layouts: tuple[Layout, ...],
     *,
     tunes: bool = False,
-) -> CudaBackend:
+) -> B:
     """The backend with its steps compiled, first tuned if it `tunes`. Raises as `prepared`."""
     try:
         if tunes:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgeinfer.loading.gpu_loading import exchange_buffer, load_gpu_shard, prepared
+from edgeinfer.loading.gpu_loading import exchange_buffer, load_on_gpu, prepared
 from edgeinfer.loading.model_source import LoadProgress, ModelSource, PartSource, planned_specification
 from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -11,6 +11,7 @@ from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -60,13 +61,13 @@ def _first(
     """The part with the embedding: on its GPU, or shared with the CPU."""
     if len(plan.devices) > 1:
         return builder(source, DevicePlan(plan, source.context)).split_backend()
-    return load_gpu_shard(source, gpu, plan, None, LoadProgress(source)), []
+    return load_on_gpu(source, gpu, plan, LoadProgress(source)), []
 
 
 def _later(source: PartSource, gpu: Gpu, plan: MemoryPlan) -> LaterPart:
     """A part that gets hidden states in its exchange buffer."""
     entry = exchange_buffer(gpu, source.specification)
-    shard = CudaBackend(
+    shard = GpuShard(
         source.specification,
         source.weights,
         pool_positions(source.context, plan.options.sequences),
@@ -74,8 +75,8 @@ def _later(source: PartSource, gpu: Gpu, plan: MemoryPlan) -> LaterPart:
         DeviceOptions(
             kv=source.options.kv, chunk=plan.options.chunk, stages=entered_stages(source.specification)
         ),
+        entry,
         on_loaded=LoadProgress(source),
-        exchange_buffer=entry,
     )
     shard.begin_at_exchange_buffer()
     return LaterPart(prepared(shard, gpu, source, plan), entry)

@@ -5,16 +5,33 @@ captures graphs, makes streams and pins memory there. So all work of a device ru
 `on_device`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_kernels.cuda.driver import create_context
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class HasDevice(Protocol):
+    """What works on one device until it is closed."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its memory is."""
+
+    def check_open(self) -> None:
+        """Raises `BackendError`: it has been closed."""
+
+
+S = TypeVar("S", bound=HasDevice)
 
 
 def current(device: torch.device) -> AbstractContextManager[Any]:
@@ -46,6 +63,18 @@ def on_device(device: torch.device) -> Iterator[None]:
                 "Triton needs a C compiler to start kernels: install gcc or clang, or name one in CC"
             ) from error
         raise BackendError(f"the GPU failed ({lines[0]}); load the model again") from error
+
+
+def on_open_device(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+    """A method that runs on its object's device, as `on_device`, and only until the object is closed."""
+
+    @wraps(method)
+    def run(own: S, /, *arguments: P.args, **keywords: P.kwargs) -> R:
+        own.check_open()
+        with on_device(own.device):
+            return method(own, *arguments, **keywords)
+
+    return run
 
 
 def capturing(

@@ -16,6 +16,7 @@ from edgeinfer_kernels.backend import Activations, Backend, Logits, SamplingSett
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+    from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
     from edgeinfer_offload.runtime.split_backend import SplitBackend
 
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
 class LaterPart:
     """A part after the first, and the buffer in which it gets hidden states."""
 
-    shard: "CudaBackend"
+    shard: "GpuShard"
     entry: "ExchangeBuffer"
 
 

@@ -29,8 +29,8 @@ from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cpu.cpu_shard import CpuShard
-    from edgeinfer_kernels.cuda.backend import CudaBackend
     from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
+    from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 
 
 class SplitStates:
@@ -59,7 +59,7 @@ class SplitBackend(Backend[SplitStates]):
 
     name = "split"
 
-    def __init__(self, cpu_shard: "CpuShard", gpu_shard: "CudaBackend") -> None:
+    def __init__(self, cpu_shard: "CpuShard", gpu_shard: "GpuShard") -> None:
         self.cpu_shard = cpu_shard
         self.gpu_shard = gpu_shard
         self._lora = [ModelLora()]

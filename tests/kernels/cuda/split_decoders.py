@@ -13,9 +13,9 @@ from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions
 from edgeinfer_kernels.cpu.sparse import SparseLayers
-from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
+from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.stages import CPU, stage_blocks
@@ -61,7 +61,7 @@ def split_decoder(
     spec, weights, target_device = decoder.specification, decoder.weights, torch.device(device)
     stages = stages_of(spec, splits)
     exchange_buffer = ExchangeBuffer(target_device, CHUNK, spec.hidden_size, max_experts_per_token(spec))
-    upper = CudaBackend(
+    upper = GpuShard(
         spec,
         weights,
         CONTEXT,
@@ -74,8 +74,8 @@ def split_decoder(
             step_tokens=STEP_TOKENS,
             gathered=gathered,
         ),
+        exchange_buffer,
         tuning=Tuning() if device == "cuda" else SMALL,
-        exchange_buffer=exchange_buffer,
     )
     options = ShardOptions(CHUNK, 2, sparse=sparse or {})
     here = list(chain.from_iterable(stage_blocks(spec, CPU, stages)))

@@ -22,6 +22,7 @@ class DeviceCaches:
     """The KV caches of a model, and its recurrent states of one sequence."""
 
     def __init__(self, model: DeviceModel, sequence: DeviceSequence) -> None:
+        self._model = model
         self._with_state = [
             block
             for block in model.blocks
@@ -30,6 +31,10 @@ class DeviceCaches:
         self._sequences = model.sequences
         self._sequence, self.slots = sequence, sequence.slots
         """The slots of recurrent states."""
+
+    def of_sequence(self, sequence: DeviceSequence) -> "DeviceCaches":
+        """The same caches, with the states of another sequence."""
+        return DeviceCaches(self._model, sequence)
 
     def _first(self, end: int, slots: Any) -> list[Tensor]:
         first = self._sequence.first

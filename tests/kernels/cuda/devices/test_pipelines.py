@@ -12,6 +12,7 @@ import torch
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
+from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.runtime.pipeline_backend import LaterPart, PipelineBackend
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -38,21 +39,20 @@ def devices(count: int) -> list[torch.device]:
 @contextmanager
 def pipeline(decoder: Decoder, counts: Sequence[int]) -> Iterator[PipelineBackend]:
     parts = layer_parts(decoder.specification, decoder.weights, counts)
-    shards: list[CudaBackend] = []
-    entries: list[ExchangeBuffer] = []
-    for index, (device, (spec, weights)) in enumerate(zip(devices(len(parts)), parts, strict=True)):
-        stages = entered_stages(spec) if index else ()
-        options = DeviceOptions(chunk=CHUNK, stages=stages, step_tokens=STEP_TOKENS)
-        entry = ExchangeBuffer(device, CHUNK, spec.hidden_size, 0) if index else None
-        shards.append(
-            CudaBackend(spec, weights, CONTEXT, device, options, tuning=SMALL, exchange_buffer=entry)
-        )
-        if entry is not None:
-            shards[-1].begin_at_exchange_buffer()
-            entries.append(entry)
-    backend = PipelineBackend(
-        shards[0], [LaterPart(shard, entry) for shard, entry in zip(shards[1:], entries, strict=True)]
-    )
+    first: CudaBackend | None = None
+    later: list[LaterPart] = []
+    for device, (spec, weights) in zip(devices(len(parts)), parts, strict=True):
+        options = DeviceOptions(chunk=CHUNK, step_tokens=STEP_TOKENS)
+        if first is None:
+            first = CudaBackend(spec, weights, CONTEXT, device, options, tuning=SMALL)
+            continue
+        options = replace(options, stages=entered_stages(spec))
+        entry = ExchangeBuffer(device, CHUNK, spec.hidden_size, 0)
+        shard = GpuShard(spec, weights, CONTEXT, device, options, entry, tuning=SMALL)
+        shard.begin_at_exchange_buffer()
+        later.append(LaterPart(shard, entry))
+    assert first is not None
+    backend = PipelineBackend(first, later)
     try:
         yield backend
     finally:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
+from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_offload.planner import layer_costs, placement_problem
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -120,13 +122,14 @@ def test_a_gpu_filled_during_loading_gets_fewer_layers(
     small_gpu(gpu_bytes(path) - (0 if is_whole else 1))
     made: list[tuple[Any, ...]] = []
 
-    def filled_at_first(*arguments: Any, **keywords: Any) -> Any:
+    def filled_at_first(kind: type[CudaBackend], *arguments: Any, **keywords: Any) -> Any:
         made.append(arguments[4].stages)
         if len(made) == 1:
             raise DeviceMemoryError("asked for 9 MiB and has 1 MiB free")
-        return CudaBackend(*arguments, **keywords)
+        return kind(*arguments, **keywords)
 
-    monkeypatch.setattr(gpu_loading, "CudaBackend", filled_at_first)
+    for kind in (CudaBackend, GpuShard):
+        monkeypatch.setattr(gpu_loading, kind.__name__, partial(filled_at_first, kind))
     with edgeinfer.load(path, context=64, threads=2) as model:
         assert "other programs took memory of the GPU" in model.warnings[0]
     assert [bool(stages) for stages in made] == [not is_whole, True]
