@@ -26,6 +26,10 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 SPARE_STATES = 64
 """States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
+IDLE_STEPS = 256
+"""Steps of the target without a draft after which the head is idle: drafting is switched off."""
+KEPT_PAIRS = HEAD_BATCH // 2
+"""Pairs that an idle head keeps for the next draft."""
 
 
 class DraftHead(LoopDrafter):
@@ -63,6 +67,8 @@ class DraftHead(LoopDrafter):
         )
         self._done = 0
         """Number of pairs in the head's cache."""
+        self._idle = 0
+        """Steps that were observed since the last draft."""
         self._state: Any = None
         """The head's hidden state at the last draft token, before its norm."""
         self._position = 0
@@ -78,16 +84,26 @@ class DraftHead(LoopDrafter):
     def observe(self, step: HiddenStep) -> None:
         """As `Drafter.observe`: process the pairs of a prompt; keep those of a few tokens for the next draft.
 
-        The last pair before a changed token keeps the token that followed it, which has little effect.
+        The last pair before a changed token keeps the token that followed it, which has little effect. While
+        no drafts are requested, the pairs aren't processed: the text then begins with the last tokens.
         """
+        self._idle += 1
         self._done = min(self._done, self._observed.begin(step))
         for first in range(0, len(step.ids), self._batch):
             part = slice(first, first + self._batch)
             if len(step.ids[part]) > self._observed.free:
-                self._process(self._observed.end - 1)
+                self._make_room()
             self._observed.add(step.ids[part], [each[part] for each in step.states])
         if self._observed.end - self._done > HEAD_BATCH:
+            self._make_room()
+
+    def _make_room(self) -> None:
+        """Process the observed pairs, or forget all but the last if no drafts are requested."""
+        if self._idle < IDLE_STEPS:
             self._process(self._observed.end - 1)
+        else:
+            self._observed.restart(self._observed.end - KEPT_PAIRS)
+            self._done = 0
 
     def _process(self, end: int) -> None:
         """Process the pairs before `end`, whose tokens were observed, and drop the states before the last."""
@@ -112,7 +128,7 @@ class DraftHead(LoopDrafter):
         """The tokens of the pairs that the head has to process before it drafts, at most `max_prompt`; None:
         it can't draft after this text.
         """
-        last = self._observed.last_before(history)
+        self._idle, last = 0, self._observed.last_before(history)
         if last is None or last + 1 + MAX_DRAFTED > self._target.context:
             return None
         self._done = min(self._done, last)  # At least the last pair, which gives the logits.

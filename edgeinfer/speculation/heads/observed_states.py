@@ -58,6 +58,13 @@ class ObservedText(ABC):
         """Drop the states before `first`."""
         self.first = first
 
+    def restart(self, first: int) -> None:
+        """Let the text begin with the token `first`, whose state is kept."""
+        self.drop(first)
+        self.base += first
+        self.first = 0
+        del self._ids[:first]
+
     def following(self, first: int, last: int) -> list[int]:
         """The tokens after each of first..last; all of them have been observed."""
         return self._ids[first + 1 : last + 1]
@@ -94,10 +101,10 @@ class ObservedStates(ObservedText):
 
     def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
-        at = self.end - self.first
-        parts = np.split(self._rows[at : at + len(ids)], len(states), axis=1)
-        for part, each in zip(parts, states, strict=True):
-            part[:] = each
+        at, column = self.end - self.first, 0
+        for each in states:
+            self._rows[at : at + len(ids), column : column + each.shape[1]] = each
+            column += each.shape[1]
         super().add(ids, states)
 
     def drop(self, first: int) -> None:

@@ -18,9 +18,12 @@ from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
+from edgeinfer.speculation.heads import draft_head
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.observed_states import TAIL, ObservedStates
 from edgeinfer.speculation.prompt_lookup import PromptLookup
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
+from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
@@ -71,6 +74,24 @@ def test_a_prompt_of_several_chunks_and_a_full_context(plain: Model, drafting: M
     expected, actual = (model.generate(ids, temperature=0.0) for model in (plain, drafting))
     assert actual.ids == expected.ids
     assert len(drafting.engine.ids) <= 256
+
+
+def test_an_idle_head_processes_nothing_and_drafts_again_after_the_last_tokens(
+    plain: Model, drafting: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_head, "IDLE_STEPS", 10)
+    starts: list[int] = []
+    monkeypatch.setattr(CpuBackend, "set_hidden", lambda _, states, start: starts.append(start))
+    expected = plain.generate(PROMPT, max_tokens=200, temperature=0.0)
+    always_draft(drafting, 4)
+    assert drafting.speculator is not None
+    for controller in drafting.speculator.controllers.values():
+        controller.cooldown_tokens = 150
+    first = drafting.generate(PROMPT, max_tokens=150, temperature=0.0)
+    assert not starts
+    second = drafting.generate([*first.prompt_ids, *first.ids], max_tokens=50, temperature=0.0)
+    assert [*first.ids, *second.ids] == expected.ids
+    assert 0 <= starts[0] <= HEAD_BATCH
 
 
 def test_a_prefix_is_reused_and_streams_alternate(plain: Model, drafting: Model) -> None:
