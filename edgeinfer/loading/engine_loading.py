@@ -6,9 +6,8 @@ from functools import partial
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.options.load_options import device_names
 from edgeinfer.planning.device_plan import DevicePlan, plan_devices
-from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpu, usable_gpus
+from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpus
 from edgeinfer.planning.model_request import request_for
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
@@ -47,27 +46,42 @@ def load_engine(source: ModelSource, draft: ModelSizes | None) -> LoadedEngine:
         OutOfMemoryError: it doesn't fit; the text names a context that would.
         SettingError: several memory budgets, or a kind of split, without the names of the GPUs.
     """
-    device, vram = source.options.device, source.options.vram
-    if isinstance(vram, tuple) and len(vram) != len(device_names(device)):
-        raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
-    if source.options.split != "auto" and len(device_names(device)) == 1:
-        raise SettingError(
-            f"split: saw {source.options.split!r} for device {device!r}; name several GPUs, as "
-            "device='cuda:0,cuda:1'"
-        )
-    sparse = select_sparse_layers(source)
-    loading = _Loading(source, sparse, request_for(source, sparse, draft))
+    device, warnings = source.options.device, []
     try:
-        if len(device_names(device)) > 1:
-            return loading.on_gpus(usable_gpus(device))
-        gpu = None if device == "cpu" else usable_gpu(device)
-        return loading.on_cpu() if gpu is None else loading.on_gpu(gpu)
+        gpus = () if device == "cpu" else usable_gpus(device)
     except GpuUnavailableError as error:
         if device != "auto":
             raise
+        gpus = ()
+        warnings.append(f"running on the CPU: {error}")
+    _check_several(source, len(gpus))
+    sparse = select_sparse_layers(source)
+    loading = _Loading(source, sparse, request_for(source, sparse, draft))
+    choices = [gpus, gpus[:1]] if len(gpus) > 1 else [gpus] if gpus else []
+    for chosen in choices:
+        try:
+            loaded = loading.on_gpus(chosen) if len(chosen) > 1 else loading.on_gpu(chosen[0])
+        except GpuUnavailableError as error:
+            if device != "auto":
+                raise
+            warnings.append(f"running on {'one GPU' if len(chosen) > 1 else 'the CPU'}: {error}")
+        else:
+            break
+    else:
         loaded = loading.on_cpu()
-        loaded.warnings.append(f"running on the CPU: {error}")
-        return loaded
+    loaded.warnings.extend(warnings)
+    return loaded
+
+
+def _check_several(source: ModelSource, gpus: int) -> None:
+    """Raise `SettingError` for settings of several GPUs without them."""
+    device, vram, split = source.options.device, source.options.vram, source.options.split
+    if isinstance(vram, tuple) and len(vram) != gpus:
+        raise SettingError(f"vram: saw {len(vram)} sizes for device {device!r}; name the GPUs too (device=)")
+    if split != "auto" and gpus < 2:
+        raise SettingError(
+            f"split: saw {split!r} for device {device!r}; name several GPUs, as device='cuda:0,cuda:1'"
+        )
 
 
 @dataclass
@@ -114,8 +128,11 @@ class _Loading:
             measure_gpu(gpu, cache, sorted(self.source.sizes.formats))
         free = {gpu: free_bytes(gpu.index) for gpu in gpus}
         machine = with_gpus(unmeasured_machine(self._threads()), free, cache, self._sums_of(gpus))
-        request = replace(self.request, device="cuda")
+        request = self.request
         planned = plan_devices(request, machine, self._with_cpu_speeds)
+        used = [graphics.index for graphics in planned.memory.machine.gpus]
+        if len(used) == 1 and "cpu" not in {device.kind for device in planned.memory.devices}:
+            return self._on_one_of(gpus, used[0], planned)
         try:
             loaded = self._built(planned, gpus)
         except DeviceMemoryError as error:
@@ -128,6 +145,15 @@ class _Loading:
             loaded = self._built(plan_devices(by_layers, machine, self._with_cpu_speeds), gpus)
         loaded.warnings[:0] = self.warnings
         return loaded
+
+    def _on_one_of(self, gpus: tuple[Gpu, ...], index: int, planned: DevicePlan) -> LoadedEngine:
+        """On the GPU that a plan for several has selected, as if it were the only one."""
+        at = [gpu.index for gpu in gpus].index(index)
+        budgets = self.request.vram_of_each
+        own = budgets[at] if len(budgets) == len(gpus) else self.request.vram
+        self.request = replace(self.request, vram=own, vram_of_each=())
+        self.warnings += [line for line in planned.warnings if line not in self.warnings]
+        return self.on_gpu(gpus[at])
 
     def _built(self, planned: DevicePlan, gpus: tuple[Gpu, ...]) -> LoadedEngine:
         """The engine of a plan for some of the GPUs."""

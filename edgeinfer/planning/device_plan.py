@@ -5,6 +5,7 @@ bytes are.
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 from edgeinfer.errors import Detail, OutOfMemoryError
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -38,7 +39,7 @@ NO_CPU_HEAD = (
     "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
     "lookup instead; device='cpu' uses the head"
 )
-SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")
+SEVERAL_QUEUE = Detail("requests run one at a time: consecutive layers on several GPUs have no batches")
 MAX_TENSOR_RATIO = 0.9
 """Tensor parallel must take at most this much of the time of one GPU or of layers, unless requested."""
 MAX_SPARSE_RATIO = 0.9
@@ -138,34 +139,38 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
         raise GpuUnavailableError(
             f"kv: {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 on a GPU (kv=)"
         )
-    if request.draft is not None and request.draft.is_draft_head:
-        return _with_gpu_and_head(request, machine, measured)
     try:
         return _whole_on_gpu(request, machine)
     except PlanError:
-        return _split(request, measured(machine))
+        return _without_head(request, lambda own: _split(own, measured(machine)))
 
 
-def _with_gpu_and_head(
-    request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]
-) -> DevicePlan:
-    """The plan with a requested draft head, if all of the model and the head fit the GPU; else without."""
-    if request.draft_required:
-        with suppress(PlanError):
-            planned = _whole_on_gpu(request, machine)
-            if planned.memory.has_gpu_head:
-                return planned
-    without = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
-    note = NO_HEAD if request.draft is None or request.draft.has_device_kernels else NO_CPU_HEAD
+def _without_head(request: PlanRequest, plan: Callable[[PlanRequest], DevicePlan]) -> DevicePlan:
+    """A plan without the draft head of the request, if there is one, and a note if it was required."""
+    if request.draft is None or not request.draft.is_draft_head:
+        return plan(request)
+    without = plan(replace(request, draft=None, draft_required=False))
+    note = NO_HEAD if request.draft.has_device_kernels else NO_CPU_HEAD
     notes = (note,) if request.draft_required else ()
     return replace(without, warnings=(*notes, *without.warnings))
 
 
 def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
-    """All of the model on the GPU. Raises `PlanError`: it doesn't fit."""
+    """All of the model on the GPU, with a required draft head if both fit. Raises `PlanError`: it doesn't
+    fit.
+    """
+    if request.draft is not None and request.draft.is_draft_head and request.draft_required:
+        with suppress(PlanError):
+            planned = _all_on_gpu(request, machine)
+            if planned.memory.has_gpu_head:
+                return planned
+    return _without_head(request, lambda own: _all_on_gpu(own, machine))
+
+
+def _all_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
     whole = replace(_options(request), device="gpu", repack=True, sparse=sparse)
-    whole = gpu_options(request, machine, whole)
+    whole = gpu_options(request, whole, partial(plan_memory, request.sizes, machine))
     plan = plan_memory(request.sizes, machine, whole)
     fitting = largest_context(request.sizes, machine, whole, request.trained_context)
     dense = "all of the model is on the GPU, which computes every neuron: none is sparse"
@@ -178,42 +183,52 @@ def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
 
 def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     """All on the GPU that is fastest alone, or consecutive layers on each GPU, with the CPU if need be."""
-    _refuse_several(request)
-    options = replace(_options(request), device="gpu", repack=True, draft=None)
     given = request.vram_of_each or (None,)
     budgets = given if len(given) == len(machine.gpus) else (given[0],) * len(machine.gpus)
-    alone: list[MemoryPlan] = []
-    for gpu, vram in zip(machine.gpus, budgets, strict=True):
-        with suppress(PlanError):
-            here = replace(machine, gpus=(gpu,))
-            alone.append(plan_memory(request.sizes, here, replace(options, vram=vram)))
-    tensor = None if request.split == "layers" else _divided(request, machine, options, budgets)
+    alone = _alone(request, machine, budgets)
+    refusal = _several_refusal(request)
+    if refusal and (alone is None or request.split == "tensor"):
+        raise GpuUnavailableError(f"{request.name}: on several GPUs: {refusal}")
+    tensor = None if request.split == "layers" or refusal else _divided(request, machine, budgets)
     if tensor is not None and request.split == "tensor":
-        return DevicePlan(tensor, request.context, _several_notes(request))
-    if alone:
-        plan = min(alone, key=lambda each: each.prediction.seconds)
-        if tensor is not None and _is_faster(tensor, plan):
-            return DevicePlan(tensor, request.context, _several_notes(request))
-        gpu = plan.machine.gpus[0]
-        note = (
-            f"all of the model is on cuda:{gpu.index}: tokens pass GPUs one after another, so one is faster"
-        )
-        return DevicePlan(plan, request.context, (Detail(note),))
+        return tensor
+    if alone is not None:
+        if tensor is not None and _is_faster(tensor.memory, alone.memory):
+            return tensor
+        index = alone.memory.machine.gpus[0].index
+        note = f"all of the model is on cuda:{index}: tokens pass GPUs one after another, so one is faster"
+        return replace(alone, warnings=(Detail(note), *alone.warnings))
+    options = replace(_options(request), device="gpu", repack=True, draft=None)
     try:
         plan = plan_pipeline(request.sizes, machine, options, budgets)
     except PlanError:
         return _on_gpus_and_cpu(request, measured(machine), budgets)
-    if tensor is not None and _is_faster(tensor, plan):
-        plan = tensor
+    if tensor is not None and _is_faster(tensor.memory, plan):
+        return tensor
     return DevicePlan(plan, request.context, _several_notes(request))
 
 
-def _divided(
-    request: PlanRequest, machine: Machine, options: PlanOptions, budgets: Sequence[int | None]
-) -> MemoryPlan | None:
+def _alone(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan | None:
+    """The plan of the GPU on which the whole model decodes fastest; None: it fits none."""
+    if is_for_cpu(request.kv):
+        return None
+    plans: list[DevicePlan] = []
+    for gpu, vram in zip(machine.gpus, budgets, strict=True):
+        with suppress(PlanError):
+            plans.append(_whole_on_gpu(replace(request, vram=vram), replace(machine, gpus=(gpu,))))
+    return min(plans, key=lambda each: each.memory.prediction.seconds, default=None)
+
+
+def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan | None:
     """The plan of tensor parallel; None: there is none. Raises `GpuUnavailableError` if it was requested."""
-    try:
+
+    def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
+
+    options = replace(_options(request), device="gpu", repack=True, draft=None)
+    options = gpu_options(request, options, plan)
+    try:
+        return DevicePlan(plan(options), request.context, sequence_notes(request, options))
     except PlanError as error:
         if request.split == "auto":
             return None
@@ -237,21 +252,19 @@ def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[i
     return DevicePlan(plan, request.context, _several_notes(request))
 
 
-def _refuse_several(request: PlanRequest) -> None:
-    """Raise `GpuUnavailableError` for what can't be on several GPUs."""
-    refusal = ""
+def _several_refusal(request: PlanRequest) -> str:
+    """What of the request can't be on several GPUs; "": all can."""
     if is_for_cpu(request.kv):
-        refusal = f"kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 (kv=)"
-    elif request.lora is not None:
-        refusal = "adapters need one GPU that holds the model (lora=)"
-    elif request.draft_required:
-        refusal = "a draft model needs one GPU that holds the model, or draft='lookup'"
-    if refusal:
-        raise GpuUnavailableError(f"{request.name}: on several GPUs: {refusal}")
+        return f"kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 (kv=)"
+    if request.lora is not None:
+        return "adapters need one GPU that holds the model (lora=)"
+    if request.draft_required:
+        return "a draft model needs one GPU that holds the model, or draft='lookup'"
+    return ""
 
 
 def _several_notes(request: PlanRequest) -> tuple[str, ...]:
-    """What the user should know about a model on several GPUs."""
+    """What the user should know about consecutive layers on several GPUs."""
     return () if request.parallel == 1 else (SEVERAL_QUEUE,)
 
 
@@ -305,7 +318,8 @@ def _split_with_disk(
 
 def _on_cpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     options = replace(_options(request), device="cpu", sparse=request.sparse)
-    options = replace(options, sequences=automatic_sequences(request, machine, options))
+    plan_with = partial(plan_memory, request.sizes, machine)
+    options = replace(options, sequences=automatic_sequences(request, options, plan_with))
     fitting = largest_context(request.sizes, machine, options, request.trained_context)
     try:
         plan = plan_memory(request.sizes, machine, options)

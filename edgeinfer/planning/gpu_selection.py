@@ -14,9 +14,20 @@ class GpuUnavailableError(EdgeInferError):
 
 
 def usable_gpus(device: str) -> tuple[Gpu, ...]:
-    """The GPUs of "cuda:0,cuda:1"; those of another device as `usable_gpu`. Raises as it."""
-    found = (usable_gpu(name) for name in device_names(device))
+    """The GPUs of "cuda:0,cuda:1"; of "auto" all that can be used, if any. Raises as `usable_gpu`."""
+    names = device_names(device)
+    if device == "auto" and len(list_gpus()) > 1:
+        names = tuple(f"cuda:{index}" for index in range(len(list_gpus())) if _is_usable(index)) or names
+    found = (usable_gpu(name) for name in names)
     return tuple(gpu for gpu in found if gpu is not None)
+
+
+def _is_usable(index: int) -> bool:
+    try:
+        usable_gpu(f"cuda:{index}")
+    except GpuUnavailableError:
+        return False
+    return True
 
 
 def usable_gpu(device: str) -> Gpu | None:

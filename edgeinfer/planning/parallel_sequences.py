@@ -1,12 +1,13 @@
 """How many requests run at once: the sequences whose states and caches a plan holds."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from edgeinfer.errors import Detail
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner.memory_plan import PlanError
+from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.planner import plan_memory
 
@@ -23,33 +24,35 @@ MIN_RATE_SHARE = 0.9
 """Minimum share of the speed of one request that the caches of several automatic ones must leave to it."""
 AUTOMATIC_SEQUENCES = (4, 2)
 """Numbers of sequences that `parallel` 0 tries."""
+Planner = Callable[[PlanOptions], MemoryPlan]
+"""Plans a model with some options. Raises `PlanError`: it doesn't fit."""
 
 
-def automatic_sequences(request: PlanRequest, machine: Machine, options: PlanOptions) -> int:
+def automatic_sequences(request: PlanRequest, options: PlanOptions, plan: Planner) -> int:
     """The number of sequences: as requested, or the largest usual one that fits."""
     if request.parallel:
         return request.parallel
     for count in AUTOMATIC_SEQUENCES:
         try:
-            plan_memory(request.sizes, machine, replace(options, sequences=count))
+            plan(replace(options, sequences=count))
         except PlanError:
             continue
         return count
     return 1
 
 
-def gpu_options(request: PlanRequest, machine: Machine, options: PlanOptions) -> PlanOptions:
-    """The options with the number of sequences on a GPU: one, if they can't share the caches there, or if
-    caches that can be shared don't fit.
+def gpu_options(request: PlanRequest, options: PlanOptions, plan: Planner) -> PlanOptions:
+    """The options with the number of sequences on a GPU, or on the ranks of several: one, if they can't share
+    the caches there, or if caches that can be shared don't fit.
     """
     shared = _shared_caches(request, options)
     if request.parallel == 1 or shared is None:
         return options
     if not shared.whole_caches:
-        return replace(shared, sequences=automatic_sequences(request, machine, shared))
+        return replace(shared, sequences=automatic_sequences(request, shared, plan))
     for count in _counts(request):
         try:
-            plan_memory(request.sizes, machine, replace(shared, sequences=count))
+            plan(replace(shared, sequences=count))
         except PlanError:
             continue
         return replace(shared, sequences=count)

@@ -16,8 +16,8 @@ class TensorJob:
     """The part of a model's file that a rank loads.
 
     `shares`: of all ranks; `device`: that of this one, as torch names it; `store`: the file by which the
-    ranks find each other. `tuned_seconds`: time limit for tuning; 0: it isn't tuned. `drafts`: steps of any
-    number of tokens are compiled.
+    ranks find each other. `sequences`: that share the caches. `tuned_seconds`: time limit for tuning; 0: it
+    isn't tuned. `drafts`: steps of any number of tokens are compiled.
     """
 
     path: Path
@@ -27,6 +27,7 @@ class TensorJob:
     shares: tuple[float, ...]
     device: str
     store: str
+    sequences: int = 1
     kv: CacheType = "f16"
     chunk: int = CHUNK
     step_tokens: int = MAX_TOKENS

@@ -33,6 +33,7 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
                 shares=plan.shares,
                 device=str(cuda_device(gpu.index)),
                 store=store,
+                sequences=plan.options.sequences,
                 kv=source.options.kv,
                 chunk=plan.options.chunk,
                 whole_caches=plan.options.whole_caches,

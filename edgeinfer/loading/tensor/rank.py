@@ -16,9 +16,10 @@ from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadOptions
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.backend import StateArrays
+from edgeinfer_kernels.backend import BatchPositions, StateArrays
 from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
@@ -32,7 +33,7 @@ from edgeinfer_offload.runtime.tensor_backend import RankReady
 class TensorRank:
     """A loaded part, as `RankService`."""
 
-    each_replies = frozenset(("snapshot",))
+    each_replies = frozenset(("snapshot", "read_pages"))
 
     def __init__(self, job: TensorJob, on_progress: Callable[[int, int], None]) -> None:
         self.rank = job.rank
@@ -52,7 +53,7 @@ class TensorRank:
         self._backend = CudaBackend(
             part_spec,
             part_weights,
-            pool_positions(source.context, 1),
+            pool_positions(source.context, job.sequences),
             device,
             DeviceOptions(kv=job.kv, chunk=job.chunk, step_tokens=job.step_tokens, part=part),
             on_loaded=LoadProgress(source),
@@ -60,7 +61,8 @@ class TensorRank:
         )
         if job.tuned_seconds:
             self._backend.tune(user_folder("cache") / "gpu", job.tuned_seconds)
-        self._backend.warm_up(ALL_STEP_SIZES if job.drafts else COMMON_STEP_SIZES)
+        layouts: tuple[Layout, ...] = (TEXT,) if job.sequences == 1 else (TEXT, BATCH)
+        self._backend.warm_up(ALL_STEP_SIZES if job.drafts else COMMON_STEP_SIZES, layouts=layouts)
 
     def ready(self) -> RankReady:
         """What the model's process needs to know."""
@@ -98,6 +100,28 @@ class TensorRank:
         may_run_ahead: bool,
     ) -> int:
         return self._backend.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
+
+    def forward_batch(self, ids: list[int], positions: BatchPositions) -> None:
+        self._rows = self._backend.embed(ids)
+        self._backend.forward_batch(self._rows, positions)
+
+    def sample_batch(
+        self,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None,
+    ) -> list[int]:
+        return self._backend.sample_batch(self._rows, requests, recent, following)
+
+    def copy_pages(self, sources: list[int], targets: list[int]) -> None:
+        self._backend.copy_pages(sources, targets)
+
+    def read_pages(self, pages: list[int]) -> StateArrays:
+        return self._backend.read_pages(pages)
+
+    def write_pages(self, pages: list[int], parts: list[StateArrays]) -> None:
+        """`parts`: the arrays of every rank."""
+        self._backend.write_pages(pages, parts[self.rank])
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self._backend.copy_positions(source, target, count)

@@ -15,6 +15,7 @@ from edgeinfer_kernels.backend import (
     Activations,
     Backend,
     BackendError,
+    BatchPositions,
     Capabilities,
     Logits,
     SamplingSettings,
@@ -58,12 +59,7 @@ class TensorBackend(Backend[TensorStates]):
         self.processes = processes
         self.batch = tokens
         self.ranks: list[RankReady] = processes.ready
-        self.capabilities = replace(
-            self.ranks[0].capabilities,
-            max_batch_tokens=0,
-            max_joined_tokens=0,
-            text_tokens=0,
-        )
+        self.capabilities = replace(self.ranks[0].capabilities, max_joined_tokens=0, text_tokens=0)
 
     @property
     def state_nbytes(self) -> int:
@@ -130,18 +126,44 @@ class TensorBackend(Backend[TensorStates]):
         )
         return sampled
 
+    def forward_batch(self, x: TensorStates, positions: BatchPositions) -> None:
+        self._call("forward_batch", list(x.ids), positions)
+
+    def sample_batch(
+        self,
+        x: TensorStates,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
+    ) -> list[int]:
+        """As `Backend.sample_batch`; as in `sample_next`, every rank samples."""
+        sampled: list[int] = self._call("sample_batch", requests, recent, following)
+        return sampled
+
+    def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self._call("copy_pages", list(sources), list(targets))
+
+    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+        return _joined(self._call_each("read_pages", list(pages)))
+
+    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+        self._call("write_pages", list(pages), self._parts(arrays))
+
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self._call("copy_positions", source, target, count)
 
     def snapshot(self, end: int) -> StateArrays:
-        return [array for arrays in self._call_each("snapshot", end) for array in arrays]
+        return _joined(self._call_each("snapshot", end))
 
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        self._call("restore", self._parts(arrays), end)
+
+    def _parts(self, arrays: Sequence[npt.NDArray[np.generic]]) -> list[StateArrays]:
+        """The arrays of each rank. Raises `ValueError`: not as many of each."""
         count = len(arrays) // len(self.ranks)
-        parts = [list(arrays[at * count : (at + 1) * count]) for at in range(len(self.ranks))]
         if len(arrays) % len(self.ranks):
             raise ValueError(f"saw {len(arrays)} arrays, wanted as many of each of {len(self.ranks)} GPUs")
-        self._call("restore", parts, end)
+        return [list(arrays[at * count : (at + 1) * count]) for at in range(len(self.ranks))]
 
     def checkpoint(self) -> None:
         """No block is recurrent."""
@@ -151,3 +173,8 @@ class TensorBackend(Backend[TensorStates]):
 
     def close(self) -> None:
         self.processes.close()
+
+
+def _joined(parts: Sequence[StateArrays]) -> StateArrays:
+    """The arrays of all ranks, one rank after another."""
+    return [array for arrays in parts for array in arrays]

@@ -45,7 +45,7 @@ def plan_tensor(
     """
     if machine.peers is None:
         raise PlanError("the GPUs can't add up partial sums here: it takes Linux, and torch with NCCL")
-    options = replace(options, sequences=1, draft=None)
+    options = replace(options, draft=None)
     best: TensorPlan | None = None
     failure: PlanError | None = None
     for shares in _shares(machine, vram):

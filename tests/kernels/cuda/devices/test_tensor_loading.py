@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,10 +16,13 @@ from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
 from edgeinfer.planning import device_plan
+from edgeinfer.planning.device_plan import DevicePlan, plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
 from edgeinfer_offload.planner import placement_problem, plan_items
 from edgeinfer_offload.planner.several_gpus import tensor_plan
@@ -29,6 +33,7 @@ from tests.model_zoo import ZOO
 
 IDS = [5, 9, 30, 7, 11, 60, 2, 8, 41]
 LOADING = {"context": 64, "threads": 1, "draft": None}
+Measured = Callable[[Machine], Machine]
 TENSOR = {**LOADING, "device": "cuda:0,cuda:1", "split": "tensor"}
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() == 1, reason="one GPU: the ranks need one each")
 
@@ -80,6 +85,57 @@ def test_both_gpus_generate_what_one_does(tmp_path: Path) -> None:
         with pytest.raises(DeviceError, match=r"the process of .* \(cuda:0\) ended by signal 9; load the"):
             model.generate(IDS, max_tokens=6)
         assert engine.backend.processes.process_ids == []
+
+
+@pytest.mark.slow
+def test_several_requests_run_together_on_both_gpus(tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    prompts = [IDS, IDS[::-1] * 2, [7]]
+    with (
+        edgeinfer.load(path, parallel=2, **TENSOR) as model,  # type: ignore[call-overload]
+        edgeinfer.load(path, device="cuda:0", **LOADING) as one,  # type: ignore[call-overload]
+    ):
+        plan = model.plan
+        assert plan is not None
+        assert isinstance(model.engine, NativeEngine)
+        assert isinstance(model.engine.backend, TensorBackend)
+        assert plan.options.sequences == 2
+        for name, rank in zip(("gpu", "gpu1"), model.engine.backend.ranks, strict=True):
+            assert rank.nbytes <= plan.bytes_on(name)
+        for settings in ({"temperature": 0.0}, {"seed": 3}):
+            found = model.generate(prompts, max_tokens=6, **settings)
+            wanted = [one.generate(prompt, max_tokens=6, **settings) for prompt in prompts]
+            assert [each.ids for each in found] == [each.ids for each in wanted]
+
+
+@pytest.mark.parametrize("split", ["auto", "layers"])
+def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(tmp_path: Path, split: str) -> None:
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    options = {**TENSOR, "split": split, "draft": path, "parallel": 2}
+    with edgeinfer.load(path, **options) as model:  # type: ignore[call-overload]
+        assert model.plan is not None
+        assert model.plan.draft == "gpu"
+        assert model.plan.options.sequences == 2
+        assert any(line.startswith("all of the model is on cuda:0") for line in model.details)
+        assert model.speculator is not None
+        assert model.generate(IDS, max_tokens=6, temperature=0.0).ids
+
+
+def test_auto_uses_every_usable_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    asked: list[tuple[int, ...]] = []
+
+    def plan(request: PlanRequest, machine: Machine, measured: Measured) -> DevicePlan:
+        asked.append(tuple(gpu.index for gpu in machine.gpus))
+        return plan_devices(request, machine, measured)
+
+    monkeypatch.setattr(engine_loading, "plan_devices", plan)
+    options = {**LOADING, "device": "auto"}
+    with edgeinfer.load(path, **options) as model:  # type: ignore[call-overload]
+        assert asked[0] == (0, 1)
+        assert any(line.startswith("all of the model is on cuda:0") for line in model.details)
+    with pytest.raises(SettingError, match="vram: saw 3 sizes for device 'auto'"):
+        edgeinfer.load(path, vram=(1, 2, 3), **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
 
     def set_bytes(nbytes: int) -> None:
         gpu = Gpu(0, "a small GPU", 90, nbytes)
-        monkeypatch.setattr(engine_loading, "usable_gpu", lambda _: gpu)
+        monkeypatch.setattr(engine_loading, "usable_gpus", lambda _: (gpu,))
         monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
         for module in (gpu_loading, device_parts):
             monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
