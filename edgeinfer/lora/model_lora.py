@@ -55,8 +55,8 @@ class ModelLora:
             return
         if not self._engine.capabilities.takes_lora:
             raise SettingError(
-                f"lora: {self._source.name} is on several GPUs, which takes no adapters; load it with "
-                "device='cuda:0' or 'cpu'"
+                f"lora: {self._source.name} is on several GPUs by layers, which takes no adapters; load it "
+                "with split='tensor', or device='cuda:0' or 'cpu'"
             )
         bound = bound_lora(self._source.file, self._source.weights, scaled)
         try:

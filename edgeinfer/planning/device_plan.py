@@ -198,6 +198,13 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
         index = alone.memory.machine.gpus[0].index
         note = f"all of the model is on cuda:{index}: tokens pass GPUs one after another, so one is faster"
         return replace(alone, warnings=(Detail(note), *alone.warnings))
+    if request.lora is not None:
+        if tensor is not None:
+            return tensor
+        raise GpuUnavailableError(
+            f"{request.name}: consecutive layers on several GPUs take no adapters (lora=); take "
+            "split='tensor' or device='cuda:0'"
+        )
     options = replace(_options(request), device="gpu", repack=True, draft=None)
     try:
         plan = plan_pipeline(request.sizes, machine, options, budgets)
@@ -256,8 +263,6 @@ def _several_refusal(request: PlanRequest) -> str:
     """What of the request can't be on several GPUs; "": all can."""
     if is_for_cpu(request.kv):
         return f"kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 (kv=)"
-    if request.lora is not None:
-        return "adapters need one GPU that holds the model (lora=)"
     if request.draft_required:
         return "a draft model needs one GPU that holds the model, or draft='lookup'"
     return ""

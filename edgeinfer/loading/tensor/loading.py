@@ -49,4 +49,4 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
         processes = RankProcesses(RANK_MODULE, jobs, names, source.options.progress)
     except (RankError, BackendError) as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
-    return TensorBackend(processes, plan.options.chunk)
+    return TensorBackend(processes, plan.options.chunk, source.weights.matrices())

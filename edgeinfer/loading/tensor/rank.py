@@ -4,6 +4,7 @@ It is started as `python -m edgeinfer.loading.tensor.rank FD`, see `rank_service
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,8 @@ from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
 from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective, join_group
+from edgeinfer_kernels.lora.tensor import tensor_lora
+from edgeinfer_kernels.lora.weights import LoraWeights, ModelLora
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_kernels.tensor_parts import tensor_part
 from edgeinfer_offload.runtime.rank_service import run_rank
@@ -50,6 +53,10 @@ class TensorRank:
         spec = source.specification
         spec = spec.with_whole_caches() if job.whole_caches else spec
         part_spec, part_weights, part = tensor_part(spec, source.weights, job.shares, job.rank)
+        self._part_of = partial(
+            tensor_lora, spec=spec, whole=source.weights, part=part_weights, shares=job.shares, rank=job.rank
+        )
+        self._matrices = source.weights.matrices()
         self._backend = CudaBackend(
             part_spec,
             part_weights,
@@ -100,6 +107,11 @@ class TensorRank:
         may_run_ahead: bool,
     ) -> int:
         return self._backend.sample_next(token_id, start, request, recent, next_request, may_run_ahead)
+
+    def set_lora(self, adapters: dict[int, LoraWeights], embedding: LoraWeights | None) -> None:
+        """`adapters`: by the index of the matrix in those of the model."""
+        found = {id(self._matrices[index]): weights for index, weights in adapters.items()}
+        self._backend.set_lora(self._part_of(ModelLora(found, embedding)))
 
     def forward_batch(self, ids: list[int], positions: BatchPositions) -> None:
         self._rows = self._backend.embed(ids)

@@ -143,7 +143,7 @@ class CudaBackend(DeviceStateBackend):
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
-            takes_lora=self._collective is None,
+            takes_lora=True,
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,

@@ -1,6 +1,6 @@
 """The LoRA adapters of one device of a split model: of its matrices, or of its parts of matrices."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,8 @@ def shard_lora(lora: ModelLora, blocks: Blocks, others: Iterable[Matrix] = ()) -
         for source, own, rows, columns in _parts(whole, part, shard):
             weights = lora.matrices.get(id(source))
             if weights is not None and own.rows and own.columns and own.experts:
-                found[id(own)] = _cut(weights, rows, columns, shard if own.experts < source.experts else None)
+                experts = shard.experts if own.experts < source.experts else None
+                found[id(own)] = cut(weights, rows, columns, experts)
     return ModelLora(found)
 
 
@@ -44,13 +45,15 @@ def _parts(
         yield source, own, None, None
 
 
-def _cut(weights: LoraWeights, rows: range | None, columns: range | None, shard: Shard | None) -> LoraWeights:
-    """The part of an adapter for these rows and columns, or for the experts of a shard."""
+def cut(
+    weights: LoraWeights, rows: range | None, columns: range | None, experts: Sequence[int] | None
+) -> LoraWeights:
+    """The part of an adapter for these rows and columns, or for these experts; None: all."""
     a, b = weights.a, weights.b
     if rows is not None:
         b = b[:, rows.start : rows.stop]
     if columns is not None:
         a = a[:, :, columns.start : columns.stop]
-    if shard is not None:
-        a, b = a[list(shard.experts)], b[list(shard.experts)]
+    if experts is not None:
+        a, b = a[list(experts)], b[list(experts)]
     return replace(weights, a=a, b=b)

@@ -21,7 +21,12 @@ from edgeinfer_kernels.backend import (
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.lora.weights import LoraError, ModelLora
+from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
+
+ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "LoraError": LoraError}
+"""Exceptions of a rank that leave it alive, by their names."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +59,11 @@ class TensorBackend(Backend[TensorStates]):
 
     name = "tensor parallel"
 
-    def __init__(self, processes: RankProcesses, tokens: int) -> None:
-        """`tokens`: maximum tokens of a step."""
+    def __init__(self, processes: RankProcesses, tokens: int, matrices: Sequence[Matrix] = ()) -> None:
+        """`tokens`: maximum tokens of a step. `matrices`: of the model, in the order of `DecoderWeights`, by
+        which adapters are sent.
+        """
+        self._matrices = matrices
         self.processes = processes
         self.batch = tokens
         self.ranks: list[RankReady] = processes.ready
@@ -72,7 +80,7 @@ class TensorBackend(Backend[TensorStates]):
         try:
             return self.processes.call(method, *arguments)
         except RankError as error:
-            raise (ValueError if error.kind == "ValueError" else BackendError)(str(error)) from error
+            raise ERRORS.get(error.kind, BackendError)(str(error)) from error
 
     def embed(self, ids: Sequence[int]) -> TensorStates:
         if len(ids) > self.batch:
@@ -139,6 +147,11 @@ class TensorBackend(Backend[TensorStates]):
         """As `Backend.sample_batch`; as in `sample_next`, every rank samples."""
         sampled: list[int] = self._call("sample_batch", requests, recent, following)
         return sampled
+
+    def set_lora(self, lora: ModelLora) -> None:
+        found = enumerate(self._matrices)
+        adapters = {at: lora.matrices[id(each)] for at, each in found if id(each) in lora.matrices}
+        self._call("set_lora", adapters, lora.embedding)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._call("copy_pages", list(sources), list(targets))

@@ -15,6 +15,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
+from edgeinfer.lora.adapter import AdapterError
 from edgeinfer.planning import device_plan
 from edgeinfer.planning.device_plan import DevicePlan, plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -27,6 +28,7 @@ from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
 from edgeinfer_offload.planner import placement_problem, plan_items
 from edgeinfer_offload.planner.several_gpus import tensor_plan
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
+from tests.edgeinfer.lora.random_adapters import write_adapter
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.devices.test_tensor_parallel import MODULE
 from tests.model_zoo import ZOO
@@ -106,6 +108,28 @@ def test_several_requests_run_together_on_both_gpus(tmp_path: Path) -> None:
             found = model.generate(prompts, max_tokens=6, **settings)
             wanted = [one.generate(prompt, max_tokens=6, **settings) for prompt in prompts]
             assert [each.ids for each in found] == [each.ids for each in wanted]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen2moe"])
+def test_adapters_on_both_gpus_are_those_of_one(name: str, tmp_path: Path) -> None:
+    path = replace(ZOO[name], layers=2).write(tmp_path / "model.gguf")
+    names = ("attn_", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_gate.", "output.weight")
+    adapter = write_adapter(path, tmp_path / "lora.gguf", names=names)
+    embedding = write_adapter(path, tmp_path / "embedding.gguf", names=("token_embd",))
+    with (
+        edgeinfer.load(path, lora=adapter, **TENSOR) as model,  # type: ignore[call-overload]
+        edgeinfer.load(path, lora=adapter, device="cuda:0", **LOADING) as one,  # type: ignore[call-overload]
+    ):
+        adapted = one.engine.append_all(IDS)
+        np.testing.assert_allclose(model.engine.append_all(IDS), adapted, atol=2e-2)
+        with pytest.raises(AdapterError, match="token_embd"):
+            model.set_lora(embedding)
+        for each in (model, one):
+            each.set_lora(None)
+        plain = one.engine.append_all(IDS)
+        np.testing.assert_allclose(model.engine.append_all(IDS), plain, atol=2e-2)
+        assert np.abs(adapted - plain).max() > 0.1
 
 
 @pytest.mark.parametrize("split", ["auto", "layers"])
