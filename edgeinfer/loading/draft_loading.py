@@ -97,7 +97,14 @@ def _draft_model(
     """The model in `draft` as a drafter, if the plan has memory for it."""
     sequences = draft.sizes.sequences_of_draft(source.context, loaded_target.placed.options.sequences)
     options = replace(
-        source.options, context=source.context, device="cpu", progress=None, lora=(), parallel=sequences
+        source.options,
+        context=source.context,
+        device="cpu",
+        split="auto",
+        vram=None,
+        progress=None,
+        lora=(),
+        parallel=sequences,
     )
     own = ModelSource(draft.name, draft.file, draft.config, options, draft.sizes)
     try:

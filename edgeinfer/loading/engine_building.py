@@ -174,7 +174,8 @@ class EngineBuilder:
 
         backend = load_tensor_parallel(self.source, self.gpus, plan)
         sums = f"sums by {backend.ranks[0].sums}"
-        return self._loaded(backend, plan.options.chunk, [Detail(f"{plan.limit_reason}; {sums}")])
+        loaded = self._loaded(backend, plan.options.chunk, [Detail(f"{plan.limit_reason}; {sums}")])
+        return replace(loaded, gpu=self.gpus[plan.draft_rank])
 
     def _cpu_shard(self, exchange: "ExchangeBuffer", kernels: Kernels, progress: LoadProgress) -> "CpuShard":
         from edgeinfer_kernels.cpu.cpu_shard import CpuShard, ShardOptions

@@ -215,7 +215,7 @@ def load_draft_engine(draft: ModelSource, target: LoadedEngine) -> LoadedEngine:
     if planned so, else on the CPU.
     """
     request = replace(request_for(draft, SparseSelection(), None), vram=None, ram=None)
-    if target.gpu is not None and target.placed.draft == "gpu":
+    if target.gpu is not None and target.placed.draft not in (None, "cpu"):
         try:
             return _draft_on_gpu(draft, request, target, target.gpu)
         except (GpuUnavailableError, OutOfMemoryError):
@@ -230,7 +230,7 @@ def _draft_on_gpu(draft: ModelSource, request: PlanRequest, target: LoadedEngine
     from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
     items = [item for item in target.placed.items if item.item in (DRAFT, *SHARED_ITEMS)]
-    nbytes = sum(item.bytes for item in items if item.device == "gpu")
+    nbytes = sum(item.bytes for item in items if item.device == target.placed.draft)
     machine = with_gpu(unmeasured_machine(1), gpu, nbytes, user_folder("cache"))
     planned = plan_devices(replace(request, device="cuda"), machine)
     if planned.memory.device != "gpu":

@@ -130,7 +130,7 @@ class LoadOptions:
     - `context`: tokens of prompt and completion together; None: the trained context, 4096 at most.
     - `engine` "openai": the model is on a server with OpenAI's API at `base_url`, which gets `key` as a
       bearer token; options about this machine's memory and devices aren't for it.
-    - `device`: "auto" (the first GPU, and the CPU for what doesn't fit), "cpu", "cuda", "cuda:N", or several
+    - `device`: "auto" (the GPUs, and the CPU for what doesn't fit), "cpu", "cuda", "cuda:N", or several
       GPUs as "cuda:0,cuda:1".
     - `split`: what each of several GPUs gets: a part of every layer ("tensor", for which each has a process),
       or consecutive "layers", if no GPU alone holds the model. "auto": what is predicted to decode fastest.

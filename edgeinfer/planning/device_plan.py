@@ -183,13 +183,15 @@ def _all_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
 
 def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
     """All on the GPU that is fastest alone, or consecutive layers on each GPU, with the CPU if need be."""
+    if is_for_cpu(request.kv):
+        raise GpuUnavailableError(
+            f"{request.name}: on several GPUs: kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or "
+            "q4_0 (kv=)"
+        )
     given = request.vram_of_each or (None,)
     budgets = given if len(given) == len(machine.gpus) else (given[0],) * len(machine.gpus)
     alone = _alone(request, machine, budgets)
-    refusal = _several_refusal(request)
-    if refusal and (alone is None or request.split == "tensor"):
-        raise GpuUnavailableError(f"{request.name}: on several GPUs: {refusal}")
-    tensor = None if request.split == "layers" or refusal else _divided(request, machine, budgets)
+    tensor = None if request.split == "layers" else _divided(request, machine, budgets)
     if tensor is not None and request.split == "tensor":
         return tensor
     if alone is not None:
@@ -198,12 +200,12 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
         index = alone.memory.machine.gpus[0].index
         note = f"all of the model is on cuda:{index}: tokens pass GPUs one after another, so one is faster"
         return replace(alone, warnings=(Detail(note), *alone.warnings))
-    if request.lora is not None:
+    if refused := _refused_by_layers(request):
         if tensor is not None:
             return tensor
         raise GpuUnavailableError(
-            f"{request.name}: consecutive layers on several GPUs take no adapters (lora=); take "
-            "split='tensor' or device='cuda:0'"
+            f"{request.name}: consecutive layers on several GPUs take no {refused}; take split='tensor' or "
+            "device='cuda:0'"
         )
     options = replace(_options(request), device="gpu", repack=True, draft=None)
     try:
@@ -215,10 +217,15 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
     return DevicePlan(plan, request.context, _several_notes(request))
 
 
+def _refused_by_layers(request: PlanRequest) -> str:
+    """What of the request consecutive layers on several GPUs don't take; "": they take all."""
+    if request.lora is not None:
+        return "adapters (lora=)"
+    return "draft model (draft=)" if request.draft_required else ""
+
+
 def _alone(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan | None:
     """The plan of the GPU on which the whole model decodes fastest; None: it fits none."""
-    if is_for_cpu(request.kv):
-        return None
     plans: list[DevicePlan] = []
     for gpu, vram in zip(machine.gpus, budgets, strict=True):
         with suppress(PlanError):
@@ -229,13 +236,16 @@ def _alone(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]
 def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan | None:
     """The plan of tensor parallel; None: there is none. Raises `GpuUnavailableError` if it was requested."""
 
+    def planned(own: PlanRequest) -> DevicePlan:
+        options = replace(_options(own), device="gpu", repack=True)
+        options = gpu_options(own, options, plan)
+        return DevicePlan(plan(options), own.context, sequence_notes(own, options))
+
     def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
 
-    options = replace(_options(request), device="gpu", repack=True, draft=None)
-    options = gpu_options(request, options, plan)
     try:
-        return DevicePlan(plan(options), request.context, sequence_notes(request, options))
+        return _without_head(request, planned)
     except PlanError as error:
         if request.split == "auto":
             return None
@@ -257,15 +267,6 @@ def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[i
     except PlanError as error:
         raise GpuUnavailableError(f"{request.name}: on several GPUs and the CPU: {error}") from error
     return DevicePlan(plan, request.context, _several_notes(request))
-
-
-def _several_refusal(request: PlanRequest) -> str:
-    """What of the request can't be on several GPUs; "": all can."""
-    if is_for_cpu(request.kv):
-        return f"kv {request.kv} runs on the CPU only; take f16, fp8, q8_0 or q4_0 (kv=)"
-    if request.draft_required:
-        return "a draft model needs one GPU that holds the model, or draft='lookup'"
-    return ""
 
 
 def _several_notes(request: PlanRequest) -> tuple[str, ...]:

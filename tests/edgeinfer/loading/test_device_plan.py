@@ -10,6 +10,7 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.parallel_sequences import MIN_RATE_SHARE, SPLIT_QUEUE, WHOLE_CACHES
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer_kernels.blocks.attention import AttentionSizes
+from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -175,5 +176,27 @@ def test_a_small_model_on_a_slow_link_is_on_one_gpu_unless_tensor_parallel_is_re
     planned = plan_devices(request(SMALL, split="tensor"), here)
     assert type(planned.memory) is TensorPlan
     assert "8 sums of 25 µs (PCIe)" in str(planned.memory.limit_reason)
-    several = plan_devices(request(SMALL, split="tensor", parallel=4), here)
-    assert several.warnings == (SEVERAL_QUEUE,)
+
+
+@pytest.mark.parametrize("split", ["auto", "tensor"])
+def test_several_requests_share_the_caches_of_one_gpu_or_of_all_ranks(split: str) -> None:
+    several = plan_devices(request(SMALL, split=split, parallel=4), describe_machine("2x rtx 3090"))
+    assert several.memory.options.sequences == 4
+    assert SEVERAL_QUEUE not in several.warnings
+
+
+def test_consecutive_layers_take_one_request_at_a_time_and_neither_adapters_nor_drafts() -> None:
+    here = describe_machine("2x rtx 3090")
+    by_layers = request(split="layers", vram_of_each=(4 * GIB,), parallel=4)
+    planned = plan_devices(by_layers, here)
+    assert type(planned.memory) is PipelinePlan
+    assert planned.warnings == (SEVERAL_QUEUE,)
+    for given, name in (
+        ({"lora": LoraSizes()}, "adapters"),
+        ({"draft": SMALL, "draft_required": True}, "draft"),
+    ):
+        refused = replace(by_layers, device="cuda", **given)  # type: ignore[arg-type]
+        with pytest.raises(GpuUnavailableError, match=f"take no {name}.*; take split='tensor'"):
+            plan_devices(refused, here)
+        planned = plan_devices(replace(refused, split="auto", vram_of_each=(6 * GIB,)), here)
+        assert type(planned.memory) is TensorPlan

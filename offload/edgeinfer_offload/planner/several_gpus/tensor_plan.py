@@ -24,10 +24,13 @@ EIGHTHS = range(1, 8)
 
 @dataclass(frozen=True)
 class TensorPlan(MemoryPlan):
-    """The plan of all ranks as one. `parts`: the plan of each; `shares`: of heads, neurons and experts."""
+    """The plan of all ranks as one. `parts`: the plan of each; `shares`: of heads, neurons and experts;
+    `draft_rank`: the one whose GPU a draft model shares.
+    """
 
     parts: tuple[MemoryPlan, ...] = ()
     shares: tuple[float, ...] = ()
+    draft_rank: int = 0
 
     @property
     def devices(self) -> tuple[Device, ...]:
@@ -45,7 +48,6 @@ def plan_tensor(
     """
     if machine.peers is None:
         raise PlanError("the GPUs can't add up partial sums here: it takes Linux, and torch with NCCL")
-    options = replace(options, draft=None)
     best: TensorPlan | None = None
     failure: PlanError | None = None
     for shares in _shares(machine, vram):
@@ -64,10 +66,7 @@ def plan_tensor(
 def _shares(machine: Machine, vram: Sequence[int | None]) -> Iterator[tuple[float, ...]]:
     """Divisions to try: by speed, equal, by memory, and of two GPUs in eighths."""
     speeds, count = [gpu.bytes_per_second for gpu in machine.gpus], len(machine.gpus)
-    memory = [
-        min(gpu.free_bytes, gpu.free_bytes if budget is None else budget)
-        for gpu, budget in zip(machine.gpus, vram, strict=True)
-    ]
+    memory = _budgets(machine, vram)
     if max(speeds) < float("inf"):
         yield _normalized(speeds)
     yield (1 / count,) * count
@@ -75,6 +74,14 @@ def _shares(machine: Machine, vram: Sequence[int | None]) -> Iterator[tuple[floa
         yield _normalized(memory)
     if count == 2:
         yield from ((eighths / 8, 1 - eighths / 8) for eighths in EIGHTHS)
+
+
+def _budgets(machine: Machine, vram: Sequence[int | None]) -> list[int]:
+    """Bytes that may be used on each GPU."""
+    return [
+        gpu.free_bytes if budget is None else min(gpu.free_bytes, budget)
+        for gpu, budget in zip(machine.gpus, vram, strict=True)
+    ]
 
 
 def _normalized(numbers: Sequence[float]) -> tuple[float, ...]:
@@ -89,16 +96,23 @@ def _plan_of(
     vram: Sequence[int | None],
     shares: tuple[float, ...],
 ) -> TensorPlan:
-    parts = []
+    parts, host = [], _draft_rank(machine, vram, shares)
     used = RANK_BYTES + exchange_bytes(sizes, shares)
     for rank, budget in enumerate(vram):
         here, own = alone_on(machine, options, rank, None if budget is None else budget - used)
+        own = own if rank == host else replace(own, draft=None)
         gpu = here.gpus[0]
         here = here.with_gpu(replace(gpu, free_bytes=max(0, gpu.free_bytes - used)))
         part = plan_memory(tensor_sizes(sizes, shares, rank), here, own)
         held = replace(part, budgets={**part.budgets, "gpu": part.vram_bytes + used})
         parts.append(replace(held, items=(*part.items, PlannedItem(COMMUNICATION, "gpu", used, 0.0))))
-    return _joined(sizes, parts, machine, options, shares)
+    return _joined(sizes, parts, machine, options, shares, host)
+
+
+def _draft_rank(machine: Machine, vram: Sequence[int | None], shares: Sequence[float]) -> int:
+    """The rank that shares its GPU with a draft model: the one with the smallest share for its memory."""
+    free = _budgets(machine, vram)
+    return min(range(len(shares)), key=lambda rank: shares[rank] / max(1, free[rank]))
 
 
 def _joined(
@@ -107,6 +121,7 @@ def _joined(
     machine: Machine,
     options: PlanOptions,
     shares: tuple[float, ...],
+    host: int,
 ) -> TensorPlan:
     """The ranks' plans as one: the slowest one's items take the time, the others are at the same time."""
     assert machine.peers is not None
@@ -126,13 +141,14 @@ def _joined(
         layers=_layers(parts),
         head="gpu",
         embedding="gpu",
-        draft=None,
+        draft=Device("gpu", host).name if parts[host].draft == "gpu" else parts[host].draft,
         machine=machine,
         options=replace(options, device="gpu"),
         budgets=budgets,
         prediction=_prediction(sizes, parts, machine, seconds),
         parts=tuple(parts),
         shares=shares,
+        draft_rank=host,
     )
     return replace(plan, limit_reason=_reason(plan))
 

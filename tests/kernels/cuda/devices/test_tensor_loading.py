@@ -27,8 +27,10 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
 from edgeinfer_offload.planner import placement_problem, plan_items
 from edgeinfer_offload.planner.several_gpus import tensor_plan
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 from tests.edgeinfer.lora.random_adapters import write_adapter
+from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.devices.test_tensor_parallel import MODULE
 from tests.model_zoo import ZOO
@@ -108,6 +110,27 @@ def test_several_requests_run_together_on_both_gpus(tmp_path: Path) -> None:
             found = model.generate(prompts, max_tokens=6, **settings)
             wanted = [one.generate(prompt, max_tokens=6, **settings) for prompt in prompts]
             assert [each.ids for each in found] == [each.ids for each in wanted]
+
+
+@pytest.mark.slow
+def test_a_draft_model_shares_the_gpu_with_the_smaller_share(tmp_path: Path) -> None:
+    path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
+    budgets = 1 << 30, 1 << 29
+    options = {**TENSOR, "draft": path, "vram": budgets}
+    with (
+        edgeinfer.load(path, **options) as model,  # type: ignore[call-overload]
+        edgeinfer.load(path, device="cuda:0", **LOADING) as one,  # type: ignore[call-overload]
+    ):
+        assert model.plan is not None
+        assert isinstance(model.plan, TensorPlan)
+        smaller = int(np.argmin(np.array(model.plan.shares) / budgets))
+        assert model.plan.draft == ("gpu", "gpu1")[smaller]
+        assert model.gpu == smaller
+        always_draft(model, 3)
+        found, wanted = (each.generate(IDS, max_tokens=12, temperature=0.0) for each in (model, one))
+        assert found.ids == wanted.ids
+        assert found.speed.accepted_share is not None
+        assert found.speed.accepted_share > 0.5
 
 
 @pytest.mark.slow
