@@ -195,7 +195,7 @@ def test_consecutive_layers_take_one_request_at_a_time_and_neither_adapters_nor_
         ({"lora": LoraSizes()}, "adapters"),
         ({"draft": SMALL, "draft_required": True}, "draft"),
     ):
-        refused = replace(by_layers, device="cuda", **given)  # type: ignore[arg-type]
+        refused = replace(by_layers, device="cuda", **given)
         with pytest.raises(GpuUnavailableError, match=f"take no {name}.*; take split='tensor'"):
             plan_devices(refused, here)
         planned = plan_devices(replace(refused, split="auto", vram_of_each=(6 * GIB,)), here)

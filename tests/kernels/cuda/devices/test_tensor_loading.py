@@ -155,7 +155,7 @@ def test_adapters_on_both_gpus_are_those_of_one(name: str, tmp_path: Path) -> No
         assert np.abs(adapted - plain).max() > 0.1
 
 
-@pytest.mark.parametrize("split", ["auto", "layers"])
+@pytest.mark.parametrize("split", ["auto", pytest.param("layers", marks=pytest.mark.slow)])
 def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(tmp_path: Path, split: str) -> None:
     path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
     options = {**TENSOR, "split": split, "draft": path, "parallel": 2}
