@@ -37,7 +37,7 @@ from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError, c
 from edgeinfer_kernels.cpu.compiler.kernel_cache import KernelBuildError, source_digest
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.system.processor import usable_cpus
-from edgeinfer_offload.machine.measure import stored_figures
+from edgeinfer_offload.machine.measure import stored_draft_figures
 from edgeinfer_quant_formats import GGUFFile
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
     of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, options.draft_tree_width)
     how = (loaded.thread_pool.threads, options.kv, options.repack, options.sparse)
     kernels = source_digest(choose(options.instruction_set))
-    figures = stored_figures(user_folder("cache"))
+    figures = stored_draft_figures(user_folder("cache"))
     begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))
 
 

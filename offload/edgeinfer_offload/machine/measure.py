@@ -22,6 +22,8 @@ SWEEP_SECONDS = 0.8
 TOO_FEW_TO_SHARE = 4
 FREE_SHARE = 4
 """Measuring uses at most one part in FREE_SHARE of the free memory."""
+MAX_DRAFT_FIGURES = 2_000
+"""About thirty of each model."""
 MIN_SPLIT_POSITIONS = 1.05
 """A higher thread count is used only if it reads at least this many times as fast."""
 
@@ -114,7 +116,16 @@ def best_threads(rates: dict[int, float]) -> int:
 
 def stored_figures(cache_folder: Path) -> MeasuredFigures:
     """The stored measurements of this machine, for its current processor, memory and GPUs."""
+    return MeasuredFigures(cache_folder, _machine())
+
+
+def stored_draft_figures(cache_folder: Path) -> MeasuredFigures:
+    """Those of drafting on this machine, of the models that were loaded last."""
+    return MeasuredFigures(cache_folder, _machine(), "drafting.json", MAX_DRAFT_FIGURES)
+
+
+def _machine() -> str:
     gpus = ", ".join(f"{gpu.name} {gpu.total_bytes}" for gpu in list_gpus())
     memory = psutil.virtual_memory().total >> 30
     parts = (platform.node(), detect().name, usable_cpus(), f"{memory} GiB", gpus, driver_version())
-    return MeasuredFigures(cache_folder, " | ".join(map(str, parts)))
+    return " | ".join(map(str, parts))

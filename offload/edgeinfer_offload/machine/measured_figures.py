@@ -10,17 +10,22 @@ from pathlib import Path
 from edgeinfer_kernels.system.private_folder import ensure_private, remove_older
 from edgeinfer_quant_formats.system.files import write_atomically
 
-REVISION = 6
+REVISION = 7
 """Must be raised when the set of measurements, or the method, changes."""
 PART = ".part"
 MAX_FILE_BYTES = 16 << 20
 
 
 class MeasuredFigures:
-    """Name -> number, in `folder`; all are discarded if `fingerprint` differs from the file's."""
+    """Name -> number, in a file of `folder`; all are discarded if `fingerprint` differs from the file's.
 
-    def __init__(self, folder: Path, fingerprint: str) -> None:
-        self._file = folder / "measured.json"
+    `most`: how many are kept, those that were kept last; None: all.
+    """
+
+    def __init__(
+        self, folder: Path, fingerprint: str, file: str = "measured.json", most: int | None = None
+    ) -> None:
+        self._file, self._most = folder / file, most
         self._fingerprint = f"{REVISION} {fingerprint}"
         self._unwritten: dict[str, float] = {}
 
@@ -38,7 +43,10 @@ class MeasuredFigures:
 
     def keep(self, figures: dict[str, float]) -> None:
         """Add or replace figures. If the file can't be written, they are kept in memory only."""
-        known = self.known() | figures
+        others = {name: value for name, value in self.known().items() if name not in figures}
+        known = others | figures
+        if self._most is not None:
+            known = dict(list(known.items())[-self._most :])
         content = {"machine": self._fingerprint, "figures": known, "sha256": _digest(known)}
         try:
             _replace(self._file, json.dumps(content))

@@ -10,6 +10,14 @@ from edgeinfer_offload.machine import measured_figures
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 
+def test_only_the_figures_that_were_kept_last_stay(tmp_path: Path) -> None:
+    figures = MeasuredFigures(tmp_path, "m", "drafting.json", most=3)
+    figures.keep({"a": 1.0, "b": 2.0, "c": 3.0})
+    figures.keep({"a": 4.0, "d": 5.0})
+    assert MeasuredFigures(tmp_path, "m", "drafting.json").known() == {"c": 3.0, "a": 4.0, "d": 5.0}
+    assert MeasuredFigures(tmp_path, "m").known() == {}
+
+
 def test_measurements_are_stored_and_extended(tmp_path: Path) -> None:
     measurements = MeasuredFigures(tmp_path / "new", "one machine")
     assert measurements.known() == {}

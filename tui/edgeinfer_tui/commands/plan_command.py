@@ -52,13 +52,14 @@ def plan(
     """
     from edgeinfer.errors import Detail
     from edgeinfer.user_folders import user_folder
-    from edgeinfer_offload.machine.measure import stored_figures
+    from edgeinfer_offload.machine.measure import stored_draft_figures, stored_figures
 
     settings = _settings({"model": model, "device": device[0] if device else None, **given})
     plan_on = _planner(settings.pop("model", None) if shape is None else model, shape, type_)
     settings.pop("model", None)
     if measure:
-        stored_figures(user_folder("cache")).forget()
+        for figures in (stored_figures, stored_draft_figures):
+            figures(user_folder("cache")).forget()
     interrupts.raise_exception()
     if device and len(device) > 1:
         if curve:
