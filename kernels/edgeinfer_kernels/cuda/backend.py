@@ -168,7 +168,7 @@ class CudaBackend(Backend[DeviceRows]):
         self._build(cpu, tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
-            max_tree_tokens=self._options.longest_step if self._options.sequences == 1 else 0,
+            max_tree_tokens=self._options.tree_tokens,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -271,15 +271,8 @@ class CudaBackend(Backend[DeviceRows]):
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
-        self._parts.prefill.read(len(ids), start, self._chunk_pages(start + len(ids)))
+        self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids)))
         synchronize(self.device)
-
-    def _chunk_pages(self, end: int) -> torch.Tensor | None:
-        """The pages of this backend's sequence for a chunk that ends there; None: it isn't in pages."""
-        if self._sequence.layout != PAGES:
-            return None
-        self.steps.set_pages(self._sequence.pages(end)[None])
-        return self._parts.workspace.pages[0]
 
     def _select(self) -> None:
         """The next steps and chunks are of this backend's sequence."""
@@ -347,14 +340,13 @@ class CudaBackend(Backend[DeviceRows]):
     def _read_chunk(self, x: DeviceRows, start: int, pages: npt.NDArray[np.int64]) -> None:
         """Process the pending tokens of one sequence at positions start… in its pages (1, pages)."""
         ids = self._pending
-        self.steps.set_pages(pages)
         if x.in_step:
-            self.steps.set_state(ids, start)
+            self.steps.set_state(ids, start, pages=pages[0])
             self.steps.run(len(ids), layout=PAGES)
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
-        self._parts.prefill.read(len(ids), start, self._parts.workspace.pages[0])
+        self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids), pages[0]))
         synchronize(self.device)
 
     def sample_batch(
@@ -527,16 +519,13 @@ class CudaBackend(Backend[DeviceRows]):
             self._check_open()
             self._logits.forget()
             self._select()
-            if pages is not None:
-                self.steps.set_pages(pages)
+            own = None if pages is None else pages[0]
             if rows.in_step:
-                self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
+                self.steps.set_state(ids, start, tree_rows(parents) if parents else (), own)
                 self.steps.run(len(ids), layout=None if pages is None else PAGES)
             else:
                 self._parts.prefill.per_layer.send(ids)
-                given = pages is not None
-                held = self._parts.workspace.pages[0] if given else self._chunk_pages(start + len(ids))
-                self._parts.prefill.read(len(ids), start, held)
+                self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids), own))
             synchronize(self.device)
         return rows
 
