@@ -40,7 +40,7 @@ from edgeinfer_kernels.cuda.device_parts import (
 )
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
-from edgeinfer_kernels.cuda.lora import device_lora
+from edgeinfer_kernels.cuda.lora import EmbeddingLora, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, NoHost, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
@@ -404,11 +404,13 @@ class CudaBackend(Backend[DeviceRows]):
             if self._options.stages:
                 lora = shard_lora(lora, model.shards, [self._weights.output])
             adapters = device_lora(model, lora, self.device)
+            of_embedding = EmbeddingLora.of(lora.embedding, self.device)
             synchronize(self.device)
             self.steps.forget()
             self._parts.prefill.forget()
             model.lora.clear()
             model.lora.update(adapters)
+            model.embedding_lora = of_embedding
 
     def serve_with(self, host: ServingHost, *, meets_in_graph: bool = True) -> int:
         """Set the CPU shard that runs the CPU stages and whose weights are streamed during prefill; return

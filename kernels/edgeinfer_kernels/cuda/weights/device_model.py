@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.cache.recent_positions import DeviceRecentPages
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.draft.target import HeadTarget, first_rows
-from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
+from edgeinfer_kernels.cuda.lora import DeviceLora, EmbeddingLora, PlacedMatrix
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
@@ -121,8 +121,8 @@ class DeviceModel(DeviceBuilder):
         self.placed: dict[int, list[PlacedMatrix]] = {}
         """The matrices of the file in each `DeviceMatrix`, by its id; `matrices`: the latter."""
         self.matrices: dict[int, DeviceMatrix] = {}
-        self.in_floats: set[int] = set()
-        """Ids of the matrices that are also in float32."""
+        self.embedding_lora: EmbeddingLora | None = None
+        """The adapter of the embedding, in use."""
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self.parts: list[Part] = []
         self._states: dict[BlockIndex, Any] = {}
@@ -232,7 +232,6 @@ class DeviceModel(DeviceBuilder):
         """The matrix in float32, (rows, columns)."""
         tensor = self._arena.take((matrix.rows, matrix.columns), torch.float32)
         self._decoded.append((tensor, matrix))
-        self.in_floats.add(id(matrix))
         return tensor
 
     def fill(self, uploader: Uploader, on_loaded: OnLoaded | None = None) -> None:
