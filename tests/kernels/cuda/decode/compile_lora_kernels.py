@@ -45,7 +45,7 @@ def adapter(ranks: int) -> DeviceLora:
 
 
 def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
-    """The kernels that embed tokens and multiply matrices, each with an adapter unless `ranks` is 0."""
+    """The kernels that multiply matrices, with adapters and that of the embedding unless `ranks` is 0."""
     matrices = q, k, gate, up, down, head = [matrix(kind) for _ in range(5)] + [matrix(kind, VOCABULARY)]
     spec = SimpleNamespace(hidden_size=WIDTH, vocabulary_size=VOCABULARY, logit_scale=1.0, logit_soft_cap=0.0)
     spec.embedding_scale = 1.0
@@ -64,7 +64,8 @@ def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
     rows = Activations(WORDS, 12, 128)
     source = Source(rows, tensor(8, WIDTH // 16), NormSpec("rms", 1e-5))
     ffn: Any = SimpleNamespace(gate=gate, up=up, gate_bias=None, up_bias=None)
-    launches.embed(None, rows, tensor(8, WIDTH // 16), tokens)
+    if ranks:
+        launches.embed(None, rows, tensor(8, WIDTH // 16), tokens)
     launches.rows((q, k), source, tensor(8, 2 * WIDTH), None, "qkv", tokens)
     launches.gated("silu", ffn, source, rows, tokens)
     launches.residual(down, None, rows, 1.0, FLOATS, source, "down", tokens)
