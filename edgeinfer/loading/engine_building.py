@@ -29,7 +29,6 @@ from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
-from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -81,7 +80,7 @@ class EngineBuilder:
         if kinds == {"gpu"}:
             return self._on_gpu()
         backend, warnings = self.split_backend()
-        return self._with_states(backend, backend.gpu_shard, CHUNK, warnings)
+        return self._with_states(backend, backend.gpu_shard, self.plan.options.batch, warnings)
 
     @property
     def plan(self) -> MemoryPlan:
@@ -187,14 +186,18 @@ class EngineBuilder:
             source.weights,
             plan.stages,
             DecoderState.allocate(
-                spec, pool_positions(source.context, plan.options.sequences), source.options.kv, blocks
+                spec,
+                pool_positions(source.context, plan.options.sequences),
+                source.options.kv,
+                blocks,
+                plan.options.sequences,
             ),
             kernels,
             exchange.addresses,
             ShardOptions(
-                CHUNK,
+                plan.options.batch,
                 plan.machine.processor.threads,
-                computed=host_batch(CHUNK, plan.prediction.stream_min_tokens),
+                computed=host_batch(plan.options.batch, plan.prediction.stream_min_tokens),
                 in_file=blocks_in_file(plan, spec),
                 sparse=self._sparse_layers,
             ),

@@ -17,12 +17,11 @@ from edgeinfer.planning.parallel_sequences import (
 )
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
-from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.disk_plan import plan_from_disk
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
-from edgeinfer_offload.planner.plan_types import PlanOptions
+from edgeinfer_offload.planner.plan_types import PlanOptions, split_batch
 from edgeinfer_offload.planner.planner import largest_context, plan_memory
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
@@ -132,6 +131,12 @@ def _options(request: PlanRequest) -> PlanOptions:
         batch=request.batch,
         chunk=request.chunk,
     )
+
+
+def _split_steps(request: PlanRequest) -> PlanOptions:
+    """The options for a model that is split between GPU and CPU: both have the tokens of a step."""
+    tokens = split_batch(request.kv)
+    return replace(_options(request), batch=tokens, chunk=tokens)
 
 
 def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]) -> DevicePlan:
@@ -261,7 +266,7 @@ def _is_faster(tensor: MemoryPlan, other: MemoryPlan) -> bool:
 
 def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
     """As `_on_gpus`, where the first GPU shares its layers with the CPU."""
-    options = replace(_options(request), batch=CHUNK, draft=None)
+    options = replace(_split_steps(request), draft=None)
     try:
         plan = plan_pipeline_with_cpu(request.sizes, machine, options, budgets)
     except PlanError as error:
@@ -276,7 +281,7 @@ def _several_notes(request: PlanRequest) -> tuple[str, ...]:
 
 def _split(request: PlanRequest, machine: Machine) -> DevicePlan:
     sparse = request.sparse if request.sparse_required else None
-    options = _with_sparse(replace(_options(request), batch=CHUNK, expert_cache=True), sparse)
+    options = _with_sparse(replace(_split_steps(request), expert_cache=True), sparse)
     options = split_options(request, machine, options)
     try:
         plan = plan_memory(request.sizes, machine, options)

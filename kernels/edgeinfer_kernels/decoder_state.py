@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
 from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENCE, CacheState, LayerCache
-from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages
+from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages, recent_slots
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
@@ -59,7 +59,9 @@ class DecoderState:
         is_recurrent = any(spec.residual(index).block.recurrent for index in states)
         slots = StateSlots(spec.slots) if is_recurrent else None
         pages = LayerCache.positions_for(context) // LANES
-        recent = RecentPages(_caches(states.values()), pages, sequences) if has_recent(kind) else None
+        recent = None
+        if has_recent(kind):
+            recent = RecentPages(_caches(states.values()), pages, recent_slots(sequences))
         return cls(states, slots, sources, recent)
 
     def pooled(self, count: int) -> "StatePool":
@@ -72,7 +74,7 @@ class DecoderState:
             recent = None
             if self.recent is not None:
                 pages, first = len(self.recent.table), RECENT_PAGES_PER_SEQUENCE * number
-                recent = RecentPages(_caches(blocks.values()), pages, first=first)
+                recent = RecentPages(_caches(blocks.values()), pages, recent_slots(1), first=first)
             states.append(DecoderState(blocks, slots, self.sources, recent))
         joined = {index: whole for index, (whole, _) in pooled.items()}
         return StatePool(states, DecoderState(joined, None, self.sources))

@@ -43,6 +43,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     head_dimensions,
     matrix_bytes,
     padded_rows,
+    recent_device_bytes,
     result_widths,
     row_runs,
     taken,
@@ -318,7 +319,9 @@ class AttentionSizes(BlockSizes):
         """Of keys and of values, with their scales."""
         rows, (of_keys, of_values) = self.spec.device_rows(context), element_types(cache_type)
         keys, values = (rows, self.spec.head_dim, of_keys), (rows, self.spec.value_dim, of_values)
-        return cache_bytes(*keys) + cache_bytes(*values)
+        widths = self.spec.head_dim, self.spec.value_dim
+        recent = recent_device_bytes(self.spec.kv_heads, widths, context, cache_type)
+        return cache_bytes(*keys) + cache_bytes(*values) + recent
 
     def rope_table(self) -> tuple[RopeSpec | None, int] | None:
         return self.spec.rope, self.spec.head_dim

@@ -43,6 +43,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     head_dimensions,
     matrix_bytes,
     padded_rows,
+    recent_device_bytes,
     row_runs,
     taken,
     vector_bytes,
@@ -236,7 +237,9 @@ class LatentAttentionSizes(BlockSizes):
     def state_device_bytes(self, context: int, cache_type: CacheType) -> int:
         """Of the latent vectors, and of the parts with RoPE."""
         rows, kind = cache_positions(context), latent_type(cache_type)
-        return sum(cache_bytes(rows, width, kind) for width in (self.spec.latent_dim, self.spec.rope_dim))
+        widths = self.spec.latent_dim, self.spec.rope_dim
+        recent = recent_device_bytes(1, widths, context, cache_type)
+        return recent + sum(cache_bytes(rows, width, kind) for width in widths)
 
     def has_device_pages(self, context: int) -> bool:
         return True

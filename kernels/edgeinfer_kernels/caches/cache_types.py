@@ -35,4 +35,4 @@ def has_recent(kind: CacheType) -> bool:
 
 def is_for_cpu(kind: CacheType) -> bool:
     """Whether keys or values have no GPU kernels."""
-    return has_recent(kind) or any(each in CPU_TYPES for each in element_types(kind))
+    return any(each in CPU_TYPES for each in element_types(kind))

@@ -28,37 +28,47 @@ class RecentCache(Protocol):
         """Copy a page of the cache to a slot, as f16."""
         ...
 
-    def recent_arrays(self) -> list[npt.NDArray[np.generic]]:
+    def recent_arrays(self) -> list[Any]:
         """Views (heads, slots, …) of the recent positions."""
         ...
 
 
 class RecentPages:
-    """The slots of the pages of some caches, which have them in common; `pages`: of a cache.
+    """The slots of the pages of some caches, which have them in common; `pages`: of a cache; `count`: slots.
 
     `table`: the slot of each page that has one. `joined`: the same in the caches of a `StatePool`, where the
-    slots of this state start at `first`.
+    slots of this state start at `first`. A step has at most `longest` tokens.
     """
 
-    def __init__(self, caches: Iterable[RecentCache], pages: int, sequences: int = 1, first: int = 0) -> None:
-        self._caches, self._first = list(caches), first
+    def __init__(
+        self,
+        caches: Iterable[RecentCache],
+        pages: int,
+        count: int,
+        *,
+        first: int = 0,
+        longest: int = RECENT_STEP,
+    ) -> None:
+        self._caches, self._first, self._longest = list(caches), first, longest
         self.table, self.joined = np.zeros(pages, np.int64), np.zeros(pages, np.int64)
-        self._count = RECENT_PAGES_PER_SEQUENCE * sequences - RECENT_SPARE_PAGES
+        self._count = count
         self._slots = OrderedDict[int, int]()
         """Page -> slot; the next to be evicted first."""
 
-    def touch(self, start: int, tokens: int) -> None:
-        """Give slots to the pages of a step of the contiguous text, at positions start…
+    def touch(self, start: int, tokens: int, pages: Sequence[int] | None = None) -> None:
+        """Give slots to the pages of a step of one sequence, at positions start…; `pages`: of the sequence,
+        by their number there; None: it is the contiguous text.
 
         Raises:
-            ValueError: the step has more tokens than `RECENT_STEP`.
+            ValueError: the step has more tokens than `longest`.
         """
-        if tokens > RECENT_STEP:
-            raise ValueError(f"saw a step of {tokens} tokens, wanted {RECENT_STEP} with recent positions")
+        if tokens > self._longest:
+            raise ValueError(f"saw a step of {tokens} tokens, wanted {self._longest} with recent positions")
         first, written, last = _first_page(start), -(-start // LANES), (start + tokens - 1) // LANES
-        self._take(range(first, last + 1), range(written, last + 1))
+        needed = range(first, last + 1) if pages is None else pages[first : last + 1]
+        self._take(needed, needed[written - first :])
         if tokens > LANES:  # Of a long step, the next one reads the last pages only.
-            for page in range(_first_page(start + tokens) - 1, first - 1, -1):
+            for page in reversed(needed[: _first_page(start + tokens) - first]):
                 self._slots.move_to_end(page, last=False)
 
     def touch_batch(self, positions: Pages, pages: Pages) -> Pages | None:
@@ -113,7 +123,7 @@ class RecentPages:
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Follow a copy of pages in the caches: copies have slots if their sources have."""
         copied = [
-            (target, [array[:, self._slots[source]].copy() for array in self._arrays()])
+            (target, [array[:, [self._slots[source]]] for array in self._arrays()])
             for source, target in zip(sources, targets, strict=True)
             if source in self._slots
         ]
@@ -121,10 +131,15 @@ class RecentPages:
         for target, contents in copied:
             slot = self._assign(target)
             for array, content in zip(self._arrays(), contents, strict=True):
-                array[:, slot] = content
+                array[:, [slot]] = content
 
-    def _arrays(self) -> list[npt.NDArray[Any]]:
+    def _arrays(self) -> list[Any]:
         return [array for cache in self._caches for array in cache.recent_arrays()]
+
+
+def recent_slots(sequences: int) -> int:
+    """Slots of the recent positions of some sequences in main memory."""
+    return RECENT_PAGES_PER_SEQUENCE * sequences - RECENT_SPARE_PAGES
 
 
 def _first_page(position: int) -> int:

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRow
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
-from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
@@ -160,6 +160,9 @@ class CpuShard:
         found = dict.fromkeys(ropes.get(index.layer) for index in calls)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._step_args = list(tables.values())
+        if self.state.recent is not None:
+            for _, step_args in self._step_args:
+                step_args.recent = address(self.state.recent.table)
         self.steps = []
         for stage in self.stages:
             steps = []
@@ -225,8 +228,11 @@ class CpuShard:
 
     def place(self, positions: BatchPositions | None) -> None:
         """The following steps have tokens at these positions of sequences in pages; None: of one text."""
-        self._placed = None if positions is None else PositionTable(positions)
+        self._placed = None
         if positions is not None:
+            recent = self.state.recent
+            near = None if recent is None else recent.touch_batch(positions.positions, positions.pages)
+            self._placed = PositionTable(positions, near)
             first, last = int(positions.positions.min()), int(positions.positions.max())
             self._placed_at = first, last + 1 - first
 
@@ -236,6 +242,8 @@ class CpuShard:
         box, count, token_args = self._exchange_buffer, tokens, 0
         if self._placed is not None:
             (start, count), token_args = self._placed_at, self._placed.address
+        elif self.state.recent is not None:
+            self.state.recent.touch(start, tokens)
         for table, step_args in self._step_args:
             rope = table.address_of(start, count)
             fill_step(step_args, box.rows, box.row_bytes, tokens, start, rope, token_args)

@@ -37,7 +37,7 @@ from edgeinfer_kernels.cuda.device_parts import (
 )
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
-from edgeinfer_kernels.cuda.lora import device_lora
+from edgeinfer_kernels.cuda.lora import EmbeddingLora, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
 from edgeinfer_kernels.cuda.offload.expert_loading import (
     CountingHost,
@@ -139,7 +139,7 @@ class CudaBackend(DeviceStateBackend):
         self._build(tuning or usual_tuning(capability), capability)
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
-            max_tree_tokens=self._options.longest_step if self._options.sequences == 1 else 0,
+            max_tree_tokens=self._options.tree_tokens,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -242,26 +242,17 @@ class CudaBackend(DeviceStateBackend):
     ) -> None:
         """Process the tokens `ids` of one sequence at positions start…, in `pages` (1, pages) if given."""
         self._select()
-        if pages is not None:
-            self.steps.set_pages(pages)
+        own = None if pages is None else pages[0]
         if x.in_step:
-            self.steps.set_state(ids, start, before)
+            self.steps.set_state(ids, start, before, own)
             self.steps.run(len(ids), layout=None if pages is None else PAGES)
             if self._drafts is not None:  # Its next step may follow before the host reads any logits.
                 synchronize(self.device)
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
-        held = self._chunk_pages(start + len(ids)) if pages is None else self._parts.workspace.pages[0]
-        self._parts.prefill.read(len(ids), start, held)
+        self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids), own))
         synchronize(self.device)
-
-    def _chunk_pages(self, end: int) -> torch.Tensor | None:
-        """The pages of this backend's sequence for a chunk that ends there; None: it isn't in pages."""
-        if self._sequence.layout != PAGES:
-            return None
-        self.steps.set_pages(self._sequence.pages(end)[None])
-        return self._parts.workspace.pages[0]
 
     def _select(self) -> None:
         """The next steps and chunks are of this backend's sequence."""
@@ -326,11 +317,13 @@ class CudaBackend(DeviceStateBackend):
         if self._options.stages:
             lora = shard_lora(lora, model.shards, [self._weights.output])
         adapters = device_lora(model, lora, self.device)
+        of_embedding = EmbeddingLora.of(lora.embedding, self.device)
         synchronize(self.device)
         self.steps.forget()
         self._parts.prefill.forget()
         model.lora.clear()
         model.lora.update(adapters)
+        model.embedding_lora = of_embedding
 
     def observe(self, on_hidden: OnHidden) -> None:
         """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from edgeinfer_kernels.caches.cache_types import CacheType, element_types
+from edgeinfer_kernels.caches.cache_types import CacheType, element_types, has_recent
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.compile_target import HAS_HIP
 from edgeinfer_kernels.cuda.current_device import current
@@ -34,7 +34,7 @@ class DeviceOptions:
     """Options for the layout of a decoder on a device."""
 
     kv: CacheType = "f16"
-    """Type of the KV cache: "f16", "q8_0" or "q4_0"."""
+    """Type of the KV cache."""
     chunk: int = CHUNK
     stages: tuple[Stage, ...] = ()
     """Those of a split model; empty: the whole decoder is on the device."""
@@ -57,9 +57,15 @@ class DeviceOptions:
 
     @property
     def longest_step(self) -> int:
-        """`step_tokens`, or MAX_FOUR_BIT_TOKENS with a cache in four bits."""
-        most = MAX_FOUR_BIT_TOKENS if "q4_0" in element_types(self.kv) else MAX_TOKENS
+        """`step_tokens`, or MAX_FOUR_BIT_TOKENS with a cache in four bits or with recent positions."""
+        is_limited = "q4_0" in element_types(self.kv) or has_recent(self.kv)
+        most = MAX_FOUR_BIT_TOKENS if is_limited else MAX_TOKENS
         return min(self.step_tokens, most)
+
+    @property
+    def tree_tokens(self) -> int:
+        """Maximum tokens of a tree; 0: drafts are chains, of several sequences and with recent positions."""
+        return self.longest_step if self.sequences == 1 and not has_recent(self.kv) else 0
 
 
 class SamplingSpace:

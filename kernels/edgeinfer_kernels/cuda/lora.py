@@ -68,6 +68,10 @@ class DeviceLora:
             products = torch.mm(rows.float(), self.a_rows.float().t())
         out.addmm_(products, self.b[: out.shape[1]].t())
 
+    def add_floats(self, rows: Tensor, out: Tensor) -> None:
+        """As `add`, of rows in float32: those of a router."""
+        out.addmm_(torch.mm(rows, self.a_rows.float().t()), self.b[: out.shape[1]].t())
+
     def add_experts(
         self, rows: Tensor, index: Tensor | None, tiles: Tensor, tile: GroupedTile, out: Tensor
     ) -> None:
@@ -81,14 +85,34 @@ class DeviceLora:
         out += added
 
 
+@dataclass(frozen=True)
+class EmbeddingLora:
+    """The adapter of the embedding: a (rank, hidden_size) and b (vocabulary, rank), float32."""
+
+    a: Tensor
+    b: Tensor
+
+    @classmethod
+    def of(cls, weights: LoraWeights | None, device: torch.device) -> "EmbeddingLora | None":
+        """The adapter on a device; None for None."""
+        if weights is None:
+            return None
+        a, b = (torch.from_numpy(np.ascontiguousarray(each[0])).to(device) for each in (weights.a, weights.b))
+        return cls(a, b)
+
+
+def embedding_args(embedding: DeviceMatrix, lora: EmbeddingLora | None) -> tuple[tuple[Tensor, ...], Tile]:
+    """The embedding as kernels take it, with its adapter, and its tile with the adapter's rank."""
+    parts, tile = embedding.parts, embedding.shapes.tile
+    return (parts, tile) if lora is None else ((*parts, lora.a, lora.b), tile._replace(rank=len(lora.a)))
+
+
 def device_lora(model: "DeviceModel", lora: ModelLora, device: torch.device) -> dict[int, DeviceLora]:
     """The adapters by the id of the `DeviceMatrix`. Raises `LoraError`: one that no kernel here reads."""
-    if lora.embedding is not None:
-        raise LoraError(f"{lora.embedding.name}: the embedding takes no adapter on a GPU")
     placed = {place.source for places in model.placed.values() for place in places}
     for key, weights in lora.matrices.items():
         by_head = any(part in weights.name for part in BY_HEAD)
-        if key not in placed or key in model.in_floats or by_head:
+        if key not in placed or by_head:
             raise LoraError(f"{weights.name}: its kernel on a GPU takes no adapter")
     result, stacks = {}, _expert_stacks(model)
     for key, places in model.placed.items():

@@ -8,7 +8,7 @@ from edgeinfer_kernels.sizes.cpu_workspace import buffered_tokens
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
-CPU_ONLY_PARTS = ("token_embd.", ".ffn_gate_inp.", ".attn_k_b.", ".attn_v_b.")
+CPU_ONLY_PARTS = (".attn_k_b.", ".attn_v_b.")
 """Parts of names of tensors whose adapters run on the CPU only."""
 MAX_SHARING = 3
 """Matrices that may share planes on a GPU: queries, keys and values."""

@@ -8,6 +8,7 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 from dataclasses import replace
 
 from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
+from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
 from edgeinfer_kernels.caches.layer_cache import LANES, padded
 from edgeinfer_kernels.cpu.runtime.kernel_args import EXCHANGE_WORDS
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, PlaneShapes
@@ -180,10 +181,12 @@ def _drawing_bytes(vocabulary: int) -> int:
     return numbers + sum(taken(rows * count, 4) for count in words)
 
 
-def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK) -> int:
+def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK, kind: CacheType = "f16") -> int:
     """Bytes of the buffers of decode steps, prefill in chunks, and sampling, and of the pages of a batch's
-    sequences in a cache for `context` tokens. Raises `UnsupportedOnDeviceError`.
+    sequences, and the slots of recent positions, in a cache of this type for `context` tokens. Raises
+    `UnsupportedOnDeviceError`.
     """
     pages = taken(MAX_TOKENS * (cache_positions(context) // LANES), 4)
+    pages += taken(cache_positions(context) // LANES * has_recent(kind), 4)
     buffers = _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)
     return buffers + pages

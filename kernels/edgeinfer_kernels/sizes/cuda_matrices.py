@@ -6,7 +6,7 @@ The counts match the allocations on the device exactly; a test compares the two.
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, ElementType
+from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, has_recent
 from edgeinfer_kernels.caches.layer_cache import DTYPES
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import (
@@ -25,6 +25,10 @@ QUERY_TOKENS = 8
 """Maximum number of tokens whose queries a program of a step's attention has."""
 SPARE_POSITIONS = 16
 """Cache positions beyond the context, because a step writes whole tiles."""
+RECENT_DEVICE_PAGES = 39
+"""Pages of recent positions in f16 on a GPU: those of a chunk of 512 tokens and the two before it, and some
+that stay for rewinds and other sequences; a step of eight sequences needs 24.
+"""
 
 
 def cache_positions(context: int) -> int:
@@ -32,6 +36,21 @@ def cache_positions(context: int) -> int:
     that, so all contexts use the same kernels.
     """
     return (-(-context // SPARE_POSITIONS) + 1) * SPARE_POSITIONS
+
+
+def recent_device_slots(positions: int) -> int:
+    """Pages of recent positions in f16 on a GPU, next to a cache with `positions`; the last is a spare one.
+    See `cuda/cache/recent_positions.py`.
+    """
+    return min(RECENT_DEVICE_PAGES, positions // SPARE_POSITIONS) + 1
+
+
+def recent_device_bytes(heads: int, widths: Iterable[int], context: int, kind: CacheType) -> int:
+    """Bytes of the recent positions of a cache for `context` tokens; 0 with a type that has none."""
+    if not has_recent(kind):
+        return 0
+    rows = heads * SPARE_POSITIONS * recent_device_slots(cache_positions(context))
+    return sum(taken(rows * width, 2) for width in widths)
 
 
 def taken(elements: int, size: int) -> int:

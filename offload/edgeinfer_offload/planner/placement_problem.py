@@ -3,7 +3,7 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.caches.cache_types import is_for_cpu
+from edgeinfer_kernels.caches.cache_types import has_recent, is_for_cpu
 from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
 from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
@@ -68,7 +68,9 @@ class PlacementProblem:
         try:
             self.sizes.head_device_bytes()
             cuda_matrices.matrix_bytes(self.sizes.table)
-            cuda_buffers.workspace_bytes(self.sizes, self.options.context, self.options.chunk)
+            cuda_buffers.workspace_bytes(
+                self.sizes, self.options.context, self.options.chunk, self.options.kv
+            )
             for layer in self.sizes.layers:
                 for block in layer.undivided:
                     block.undivided_device_bytes()
@@ -130,7 +132,8 @@ class PlacementProblem:
         """Bytes of the buffers at the largest batch, and of the RoPE tables."""
         positions = pool_positions(self.options.context, self.options.sequences)
         rope = self.sizes.rope_device_bytes(positions)
-        nbytes = rope + cuda_buffers.workspace_bytes(self.sizes, positions, self.options.chunk)
+        options = self.options
+        nbytes = rope + cuda_buffers.workspace_bytes(self.sizes, positions, options.chunk, options.kv)
         gathered = [self.sizes.layers[layer].divisible for layer in self.sparse.gathered]
         neurons = max((block.granules for block in gathered if block), default=0)
         return nbytes + (gathering_bytes(neurons, self.sizes.hidden_size) if neurons else 0)
@@ -283,8 +286,11 @@ class PlacementProblem:
     @property
     def streams(self) -> bool:
         """Whether prefill may stream CPU weights to the GPU: not if some are on disk, have adapters, or
-        are of a format whose layout on the CPU no GPU kernel decodes.
+        are of a format whose layout on the CPU no GPU kernel decodes; nor with recent positions, whose steps
+        are short.
         """
+        if has_recent(self.options.kv):
+            return False
         if self.options.disk or self.options.lora is not None or not self.sizes.formats <= set(STREAMED):
             return False
         known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")

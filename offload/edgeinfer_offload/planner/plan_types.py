@@ -37,6 +37,11 @@ def cpu_batch(kind: CacheType) -> int:
     return RECENT_STEP if has_recent(kind) else CPU_BATCH
 
 
+def split_batch(kind: CacheType) -> int:
+    """Maximum tokens of a step of a split model with this KV cache."""
+    return RECENT_STEP if has_recent(kind) else CHUNK
+
+
 @dataclass(frozen=True)
 class PlanOptions:
     """Constraints of a plan.

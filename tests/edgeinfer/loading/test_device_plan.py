@@ -40,13 +40,26 @@ def test_a_model_that_fits_the_gpu_is_there_entirely_otherwise_split() -> None:
         plan_devices(request(device="cuda", vram=0), laptop())
 
 
-def test_a_cache_with_recent_positions_is_on_the_cpu() -> None:
-    planned = plan_devices(request(kv="q4_0+f16"), laptop()).memory
+def test_a_cache_in_f32_is_on_the_cpu() -> None:
+    planned = plan_devices(request(kv="f32"), laptop()).memory
     assert planned.device == "cpu"
     assert planned.limit_reason is not None
-    assert "q4_0+f16 runs on the CPU only" in planned.limit_reason
-    with pytest.raises(GpuUnavailableError, match=r"kv: q4_0\+f16 runs on the CPU only; take f16, fp8"):
-        plan_devices(request(kv="q4_0+f16", device="cuda"), laptop())
+    assert "kv: f32 runs on the CPU only" in planned.limit_reason
+    with pytest.raises(GpuUnavailableError, match="kv: f32 runs on the CPU only; take f16, fp8"):
+        plan_devices(request(kv="f32", device="cuda"), laptop())
+
+
+def test_a_gpu_has_recent_positions_and_a_split_model_short_steps_with_them() -> None:
+    few, recent = (plan_devices(request(kv=kv), laptop()).memory for kv in ("q4_0", "q4_0+f16"))
+    assert few.device == recent.device == "gpu"
+    layers, rows = len(dense_model().layers), 40 * 16
+    spec = next(block.spec for block in dense_model().blocks if isinstance(block, AttentionSizes))
+    in_f16 = layers * 2 * spec.kv_heads * spec.head_dim * rows * 2
+    assert recent.nbytes - few.nbytes == pytest.approx(in_f16, abs=1 << 16)
+    split = plan_devices(request(kv="q4_0+f16", vram=3 * GIB), laptop()).memory
+    assert split.device is None
+    assert split.options.batch == split.options.chunk == 64
+    assert split.prediction.stream_min_tokens is None
 
 
 @pytest.mark.parametrize(("share", "is_sparse"), [(0.3, True), (0.99, False)])

@@ -37,6 +37,12 @@ def test_a_split_model_has_its_adapters_on_both_devices_and_streams_nothing() ->
 
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_gate_inp.weight", "token_embd.weight"])
+def test_adapters_of_routers_and_of_the_embedding_are_on_a_gpu(name: str) -> None:
+    plan = plan_devices(request(lora=LoraSizes.of({name: ((8, 64), (16, 8))})), laptop()).memory
+    assert plan.device == "gpu"
+
+
+@pytest.mark.parametrize("name", ["blk.0.attn_k_b.weight", "blk.0.attn_v_b.weight"])
 def test_adapters_without_gpu_kernels_keep_the_model_on_the_cpu(name: str) -> None:
     plan = plan_devices(request(lora=LoraSizes.of({name: ((8, 64), (16, 8))})), laptop()).memory
     assert plan.device == "cpu"

@@ -8,7 +8,7 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.caches.cache_formats import hadamard_rows
 from edgeinfer_kernels.caches.layer_cache import LANES, LayerCache, by_position
-from edgeinfer_kernels.caches.recent_pages import RECENT_STEP, RecentPages
+from edgeinfer_kernels.caches.recent_pages import RECENT_STEP, RecentPages, recent_slots
 
 HEAD_DIM, CONTEXT = 32, 400
 RANDOM = np.random.default_rng(4)
@@ -34,7 +34,7 @@ def recent_of(cache: LayerCache, pages: RecentPages, page: int) -> tuple[Floats,
 
 def test_pages_without_a_slot_are_filled_from_the_cache() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30)
+    pages = RecentPages([cache], 30, recent_slots(1))
     pages.touch(100, 1)
     keys, values = cache.read(112, HEAD_DIM)
     for page in (4, 5, 6):
@@ -45,7 +45,7 @@ def test_pages_without_a_slot_are_filled_from_the_cache() -> None:
 
 def test_pages_that_a_step_begins_are_not_filled() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30)
+    pages = RecentPages([cache], 30, recent_slots(1))
     pages.touch(0, 48)
     assert cache.recent is not None
     assert not cache.recent.keys.any()
@@ -54,7 +54,7 @@ def test_pages_that_a_step_begins_are_not_filled() -> None:
 
 def test_a_rewind_of_the_last_pages_fills_nothing() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30)
+    pages = RecentPages([cache], 30, recent_slots(1))
     for position in range(200):
         pages.touch(position, 1)
     assert cache.recent is not None
@@ -67,7 +67,7 @@ def test_a_rewind_of_the_last_pages_fills_nothing() -> None:
 
 def test_the_pages_that_a_prompt_has_left_are_the_first_to_lose_their_slots() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30, sequences=2)
+    pages = RecentPages([cache], 30, recent_slots(2))
     pages.touch(320, 16)
     for start in range(0, 256, RECENT_STEP):
         pages.touch(start, RECENT_STEP)
@@ -78,7 +78,7 @@ def test_the_pages_that_a_prompt_has_left_are_the_first_to_lose_their_slots() ->
 
 def test_copies_of_pages_have_what_their_sources_have_also_if_they_change_places() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30)
+    pages = RecentPages([cache], 30, recent_slots(1))
     pages.touch(40, 1)
     before = [recent_of(cache, pages, page)[0].copy() for page in (1, 2)]
     pages.copy_pages([1, 2], [2, 1])
@@ -90,7 +90,7 @@ def test_copies_of_pages_have_what_their_sources_have_also_if_they_change_places
 
 def test_dropped_pages_are_read_again_after_the_cache_has_changed() -> None:
     cache = cache_with_text()
-    pages = RecentPages([cache], 30)
+    pages = RecentPages([cache], 30, recent_slots(1))
     pages.touch(40, 1)
     cache.write(32, *RANDOM.standard_normal((2, 8, 2, HEAD_DIM)).astype(np.float32))
     pages.drop([2])
@@ -100,7 +100,7 @@ def test_dropped_pages_are_read_again_after_the_cache_has_changed() -> None:
 
 
 def test_a_batch_of_more_pages_than_there_are_has_no_recent_positions() -> None:
-    pages = RecentPages([cache_with_text()], 30)
+    pages = RecentPages([cache_with_text()], 30, recent_slots(1))
     positions = np.full(4, 40)
     shared = np.tile(np.arange(3), (4, 1))
     assert pages.touch_batch(positions, shared) is not None
@@ -109,4 +109,4 @@ def test_a_batch_of_more_pages_than_there_are_has_no_recent_positions() -> None:
 
 def test_a_longer_step_is_refused() -> None:
     with pytest.raises(ValueError, match="saw a step of 65 tokens, wanted 64 with recent positions"):
-        RecentPages([cache_with_text()], 30).touch(0, 65)
+        RecentPages([cache_with_text()], 30, recent_slots(1)).touch(0, 65)

@@ -6,11 +6,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.caches.cache_formats import from_fp8, hadamard_rows, rounded_to_nibbles
-from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
+from edgeinfer_kernels.caches.cache_types import (
+    SCALED_TYPES,
+    CacheType,
+    ElementType,
+    element_types,
+    has_recent,
+)
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 
@@ -24,6 +31,12 @@ def attention_facts(heads: int, kv_heads: int, head_dim: int, **more: Any) -> At
     rope = RopeSpec(tuple(10000.0 ** (-2 * i / head_dim) for i in range(head_dim // 2)), neox=True)
     spec = {"scale": head_dim**-0.5, "norm": NORM, "rope": rope} | more
     return AttentionSpec(heads, kv_heads, head_dim, **spec)
+
+
+def slots_of(kind: CacheType, positions: int) -> torch.Tensor | None:
+    """The slots of recent positions for a cache of this type, without memory; None: it has none."""
+    shape = (positions // PAGE,)
+    return torch.empty(shape, dtype=torch.int32, device="meta") if has_recent(kind) else None
 
 
 def spread(scales: Any, width: int) -> Any:

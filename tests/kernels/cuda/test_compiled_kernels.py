@@ -97,6 +97,15 @@ def test_kernels_of_texts_compile_for_gpus(capability: int, shared_kib: int) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("capability", "shared_kib"), targets([(80, 163), (90, 227), (120, 99)], 120))
+def test_kernels_of_caches_with_recent_positions_compile_for_gpus(capability: int, shared_kib: int) -> None:
+    kernels = compiled("cache.compile_recent_kernels", capability)
+    assert len(kernels) == 26
+    assert max(shared for shared, _ in kernels) <= shared_kib << 10
+    assert max(spilled for _, spilled in kernels) < 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "shared_kib"), targets([(80, 163), (90, 227), (120, 99)], 120))
 def test_kernels_of_a_cache_with_pages_compile_for_gpus(capability: int, shared_kib: int) -> None:
     kernels = compiled("decode.compile_batch_kernels", capability)
     assert len(kernels) == 45

@@ -52,7 +52,7 @@ def most_over(layer: LayerSizes) -> int:
 
 
 @pytest.mark.default_cases
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
+@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0", "q4_0+f16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: CacheType) -> None:
     with opened(MODELS[name], tmp_path) as decoder:
@@ -93,7 +93,7 @@ def test_predicted_sizes_equal_allocated_sizes(tmp_path: Path, name: str, kind: 
     assert sizes.head_device_bytes() == counted(parts, "head")
     embedding = cuda_matrices.matrix_bytes(sizes.embedding) if sizes.embedding else 0
     assert embedding == counted(parts, "embedding")
-    assert cuda_buffers.workspace_bytes(sizes, CONTEXT) == counted(parts, "workspace")
+    assert cuda_buffers.workspace_bytes(sizes, CONTEXT, kind=kind) == counted(parts, "workspace")
 
 
 def test_recurrent_states_of_several_sequences_take_the_predicted_bytes(tmp_path: Path) -> None:

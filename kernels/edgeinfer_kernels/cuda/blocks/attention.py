@@ -118,13 +118,15 @@ def take(
     )
 
 
-def take_state(arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType) -> DeviceCache | None:
-    """Allocate the KV cache, unless it is that of another layer."""
+def take_state(
+    arena: Arena, spec: AttentionSpec, positions: int, kind: CacheType, slots: Tensor | None = None
+) -> DeviceCache | None:
+    """Allocate the KV cache, unless it is that of another layer; `slots`: of recent positions."""
     if spec.source_layer is not None:
         return None
     context, widths = positions - SPARE_POSITIONS, (spec.head_dim, spec.value_dim)
     is_ring, positions = spec.has_ring(context), spec.device_positions(context)
-    return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring)
+    return DeviceCache.take(arena, spec.kv_heads, widths, positions, kind, is_ring, slots)
 
 
 def oldest_capability(spec: AttentionSpec) -> int:
@@ -211,6 +213,7 @@ def _attend(
             cache.positions,
             pages,
             0 if pages is None else pages.stride(0),
+            cache.recent_args,
         ),
         launches.workspace.state,
         RopeArgs(
@@ -316,6 +319,7 @@ def attention_config(
         has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         temperature_offset=spec.temperature.offset, is_chunked=spec.chunked,
         has_alibi=spec.alibi != 0, clamp=spec.clamp, is_paged=is_paged,
+        has_recent=cache.recent is not None,
     )  # fmt: skip
 
 

@@ -22,7 +22,6 @@ from edgeinfer_kernels.cuda.cache.host_latents import HostLatents
 from edgeinfer_kernels.cuda.cache.layout import BATCH
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
 from edgeinfer_kernels.cuda.decode.latent_kernels import (
-    latent_chunk_kernel,
     latent_combine_kernel,
     latent_queries_kernel,
     latent_rows_kernel,
@@ -32,6 +31,7 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.flash_attention import AttentionTile, transform_heads
+from edgeinfer_kernels.cuda.prefill.latent_chunks import latent_chunk_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, LatentConfig, SplitArgs, SplitConfig
@@ -122,9 +122,12 @@ def take(
     )
 
 
-def take_state(arena: Arena, spec: LatentAttentionSpec, positions: int, kind: CacheType) -> DeviceCache:
-    """Allocate the latent cache."""
-    return DeviceCache.take(arena, 1, (spec.latent_dim, spec.rope_dim), positions, latent_type(kind))
+def take_state(
+    arena: Arena, spec: LatentAttentionSpec, positions: int, kind: CacheType, slots: Tensor | None = None
+) -> DeviceCache:
+    """Allocate the latent cache; `slots`: of recent positions."""
+    widths = spec.latent_dim, spec.rope_dim
+    return DeviceCache.take(arena, 1, widths, positions, latent_type(kind), slots=slots)
 
 
 def shift(block: DeviceBlock, keep: int, dropped: int, end: int) -> None:
@@ -187,6 +190,7 @@ def latent_config(
         has_rope=spec.rope is not None, temperature=spec.temperature.scale,
         temperature_length=spec.temperature.length, temperature_offset=spec.temperature.offset,
         is_paged=is_paged, is_batch=is_batch,
+        has_recent=cache.recent is not None,
     )  # fmt: skip
 
 
@@ -200,7 +204,8 @@ def decode(
     config = latent_config(spec, cache, is_paged=pages is not None, is_batch=step.layout == BATCH)
     table, capacity = launches.or_nothing(w.table), launches.model.positions
     tensors = cache.keys, cache.key_scales, cache.values, cache.value_scales
-    args = CacheArgs(*tensors, capacity, pages, 0 if pages is None else pages.stride(0))
+    page_stride = 0 if pages is None else pages.stride(0)
+    args = CacheArgs(*tensors, capacity, pages, page_stride, cache.recent_args)
     launches.stacked(w.projections, source, space.projected, None, tokens)
     rows = space.projected[:, w.cache_at(spec, padded=True) :]
     launches.launch(
@@ -379,5 +384,7 @@ def attend_chunk(
 def chunk_tile(config: LatentConfig, capability: int) -> AttentionTile:
     """The tile config for a GPU; `capability`: ten times its compute capability, 0: interpreted."""
     if capability not in (80, 90, 100):  # Others have 99 KiB of shared memory.
-        return AttentionTile(32, 16, 8, 1)
-    return AttentionTile(32, 64, 8, 2) if config.cache == 0 else AttentionTile(32, 32, 8, 1)
+        return AttentionTile(16 if config.has_recent else 32, 16, 8, 1)
+    if config.cache == 0 and not config.has_recent:
+        return AttentionTile(32, 64, 8, 2)
+    return AttentionTile(32, 16 if config.has_recent else 32, 8, 1)

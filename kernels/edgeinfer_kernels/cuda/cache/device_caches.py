@@ -28,7 +28,7 @@ class DeviceCaches:
             for block in model.blocks
             if block.state is not None and block.residual.block.source_layer is None
         ]
-        self._sequences = model.sequences
+        self._sequences, self._recent = model.sequences, model.recent
         self._sequence, self.slots = sequence, sequence.slots
         """The slots of recurrent states."""
 
@@ -67,6 +67,7 @@ class DeviceCaches:
             raise ValueError("these keys and values are of another cache")
         for tensor, array in zip(tensors, given, strict=True):
             tensor.copy_(array)
+        self._drop_recent(self._sequence.pages(end).tolist())
 
     @property
     def have_pages(self) -> bool:
@@ -80,11 +81,15 @@ class DeviceCaches:
         """Copy `count` positions; the ranges must not overlap."""
         for tensor in self._all():
             tensor[:, target : target + count] = tensor[:, source : source + count]
+        if self._recent is not None:
+            self._recent.copy(source, target, count)
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pages of PAGE positions; all sources are read before a target is written."""
         for pages in self._pages():
             pages[:, list(targets)] = pages[:, list(sources)]
+        if self._recent is not None:
+            self._recent.copy_pages(sources, targets)
 
     def read_pages(self, pages: Sequence[int]) -> Arrays:
         """As `Backend.read_pages`."""
@@ -97,6 +102,7 @@ class DeviceCaches:
         """As `Backend.write_pages`."""
         for held, array in zip(self._pages(), arrays, strict=True):
             held[:, list(pages)] = torch.from_numpy(np.ascontiguousarray(array)).to(held.device)
+        self._drop_recent(pages)
 
     def _pages(self) -> list[Tensor]:
         """(heads, pages, PAGE, …): the tensors of all positions."""
@@ -119,3 +125,9 @@ class DeviceCaches:
             for block in self._with_state:
                 device_module(block.residual.block.kind).shift(block, int(part[0]), len(part), end)
             end -= len(part)
+        self._drop_recent()
+
+    def _drop_recent(self, pages: Sequence[int] | None = None) -> None:
+        """Pages have changed, None: all; their recent positions are filled from the cache."""
+        if self._recent is not None:
+            self._recent.drop(pages)

@@ -53,6 +53,8 @@ class CapturedSteps:
         self._sequences = sequences or DeviceSequences(1, step.model.context, 0)
         self.sequence = self._sequences.each[0]
         """The sequence of steps that aren't batches."""
+        self.recent = step.model.recent
+        """The recent positions of the caches."""
         self.power = 1.0
         """Of the probabilities of a draft head's tree."""
         self._sampling_space = sampling
@@ -86,10 +88,16 @@ class CapturedSteps:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
         return next(width for width in self._widths if width >= tokens)
 
-    def set_state(self, ids: Sequence[int], start: int, before: Sequence[int] = ()) -> None:
-        """Set the step's tokens, of `sequence`: each token attends to itself and the earlier ones; of a tree,
-        to those `before` it, as in `tree_places`. Padding tokens follow, at the positions where the keys and
-        values of the next tokens will be written.
+    def set_state(
+        self,
+        ids: Sequence[int],
+        start: int,
+        before: Sequence[int] = (),
+        pages: npt.NDArray[np.int64] | None = None,
+    ) -> None:
+        """Set the step's tokens, of `sequence`, or of one in these `pages`: each token attends to itself and
+        the earlier ones; of a tree, to those `before` it, as in `tree_places`. Padding tokens follow, at the
+        positions where the keys and values of the next tokens will be written.
         """
         count = self.width(len(ids))
         self._start = start
@@ -107,10 +115,26 @@ class CapturedSteps:
         state[POWER_AT] = np.float32(self.power).view(np.int32)
         words = self.sequence.words(start, len(ids))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
-        if self.sequence.layout == PAGES:
-            self.set_pages(self.sequence.pages(start + count)[None])
+        self._set_own_pages(start, count, pages)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
         self.per_layer.send(ids)
+
+    def set_chunk(self, start: int, tokens: int, pages: npt.NDArray[np.int64] | None = None) -> Tensor | None:
+        """Set the pages of a chunk of a prompt of `sequence`, or of one in these `pages`, and return them;
+        None: it isn't in pages.
+        """
+        is_paged = self._set_own_pages(start, tokens, pages)
+        return self.step.workspace.pages[0] if is_paged else None
+
+    def _set_own_pages(self, start: int, tokens: int, pages: npt.NDArray[np.int64] | None = None) -> bool:
+        """Set the pages of one sequence, as `set_chunk`; return whether it is in pages."""
+        if pages is None and self.sequence.layout == PAGES:
+            pages = self.sequence.pages(start + tokens)
+        if pages is not None:
+            self.set_pages(pages[None])
+        if self.recent is not None:
+            self.recent.touch(start, tokens, pages)
+        return pages is not None
 
     def set_pages(self, pages: npt.NDArray[np.int64], count: int = 1) -> None:
         """Set the pages (sequences, pages) of the first sequences; those of padding, up to `count`, and what
@@ -130,6 +154,8 @@ class CapturedSteps:
         """
         count = self.width(len(ids))
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
+        if self.recent is not None:
+            self.recent.touch_batch(positions)
         held = self._batches[self._turn]
         state = held.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
@@ -155,8 +181,8 @@ class CapturedSteps:
             words[:] = torch.tensor(set_words, dtype=torch.int32)
             at = SEQUENCES_AT
             self.step.workspace.state[at : at + len(words)].copy_(words, non_blocking=True)
-        if self.sequence.layout == PAGES and start % PAGE == 0:
-            self.set_pages(self.sequence.pages(start + 1)[None])
+        if start % PAGE == 0:
+            self._set_own_pages(start, 1)
 
     def run(self, tokens: int, mode: str = NONE, layout: Layout | None = None) -> None:
         """Run a step of the tokens in `state`, by default of `sequence`; in a split model including its CPU

@@ -10,7 +10,13 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import Q4_0, cache_rows, hadamard_f16, load_cache_tile
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    Q4_0,
+    cache_rows,
+    hadamard_f16,
+    load_cache_tile,
+    load_recent_tiles,
+)
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
     MASKS_AT,
@@ -18,12 +24,17 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     first_of_sequence,
     head_slopes,
     oldest_visible,
+    read_in_cache,
+    recent_from,
     scaled_queries,
+    split_range,
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 MASKED_SCORE = tl.constexpr(-1e30)
+RECENT_TILE = tl.constexpr(16)
+"""Recent positions of a tile."""
 
 
 @triton.jit
@@ -50,23 +61,6 @@ def add_scores(scores, values, visible, highest, total, attn_out):
     total = total * shrink + tl.sum(weights, axis=1)
     attn_out = tl.dot(weights.to(tl.float16), values, attn_out * shrink[:, None])
     return peak, total, attn_out
-
-
-@triton.jit
-def split_range(
-    cached, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr = False,
-):  # fmt: skip
-    """The first and last cached position of a split, and the number of non-empty splits: the first has
-    positions, or the step's new tokens. Splits consist of whole tiles; none begins before the window.
-    """
-    oldest = cached * 0
-    if WINDOW > 0:
-        oldest = tl.maximum(oldest_visible(cached, WINDOW, CHUNKED), 0)
-    length = tl.cdiv(tl.cdiv(cached - oldest, SPLITS), POSITIONS) * POSITIONS
-    first = oldest + split * length
-    used = tl.where(length > 0, tl.cdiv(cached - oldest, tl.maximum(length, 1)), 1)
-    return first, tl.minimum(first + length, cached), used
 
 
 @triton.jit
@@ -117,6 +111,8 @@ def _attend_cached(
             ATTENTION.value_dimensions, ATTENTION.value_type,
         )  # fmt: skip
         visible = inside[None, :] & (row >= 0)[:, None]
+        if ATTENTION.has_recent:
+            visible = visible & (at[None, :] < recent_from(position)[:, None])
         distance = position[:, None] - at[None, :]
         if WINDOW > 0:
             oldest = oldest_visible(position, WINDOW, ATTENTION.is_chunked)
@@ -125,6 +121,34 @@ def _attend_cached(
             queries, key_tile, value_tile, visible, distance, slopes, highest, total, attn_out, scale, cap,
             ATTENTION,
         )  # fmt: skip
+    return highest, total, attn_out
+
+
+@triton.jit
+def _attend_new(
+    queries, new, visible, distance, cache, pages, head, position, slopes, cached, highest, total, attn_out,
+    scale, cap, ATTENTION: tl.constexpr,
+):  # fmt: skip
+    """Add the keys and values of the step's `new` tokens to the online softmax, and the recent positions
+    before it, a page at a time.
+    """
+    highest, total, attn_out = _attend(
+        queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap, ATTENTION
+    )
+    if ATTENTION.has_recent:
+        for start in range(recent_from(cached), cached, RECENT_TILE):
+            at = start + tl.arange(0, RECENT_TILE)
+            inside = at < cached
+            keys, values = load_recent_tiles(at, inside, cache, pages, head, ATTENTION)
+            visible = inside[None, :] & (at[None, :] >= recent_from(position)[:, None])
+            if ATTENTION.window > 0:
+                oldest = oldest_visible(position, ATTENTION.window, ATTENTION.is_chunked)
+                visible = visible & (at[None, :] >= oldest[:, None])
+            distance = position[:, None] - at[None, :]
+            highest, total, attn_out = _attend(
+                queries, keys, values, visible, distance, slopes, highest, total, attn_out, scale, cap,
+                ATTENTION,
+            )  # fmt: skip
     return highest, total, attn_out
 
 
@@ -196,10 +220,10 @@ def decode_attention_kernel(
 
     `qkv` (tokens, stride) float32: q, then k and v. `state` int32: ids, positions, masks (bit j of a token's
     mask: it attends to token j of the step, in a batch of its sequence), cached length. Appends the new keys
-    and values to the cache. The result is written to `out` as activations if DIRECT, else, if a head does not
-    fill groups of 16, to `flat` (tokens, heads · value_dim) float32. `sinks`: one more score of every query
-    head, without a value. Reads every cached key and value once for a query tile; each tile appends the same
-    keys and values.
+    and values to the cache, and to its recent positions, if it has these. The result is written to `out` as
+    activations if DIRECT, else, if a head does not fill groups of 16, to `flat` (tokens, heads · value_dim)
+    float32. `sinks`: one more score of every query head, without a value. Reads every cached key and value
+    once for a query tile; each tile appends the same keys and values.
     """
     release_consumers(DEPENDENT)
     GROUP: tl.constexpr = ATTENTION.group
@@ -217,7 +241,8 @@ def decode_attention_kernel(
     row = tl.arange(0, QUERIES)
     token = first_token + row // GROUP
     is_query = (row < GROUP * QUERY_TOKENS) & (token < TOKENS)
-    first, last, used = split_range(cached, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
+    end = read_in_cache(cached, count, ATTENTION.has_recent)
+    first, last, used = split_range(cached, end, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
     wait_for_producers(DEPENDENT)
     position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
     queries = _step_queries(
@@ -233,9 +258,9 @@ def decode_attention_kernel(
             qkv, stride, cache, pages, head, cached, count, state + POSITIONS_AT, rope, ATTENTION, TOKENS
         )
         visible, distance = new_positions(state, token, is_query, position, TOKENS, ATTENTION)
-        highest, total, attn_out = _attend(
-            queries, new[0], new[1], visible, distance, slopes, highest, total, attn_out, scale, cap,
-            ATTENTION,
+        highest, total, attn_out = _attend_new(
+            queries, new, visible, distance, cache, pages, head, position, slopes, cached, highest, total,
+            attn_out, scale, cap, ATTENTION,
         )  # fmt: skip
     highest, total, attn_out = _attend_cached(
         queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale,

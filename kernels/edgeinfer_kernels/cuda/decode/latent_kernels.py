@@ -9,22 +9,28 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.decode_attention import (
     MASKED_SCORE,
+    RECENT_TILE,
     add_scores,
-    split_range,
     visible_new,
 )
 from edgeinfer_kernels.cuda.decode.step_rope import NEW
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    F16,
     Q4_0,
     cache_rows,
     hadamard,
     hadamard_f16,
     load_cache_tile,
+    recent_rows,
     store_cache_rows,
+    store_recent_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
     POSITIONS_AT,
+    read_in_cache,
+    recent_from,
+    split_range,
     step_start,
     with_temperature,
 )
@@ -45,16 +51,35 @@ def _token_position(words, token, IN_STEP: tl.constexpr):
 @triton.jit
 def _token_row(words, token, position, cache, LATENT: tl.constexpr, IN_STEP: tl.constexpr):
     """The cache row (1,) of a token of a step or of a chunk."""
+    at = _token_place(words, token, position, LATENT, IN_STEP)
+    pages = _token_pages(token, cache, LATENT)
+    return cache_rows(at, at, at >= 0, cache, pages, LATENT).to(tl.int64)
+
+
+@triton.jit
+def _recent_row(words, token, position, cache, LATENT: tl.constexpr, IN_STEP: tl.constexpr):
+    """As `_token_row`, in the recent positions."""
+    at = _token_place(words, token, position, LATENT, IN_STEP)
+    pages = _token_pages(token, cache, LATENT)
+    return recent_rows(at, at >= 0, cache, pages, LATENT.is_paged).to(tl.int64)
+
+
+@triton.jit
+def _token_place(words, token, position, LATENT: tl.constexpr, IN_STEP: tl.constexpr):
+    """Where a token of a step or of a chunk is in its sequence, (1,)."""
+    at = position
+    if IN_STEP and not LATENT.is_batch:
+        at = tl.load(words + CACHED_AT) + token
+    return tl.arange(0, 1) + at
+
+
+@triton.jit
+def _token_pages(token, cache, LATENT: tl.constexpr):
+    """The pages of a token's sequence."""
     pages = cache.pages
     if LATENT.is_batch:
         pages += token * cache.page_stride
-        at = position
-    elif IN_STEP:
-        at = tl.load(words + CACHED_AT) + token
-    else:
-        at = position
-    at = tl.arange(0, 1) + at
-    return cache_rows(at, at, at >= 0, cache, pages, LATENT).to(tl.int64)
+    return pages
 
 
 @triton.jit
@@ -105,6 +130,10 @@ def latent_rows_kernel(
     every = at >= 0
     store_cache_rows(cache.k, cache.k_scales, at, every, latent, LATENT_DIM, LATENT.dimensions, LATENT.cache)
     store_cache_rows(cache.v, cache.v_scales, at, every, tail, LATENT.rope_dim, LATENT.ropes, LATENT.cache)
+    if LATENT.has_recent:
+        near = _recent_row(words, token, position, cache, LATENT, IN_STEP)
+        store_recent_rows(cache.recent.k, near, every, latent, LATENT_DIM, LATENT.cache)
+        store_recent_rows(cache.recent.v, near, every, tail, LATENT.rope_dim, LATENT.cache)
 
 
 @triton.jit
@@ -146,7 +175,7 @@ def latent_queries_kernel(
 
 
 @triton.jit
-def _load_rows(base, row, mask, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+def load_rows(base, row, mask, WIDTH: tl.constexpr, PADDED: tl.constexpr):
     """Contiguous rows (n,) of WIDTH elements, (n, PADDED), 0 beyond."""
     dimension = tl.arange(0, PADDED)
     inside = mask[:, None] & (dimension < WIDTH)[None, :]
@@ -154,7 +183,7 @@ def _load_rows(base, row, mask, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(cache, pages, at, inside, LATENT: tl.constexpr):
+def load_latents(cache, pages, at, inside, LATENT: tl.constexpr):
     """Latent vectors and elements with RoPE of positions `at`."""
     at = cache_rows(at, at, inside, cache, pages, LATENT)
     head = tl.program_id(0) * 0
@@ -170,9 +199,40 @@ def _load_tile(cache, pages, at, inside, LATENT: tl.constexpr):
 
 
 @triton.jit
-def _scores(queries, tails, latents, cached_tails):
+def load_recent_latents(cache, pages, at, inside, LATENT: tl.constexpr):
+    """As `load_latents`, of recent positions."""
+    rows = recent_rows(at, inside, cache, pages, LATENT.is_paged)
+    head = tl.program_id(0) * 0
+    capacity = cache.recent.capacity
+    latents = load_cache_tile(
+        cache.recent.k, cache.recent.k, head, rows, inside, capacity, LATENT.latent_dim, LATENT.dimensions,
+        F16,
+    )  # fmt: skip
+    tails = load_cache_tile(
+        cache.recent.v, cache.recent.v, head, rows, inside, capacity, LATENT.rope_dim, LATENT.ropes, F16
+    )
+    return latents, tails
+
+
+@triton.jit
+def latent_scores(queries, tails, latents, cached_tails):
     """Dot products of both parts of queries and cached rows."""
     return tl.dot(queries, tl.trans(latents)) + tl.dot(tails, tl.trans(cached_tails))
+
+
+@triton.jit
+def _attend_recent(
+    query, tail, cache, pages, position, cached, highest, total, attn_out, scale, LATENT: tl.constexpr
+):
+    """Add the recent positions before a step to the online softmax, a page at a time."""
+    for start in range(recent_from(cached), cached, RECENT_TILE):
+        at = start + tl.arange(0, RECENT_TILE)
+        inside = at < cached
+        latents, tails = load_recent_latents(cache, pages, at, inside, LATENT)
+        visible = inside[None, :] & (at[None, :] >= recent_from(position)[:, None])
+        scores = latent_scores(query, tail, latents, tails) * scale
+        highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
+    return highest, total, attn_out
 
 
 @triton.jit
@@ -209,29 +269,40 @@ def latent_step_kernel(
     row = tile * QUERIES + tl.arange(0, QUERIES)
     token, is_query = row // HEADS, row < HEADS * TOKENS
     query_row = sequence * HEADS + row
-    first, last, used = split_range(cached, split, SPLITS, POSITIONS, 0)
+    end = read_in_cache(cached, TOKENS, LATENT.has_recent)
+    first, last, used = split_range(cached, end, split, SPLITS, POSITIONS, 0)
     wait_for_producers(DEPENDENT)
-    query = _load_rows(queries, query_row, is_query, LATENT_DIM, DIMENSIONS)
-    tail = _load_rows(ropes, query_row, is_query, ROPE_DIM, LATENT.ropes)
+    query = load_rows(queries, query_row, is_query, LATENT_DIM, DIMENSIONS)
+    tail = load_rows(ropes, query_row, is_query, ROPE_DIM, LATENT.ropes)
     if LATENT.cache == Q4_0:
         query, tail = hadamard_f16(query, LATENT_DIM), hadamard_f16(tail, ROPE_DIM)
     query, tail = query.to(tl.float16), tail.to(tl.float16)
+    position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
     if split == 0:
         new = tl.arange(0, NEW)
-        latents, tails = _load_tile(cache, pages, cached + new, new < TOKENS, LATENT)
+        if LATENT.has_recent:
+            latents, tails = load_recent_latents(cache, pages, cached + new, new < TOKENS, LATENT)
+        else:
+            latents, tails = load_latents(cache, pages, cached + new, new < TOKENS, LATENT)
         # In a batch the earlier new tokens of a sequence are cached positions.
         visible = visible_new(state, token, is_query, token, TOKENS, 0) & (new < TOKENS)[None, :]
-        scores = _scores(query, tail, latents, tails) * scale
+        scores = latent_scores(query, tail, latents, tails) * scale
         highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
+        if LATENT.has_recent:
+            highest, total, attn_out = _attend_recent(
+                query, tail, cache, pages, position, cached, highest, total, attn_out, scale, LATENT
+            )
     for start in range(first, last, POSITIONS):
         at = start + tl.arange(0, POSITIONS)
         inside = at < last
-        latents, tails = _load_tile(cache, pages, at, inside, LATENT)
+        latents, tails = load_latents(cache, pages, at, inside, LATENT)
         visible = inside[None, :] & is_query[:, None]
-        scores = _scores(query, tail, latents, tails) * scale
+        if LATENT.has_recent:
+            visible = visible & (at[None, :] < recent_from(position)[:, None])
+        scores = latent_scores(query, tail, latents, tails) * scale
         highest, total, attn_out = add_scores(scores, latents, visible, highest, total, attn_out)
     dimension = tl.arange(0, DIMENSIONS)
     tiles: tl.constexpr = (HEADS + QUERIES - 1) // QUERIES
@@ -263,7 +334,8 @@ def latent_combine_kernel(
         head = row
         cached = tl.load(state + CACHED_AT)
         tile = row // QUERIES
-    _, _, used = split_range(cached, 0, SPLITS, SPLIT.positions, 0)
+    end = read_in_cache(cached, SPLIT.tokens, LATENT.has_recent)
+    _, _, used = split_range(cached, end, 0, SPLITS, SPLIT.positions, 0)
     wait_for_producers(DEPENDENT)
     first = tile * SPLITS * QUERIES + head % QUERIES
     index = tl.arange(0, triton.next_power_of_2(SPLITS))
@@ -285,61 +357,3 @@ def latent_combine_kernel(
     values = tl.reshape(attn_out, (DIMENSIONS // 16, 16))
     target = out + row * (OUT.planes * OUT.blocks)
     quantize(values, target, group, group < LATENT.latent_dim // 16, OUT)
-
-
-@triton.jit
-def _attend_chunk(
-    query, tail, own, best, total, attn_out, first, last, cache, scale,
-    LATENT: tl.constexpr, POSITIONS: tl.constexpr, MASKED: tl.constexpr,
-):  # fmt: skip
-    """Add positions first… up to (not including) `last`; MASKED: some rows do not attend to all of them."""
-    for begin in range(first, last, POSITIONS):
-        seen = begin + tl.arange(0, POSITIONS)
-        within = seen < last
-        latents, tails = _load_tile(cache, cache.pages, seen, within, LATENT)
-        scores = _scores(query, tail, latents, tails) * scale
-        visible = within[None, :] & (own >= 0)[:, None]
-        if MASKED:
-            visible = visible & (seen[None, :] <= own[:, None])
-        best, total, attn_out = add_scores(scores, latents, visible, best, total, attn_out)
-    return best, total, attn_out
-
-
-@triton.jit(do_not_specialize=["tokens"])
-def latent_chunk_kernel(
-    queries, ropes, cache, words, tokens, scale,
-    LATENT: tl.constexpr, ROWS: tl.constexpr, POSITIONS: tl.constexpr,
-):  # fmt: skip
-    """softmax(scale · q · k) · v of some tokens, for ROWS queries of tokens and heads; in place.
-
-    queries (tokens, heads, latent_dim) and ropes (tokens, heads, rope_dim) float16; the latent vectors of the
-    results replace the queries. The last rows, which attend to the most positions, are scheduled first. Reads
-    the visible positions once per program, mostly from cache.
-    """
-    HEADS: tl.constexpr = LATENT.heads
-    LATENT_DIM: tl.constexpr = LATENT.latent_dim
-    DIMENSIONS: tl.constexpr = LATENT.dimensions
-    first_row = (tl.num_programs(0) - 1 - tl.program_id(0)) * ROWS
-    row = first_row + tl.arange(0, ROWS)
-    mask = row < tokens * HEADS
-    start = step_start(words)
-    own = start + row // HEADS
-    query = _load_rows(queries, row, mask, LATENT_DIM, DIMENSIONS)
-    tail = _load_rows(ropes, row, mask, LATENT.rope_dim, LATENT.ropes)
-    best = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
-    total = tl.zeros((ROWS,), tl.float32)
-    attn_out = tl.zeros((ROWS, DIMENSIONS), tl.float32)
-    lowest = start + first_row // HEADS
-    highest = start + tl.minimum((first_row + ROWS - 1) // HEADS + 1, tokens)
-    open_to = (lowest + 1) // POSITIONS * POSITIONS
-    best, total, attn_out = _attend_chunk(
-        query, tail, own, best, total, attn_out, 0, open_to, cache, scale, LATENT, POSITIONS, False
-    )
-    best, total, attn_out = _attend_chunk(
-        query, tail, own, best, total, attn_out, open_to, highest, cache, scale, LATENT, POSITIONS, True
-    )
-    attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
-    dimension = tl.arange(0, DIMENSIONS)
-    at = queries + row.to(tl.int64)[:, None] * LATENT_DIM + dimension[None, :]
-    stored = mask[:, None] & (dimension < LATENT_DIM)[None, :]
-    tl.store(at, attn_out.to(tl.float16), mask=stored)

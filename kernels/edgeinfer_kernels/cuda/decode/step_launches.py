@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 )
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
-from edgeinfer_kernels.cuda.lora import adapted
+from edgeinfer_kernels.cuda.lora import adapted, embedding_args
 from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
@@ -115,10 +115,11 @@ class StepLaunches:
     def embed(self, gain: Tensor | None, out: Activations, sum_squares: Tensor, tokens: int) -> None:
         """The embeddings of the ids in `state` to x, and x·gain as activations."""
         model, space = self.model, self.workspace
+        parts, tile = embedding_args(model.embedding, model.embedding_lora)
         self.launch(
             embed_kernel,
             (-(-out.blocks // 8), tokens),
-            model.embedding.parts,
+            parts,
             space.state,
             space.x,
             self.or_nothing(gain),
@@ -130,7 +131,7 @@ class StepLaunches:
             IN_BLOCKS=model.embedding.shapes.blocks,
             OUT=out.config,
             GAIN=gain is not None,
-            TILE=model.embedding.shapes.tile,
+            TILE=tile,
             warps=1,
         )
 

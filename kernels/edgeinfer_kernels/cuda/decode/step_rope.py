@@ -8,7 +8,10 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     Q4_0,
     cache_rows,
     load_cache_tile,
+    load_recent_tiles,
+    recent_rows,
     store_cache_rows,
+    store_recent_rows,
 )
 from edgeinfer_kernels.cuda.triton_ops.step_words import clamped
 
@@ -101,15 +104,20 @@ def _new_from_cache(cache, pages, head, cached, count, ATTENTION: tl.constexpr):
     HEAD_DIM: tl.constexpr = ATTENTION.head_dim
     DIMENSIONS: tl.constexpr = ATTENTION.dimensions
     written = tl.arange(0, NEW) < count
-    at = cache_rows(cached + tl.arange(0, NEW), cached, written, cache, pages, ATTENTION)
-    key_tile = load_cache_tile(
-        cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS,
-        ATTENTION.key_type,
-    )  # fmt: skip
-    value_tile = load_cache_tile(
-        cache.v, cache.v_scales, head, at, written, cache.capacity, ATTENTION.value_dim,
-        ATTENTION.value_dimensions, ATTENTION.value_type,
-    )  # fmt: skip
+    if ATTENTION.has_recent:
+        key_tile, value_tile = load_recent_tiles(
+            cached + tl.arange(0, NEW), written, cache, pages, head, ATTENTION
+        )
+    else:
+        at = cache_rows(cached + tl.arange(0, NEW), cached, written, cache, pages, ATTENTION)
+        key_tile = load_cache_tile(
+            cache.k, cache.k_scales, head, at, written, cache.capacity, HEAD_DIM, DIMENSIONS,
+            ATTENTION.key_type,
+        )  # fmt: skip
+        value_tile = load_cache_tile(
+            cache.v, cache.v_scales, head, at, written, cache.capacity, ATTENTION.value_dim,
+            ATTENTION.value_dimensions, ATTENTION.value_type,
+        )  # fmt: skip
     return key_tile, value_tile
 
 
@@ -156,6 +164,11 @@ def _append(
     store_cache_rows(
         cache.v, cache.v_scales, to, written, new_values, VALUE_DIM, VALUE_DIMENSIONS, VALUE_TYPE
     )
+    if ATTENTION.has_recent:
+        near = recent_rows(cached + new, written, cache, pages, ATTENTION.is_paged)
+        near = head.to(tl.int64) * cache.recent.capacity + near
+        store_recent_rows(cache.recent.k, near, written, new_keys, HEAD_DIM, KEY_TYPE)
+        store_recent_rows(cache.recent.v, near, written, new_values, VALUE_DIM, VALUE_TYPE)
     if KEY_TYPE != F16 or VALUE_TYPE != F16:
         tl.debug_barrier()
         key_tile, value_tile = _new_from_cache(cache, pages, head, cached, count, ATTENTION)

@@ -11,7 +11,7 @@ from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions
+from edgeinfer_kernels.cuda.device_parts import DeviceOptions, synchronize
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, NoHost, PrefillExchange
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
 from edgeinfer_kernels.cuda.offload.expert_loading import (
@@ -125,6 +125,7 @@ class GpuShard(CudaBackend):
         self._logits.forget()
         rows = self._rows(len(ids))
         self._read(ids, rows, start, tree_rows(parents) if parents else (), pages)
+        synchronize(self.device)
         return rows
 
     @on_open_device

@@ -13,9 +13,15 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     cache_rows,
     hadamard_f16,
     load_cache_tile,
+    load_recent_tiles,
 )
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import head_slopes, oldest_visible, step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    head_slopes,
+    oldest_visible,
+    recent_from,
+    step_start,
+)
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 
@@ -27,10 +33,10 @@ HADAMARD_ELEMENTS = 4096
 @triton.jit
 def _attend_tiles(
     q, own_position, slopes, head, best, total, attn_out, first, last, cache, scale, window, soft_cap,
-    PROMPT: tl.constexpr, MASKED: tl.constexpr,
+    PROMPT: tl.constexpr, MASKED: tl.constexpr, RECENT: tl.constexpr,
 ):  # fmt: skip
     """Add tiles of positions first… up to (not including) `last` to the online softmax; MASKED: some rows do
-    not attend to all of them.
+    not attend to all of them; RECENT: as recent positions.
     """
     HEAD_DIM: tl.constexpr = PROMPT.head_dim
     DIMENSIONS: tl.constexpr = PROMPT.dimensions
@@ -38,11 +44,14 @@ def _attend_tiles(
     for begin in range(first, last, BLOCK_N):
         seen = begin + tl.arange(0, BLOCK_N)
         within = seen < last
-        rows = cache_rows(seen, begin, within, cache, cache.pages, PROMPT)
-        k = load_cache_tile(
-            cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS,
-            PROMPT.key_type,
-        )  # fmt: skip
+        if RECENT:
+            k, v = load_recent_tiles(seen, within, cache, cache.pages, head, PROMPT)
+        else:
+            rows = cache_rows(seen, begin, within, cache, cache.pages, PROMPT)
+            k = load_cache_tile(
+                cache.k, cache.k_scales, head, rows, within, cache.capacity, HEAD_DIM, DIMENSIONS,
+                PROMPT.key_type,
+            )  # fmt: skip
         scores = tl.dot(q, tl.trans(k))
         if PROMPT.is_capped:
             # tanh z = 1 - 2 / (e^2z + 1)
@@ -58,6 +67,10 @@ def _attend_tiles(
             if PROMPT.has_window:
                 oldest = oldest_visible(own_position, window, PROMPT.is_chunked)
                 visible = visible & (seen[None, :] >= oldest[:, None])
+            if RECENT:
+                visible = visible & (seen[None, :] >= recent_from(own_position)[:, None])
+            elif PROMPT.has_recent:
+                visible = visible & (seen[None, :] < recent_from(own_position)[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         now = tl.maximum(best, tl.max(scores, axis=1))
         # A row without visible positions so far has the maximum -inf, which must not be subtracted from
@@ -66,10 +79,11 @@ def _attend_tiles(
         shares = tl.exp2(scores - level[:, None])
         decay = tl.exp2(best - level)
         total = total * decay + tl.sum(shares, axis=1)
-        v = load_cache_tile(
-            cache.v, cache.v_scales, head, rows, within, cache.capacity, PROMPT.value_dim,
-            PROMPT.value_dimensions, PROMPT.value_type,
-        )  # fmt: skip
+        if not RECENT:
+            v = load_cache_tile(
+                cache.v, cache.v_scales, head, rows, within, cache.capacity, PROMPT.value_dim,
+                PROMPT.value_dimensions, PROMPT.value_type,
+            )  # fmt: skip
         attn_out = tl.dot(shares.to(tl.float16), v, attn_out * decay[:, None])
         best = now
     return best, total, attn_out
@@ -112,12 +126,21 @@ def flash_attention_kernel(
     total = tl.zeros((BLOCK_M,), tl.float32)
     attn_out = tl.zeros((BLOCK_M, VALUE_DIMENSIONS), tl.float32)
     lowest, highest = start + first_token, start + tl.minimum(first_token + TILE_TOKENS, tokens)
+    own_first, own_last = lowest, highest - 1
+    if PROMPT.has_recent:
+        near = recent_from(lowest)
+        best, total, attn_out = _attend_tiles(
+            q, own_position, slope, head, best, total, attn_out, near, highest,
+            cache, scale, window, soft_cap, PROMPT, True, True,
+        )  # fmt: skip
+        # Positions before these are read in the cache, by all rows up to `lowest`, by some up to `highest`.
+        lowest, highest = near - 1, recent_from(highest - 1)
     begin = 0
     # Whole tiles that every row attends to: after the start of all windows, up to the first row's position.
     open_from = 0
     if PROMPT.has_window:
-        begin = tl.maximum(oldest_visible(lowest, window, PROMPT.is_chunked), 0) // BLOCK_N * BLOCK_N
-        newest = oldest_visible(highest - 1, window, PROMPT.is_chunked)
+        begin = tl.maximum(oldest_visible(own_first, window, PROMPT.is_chunked), 0) // BLOCK_N * BLOCK_N
+        newest = oldest_visible(own_last, window, PROMPT.is_chunked)
         open_from = tl.cdiv(tl.maximum(newest, 0), BLOCK_N) * BLOCK_N
     open_to = (lowest + 1) // BLOCK_N * BLOCK_N
     if PROMPT.has_window:
@@ -125,15 +148,15 @@ def flash_attention_kernel(
         open_to = tl.maximum(open_to, open_from)
         best, total, attn_out = _attend_tiles(
             q, own_position, slope, head, best, total, attn_out, begin, tl.minimum(open_from, highest),
-            cache, scale, window, soft_cap, PROMPT, True,
+            cache, scale, window, soft_cap, PROMPT, True, False,
         )  # fmt: skip
     best, total, attn_out = _attend_tiles(
         q, own_position, slope, head, best, total, attn_out, open_from, open_to,
-        cache, scale, window, soft_cap, PROMPT, False,
+        cache, scale, window, soft_cap, PROMPT, False, False,
     )  # fmt: skip
     best, total, attn_out = _attend_tiles(
         q, own_position, slope, head, best, total, attn_out, open_to, highest,
-        cache, scale, window, soft_cap, PROMPT, True,
+        cache, scale, window, soft_cap, PROMPT, True, False,
     )  # fmt: skip
     if PROMPT.has_sinks:
         sink = tl.load(sinks + head * GROUP + row % GROUP) * LOG2_E
@@ -222,7 +245,7 @@ def flash_attention(
         tile.rows, tile.positions, int(CACHES[cache.k.dtype]), int(value_type),
         has_window=spec.window > 0, is_capped=spec.soft_cap > 0, has_sinks=sinks is not None,
         is_ring=is_ring, is_chunked=spec.chunked, has_alibi=slopes is not None,
-        is_paged=cache.pages is not None,
+        is_paged=cache.pages is not None, has_recent=cache.recent is not None,
     )  # fmt: skip
     flash_attention_kernel[(-(-tokens // (tile.rows // group)), spec.kv_heads)](
         queries, cache, out, sinks, slopes, words, tokens, spec.scale, spec.window, spec.soft_cap,

@@ -20,6 +20,7 @@ from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.draft.keeping import keep_chunk_states
+from edgeinfer_kernels.cuda.lora import embedding_args
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
 from edgeinfer_kernels.cuda.prefill.captured_chunks import CapturedChunks
@@ -252,14 +253,15 @@ class Prefill:
 
     def _embed(self, x: Tensor) -> None:
         spec, embedding = self.model.spec, self.model.embedding
+        parts, tile = embedding_args(embedding, self.model.embedding_lora)
         embed_rows_kernel[(-(-spec.hidden_size // 256), len(x))](
-            embedding.parts,
+            parts,
             self.ids,
             x,
             spec.embedding_scale,
             WIDTH=spec.hidden_size,
             BLOCKS=embedding.shapes.blocks,
-            TILE=embedding.shapes.tile,
+            TILE=tile,
         )
         if self.model.position_rows is not None:
             self.space("encoder_attention").add_position_rows(x, self.model.position_rows)

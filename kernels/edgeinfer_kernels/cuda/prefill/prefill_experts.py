@@ -127,6 +127,8 @@ class PrefillExperts:
         torch.mm(rows, w.router_rows.t(), out=scores)
         if w.router_bias is not None:
             scores += w.router_bias[: w.count]
+        for lora in adapted(self._products.lora, (w.router,)):
+            lora.add_floats(rows, scores)
 
     def fits_device(self, w: DeviceExperts, assignments: int) -> bool:
         """Whether all experts are on the device, and their results fit the buffers."""

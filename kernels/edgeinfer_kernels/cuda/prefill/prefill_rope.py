@@ -10,9 +10,16 @@ import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
-from edgeinfer_kernels.cuda.triton_ops.cache_tiles import CACHES, PAGE, Q4_0, hadamard_f16, store_cache_rows
+from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
+    CACHES,
+    Q4_0,
+    hadamard_f16,
+    recent_rows,
+    store_cache_rows,
+    store_recent_rows,
+)
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
-from edgeinfer_kernels.cuda.triton_ops.step_words import clamped, scaled_queries, step_start
+from edgeinfer_kernels.cuda.triton_ops.step_words import PAGE, clamped, scaled_queries, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 
@@ -106,6 +113,11 @@ def _append(row, scale, bias, k_norm, epsilon, cosine, sine, cache, position, RO
     store_cache_rows(
         cache.v, cache.v_scales, rows, rows_mask, v, ROPE.value_dim, ROPE.value_dimensions, ROPE.value_type
     )
+    if ROPE.has_recent:
+        near = recent_rows(position + kv_head * 0, rows_mask, cache, cache.pages, ROPE.is_paged)
+        near = kv_head.to(tl.int64) * cache.recent.capacity + near
+        store_recent_rows(cache.recent.k, near, rows_mask, k, HEAD_DIM, ROPE.key_type)
+        store_recent_rows(cache.recent.v, near, rows_mask, v, ROPE.value_dim, ROPE.value_type)
 
 
 @triton.jit
@@ -196,6 +208,7 @@ def rope_append(
         is_ring=is_ring, has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         has_positions=positions is not None, temperature_offset=spec.temperature.offset,
         gate_rows=spec.heads if spec.head_gated else 0, clamp=spec.clamp, is_paged=cache.pages is not None,
+        has_recent=cache.recent is not None,
     )  # fmt: skip
     rope_append_kernel[(len(heads.qkv),)](
         *heads, table, queries, cache, words, positions, spec.norm.epsilon,

@@ -12,7 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.caches.layer_cache import LANES
+from edgeinfer_kernels.cuda.triton_ops.step_words import PAGE
 from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
 
 F16 = tl.constexpr(0)
@@ -25,8 +25,6 @@ scales.
 """
 NO_CODES = tl.constexpr(-0x77777778)
 """A word of eight zeros."""
-PAGE = tl.constexpr(LANES)
-"""Positions of a page of the cache."""
 F16_1024 = tl.constexpr(0x64006400)
 """With codes in the lowest bits of both 16-bit parts, this is 1024 + code as float16; a conversion takes four
 times as long.
@@ -114,6 +112,42 @@ def cache_rows(positions, first, inside, cache, pages, CONFIG: tl.constexpr):
         return page * PAGE + positions % PAGE
     else:
         return ring_rows(positions, first, cache.capacity, CONFIG.is_ring)
+
+
+@triton.jit
+def recent_rows(positions, inside, cache, pages, IS_PAGED: tl.constexpr):
+    """The rows of positions (n,), where `inside`, in the recent positions of a cache."""
+    page = positions // PAGE
+    if IS_PAGED:
+        page = tl.load(pages + page, mask=inside, other=0)
+    return tl.load(cache.recent.slots + page, mask=inside, other=0) * PAGE + positions % PAGE
+
+
+@triton.jit
+def load_recent_tiles(positions, inside, cache, pages, head, CONFIG: tl.constexpr):
+    """Keys (N, dimensions) and values (N, value_dimensions) of one head at recent positions (N,), as
+    `load_cache_tile`.
+    """
+    rows = recent_rows(positions, inside, cache, pages, CONFIG.is_paged)
+    keys = load_cache_tile(
+        cache.recent.k, cache.recent.k, head, rows, inside, cache.recent.capacity, CONFIG.head_dim,
+        CONFIG.dimensions, F16,
+    )  # fmt: skip
+    values = load_cache_tile(
+        cache.recent.v, cache.recent.v, head, rows, inside, cache.recent.capacity, CONFIG.value_dim,
+        CONFIG.value_dimensions, F16,
+    )  # fmt: skip
+    return keys, values
+
+
+@triton.jit
+def store_recent_rows(base, rows, rows_mask, values, HEAD_DIM: tl.constexpr, CACHE: tl.constexpr):
+    """Store values (N, DIMENSIONS) float32 at rows (N,) int64 of recent positions, in the basis of a cache of
+    type CACHE.
+    """
+    if CACHE == Q4_0:
+        values = hadamard(values, HEAD_DIM)
+    store_cache_rows(base, base, rows, rows_mask, values, HEAD_DIM, values.shape[1], F16)
 
 
 @triton.jit

@@ -10,6 +10,21 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantize, release
 
 
 @triton.jit
+def _embedded(embedding, row, column, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+    """Elements of a row of the embedding, in float32, 0 from column WIDTH on; with a LoRA adapter plus b·a:
+    embedding[3] is a (rank, WIDTH), embedding[4] is b (rows, rank).
+    """
+    inside = column < WIDTH
+    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE)
+    RANK: tl.constexpr = TILE.rank
+    if RANK > 0:
+        for index in range(RANK):
+            factor = tl.load(embedding[4] + row.to(tl.int64) * RANK + index)
+            value += factor * tl.load(embedding[3] + index * WIDTH + column, mask=inside, other=0.0)
+    return tl.where(inside, value, 0.0)
+
+
+@triton.jit
 def embed_kernel(
     embedding,
     ids,
@@ -37,8 +52,7 @@ def embed_kernel(
     group = chunk * 16 + tl.arange(0, 16)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
-    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), IN_BLOCKS, TILE) * scale
-    value = tl.where(inside, value, 0.0)
+    value = _embedded(embedding, row, column, WIDTH, IN_BLOCKS, TILE) * scale
     tl.store(x + token * WIDTH + column, value, mask=inside)
     tl.store(sum_squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
@@ -58,7 +72,7 @@ def embed_rows_kernel(
     column = tl.program_id(0) * 256 + tl.arange(0, 256)
     token, inside = tl.program_id(1), column < WIDTH
     row = tl.load(ids + token)
-    value = decode_elements(embedding, row, tl.minimum(column, WIDTH - 1), BLOCKS, TILE) * scale
+    value = _embedded(embedding, row, column, WIDTH, BLOCKS, TILE) * scale
     tl.store(x + token * WIDTH + column, value, mask=inside)
 
 

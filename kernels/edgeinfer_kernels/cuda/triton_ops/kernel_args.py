@@ -39,11 +39,20 @@ class PeerArgs(NamedTuple):
     tokens: Any
 
 
+class RecentArgs(NamedTuple):
+    """The recent positions of a layer in f16, as `RecentRows`, with `capacity` positions per head."""
+
+    k: Any
+    v: Any
+    slots: Any
+    capacity: Any
+
+
 class CacheArgs(NamedTuple):
     """The KV cache of a layer, as in `cache_tiles.py`, with `capacity` positions per head: of a ring, the
     length of the ring. Scales: None in a prompt for types without them. (A field of a Triton tuple can't be
     called `values`.) pages: int32, the cache page that holds each PAGE positions of a sequence; of a batch, a
-    row of page_stride for each sequence.
+    row of page_stride for each sequence. recent: a `RecentArgs`, for a type with recent positions.
     """
 
     k: Any
@@ -53,6 +62,7 @@ class CacheArgs(NamedTuple):
     capacity: Any
     pages: Any = None
     page_stride: Any = 0
+    recent: Any = None
 
 
 class RopeArgs(NamedTuple):
@@ -198,7 +208,7 @@ class AttentionConfig(NamedTuple):
     distance of queries in a row of the projection; k_at, v_at: where keys and values begin there; window 0:
     none; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
     queries_only: the keys and values are those of another layer; is_chunked: windows are chunks; is_paged:
-    the cache has pages.
+    the cache has pages; has_recent: and recent positions.
     """
 
     kv_heads: int
@@ -227,6 +237,7 @@ class AttentionConfig(NamedTuple):
     temperature_offset: int = 0
     is_chunked: bool = False
     is_paged: bool = False
+    has_recent: bool = False
 
 
 class SplitConfig(NamedTuple):
@@ -246,7 +257,7 @@ class SplitConfig(NamedTuple):
 class LatentConfig(NamedTuple):
     """The sizes of latent attention. dimensions, ropes: latent_dim and rope_dim, powers of two. query_dim:
     the distance of queries in a row of the projection. temperature…: as in `Temperature`. is_paged: the cache
-    has pages; is_batch: as in `SplitConfig`.
+    has pages; is_batch: as in `SplitConfig`; has_recent: the cache has recent positions.
     """
 
     heads: int
@@ -264,11 +275,13 @@ class LatentConfig(NamedTuple):
     is_ring: bool = False
     is_paged: bool = False
     is_batch: bool = False
+    has_recent: bool = False
 
 
 class PromptConfig(NamedTuple):
     """The attention of a prompt; …dimensions: head_dim and value_dim, padded; rows, positions: those of a
-    tile; is_ring: the cache is a ring; is_chunked: windows are chunks; is_paged: the cache has pages.
+    tile; is_ring: the cache is a ring; is_chunked: windows are chunks; is_paged: the cache has pages;
+    has_recent: and recent positions.
     """
 
     heads: int
@@ -288,13 +301,15 @@ class PromptConfig(NamedTuple):
     has_alibi: bool = False
     is_chunked: bool = False
     is_paged: bool = False
+    has_recent: bool = False
 
 
 class RopeConfig(NamedTuple):
     """The heads of a prompt's projection; padded_…, …dimensions: powers of two; norm: that of q and k, of
     whole rows if is_row_norm; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring:
     the cache is a ring; queries_only: there are no keys and values; has_positions: RoPE has other positions
-    than the cache; gate_rows: elements of a row after the values; is_paged: the cache has pages.
+    than the cache; gate_rows: elements of a row after the values; is_paged: the cache has pages; has_recent:
+    and recent positions.
     """
 
     heads: int
@@ -322,6 +337,7 @@ class RopeConfig(NamedTuple):
     temperature_offset: int = 0
     gate_rows: int = 0
     is_paged: bool = False
+    has_recent: bool = False
 
 
 class DeltaNetConfig(NamedTuple):

@@ -5,6 +5,8 @@ what follows from a position; limits and slopes of heads.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.caches.layer_cache import LANES
+from edgeinfer_kernels.cpu.runtime.abi import RECENT_PAGES
 from edgeinfer_kernels.sizes import cuda_buffers
 
 POSITIONS_AT = tl.constexpr(cuda_buffers.POSITIONS_AT)
@@ -13,6 +15,10 @@ CACHED_AT = tl.constexpr(cuda_buffers.CACHED_AT)
 SEQUENCES_AT = tl.constexpr(cuda_buffers.SEQUENCES_AT)
 SEQUENCE_WORDS = tl.constexpr(cuda_buffers.SEQUENCE_WORDS)
 FIRST_BIT = tl.constexpr(cuda_buffers.FIRST_BIT)
+PAGE = tl.constexpr(LANES)
+"""Positions of a page of the cache."""
+RECENT_BEFORE = tl.constexpr(RECENT_PAGES - 1)
+"""Pages before its own that a token reads in f16, if the cache has recent positions."""
 
 
 @triton.jit
@@ -114,3 +120,39 @@ def oldest_visible(position, window, CHUNKED: tl.constexpr):
         return position // window * window
     else:
         return position - window + 1
+
+
+@triton.jit
+def recent_from(position):
+    """The first position that a token at `position` reads in f16: that of the page two before its own."""
+    return tl.maximum(position // PAGE - RECENT_BEFORE, 0) * PAGE
+
+
+@triton.jit
+def read_in_cache(cached, count, HAS_RECENT: tl.constexpr):
+    """The end of the positions that some of `count` tokens after `cached` ones read in the cache; later ones
+    are recent positions of all of them.
+    """
+    end = cached
+    if HAS_RECENT:
+        end = tl.minimum(recent_from(cached + count - 1), cached)
+    return end
+
+
+@triton.jit
+def split_range(
+    cached, end, split, SPLITS: tl.constexpr, POSITIONS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
+    """The first and last position of a split of those before `end`, and the number of non-empty splits: the
+    first has positions, or the step's new tokens. Splits consist of whole tiles; none begins before the
+    window of the first new token, at `cached`.
+    """
+    oldest = cached * 0
+    if WINDOW > 0:
+        oldest = tl.maximum(oldest_visible(cached, WINDOW, CHUNKED), 0)
+    count = tl.maximum(end - oldest, 0)
+    length = tl.cdiv(tl.cdiv(count, SPLITS), POSITIONS) * POSITIONS
+    first = oldest + split * length
+    used = tl.where(length > 0, tl.cdiv(count, tl.maximum(length, 1)), 1)
+    return first, tl.minimum(first + length, end), used

@@ -7,11 +7,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, element_types
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RecentArgs
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import BlockIndex, ResidualBlock
+from edgeinfer_kernels.sizes.cuda_matrices import recent_device_slots
 
 CACHE_ELEMENTS: dict[ElementType, torch.dtype] = {
     "f16": torch.float16, "fp8": torch.uint8, "q8_0": torch.int8, "q4_0": torch.int32
@@ -33,10 +35,21 @@ class DeviceWeights(Protocol):
 
 
 @dataclass(frozen=True)
+class RecentRows:
+    """The recent positions of a cache in f16, in the basis of the cache: keys and values (heads, slots · 16,
+    width). `slots` (pages,) int32: the slot of each page that has one, the same in all caches of a model.
+    """
+
+    keys: Tensor
+    values: Tensor
+    slots: Tensor
+
+
+@dataclass(frozen=True)
 class DeviceCache:
     """Keys and values of an attention block and their scales (empty without), in the layout of
     `cache_tiles.py`. Of latent attention: the latent vectors, and the keys' elements with RoPE. is_ring:
-    position p is at row p % positions.
+    position p is at row p % positions. recent: the last positions in f16; None: the type has none.
     """
 
     keys: Tensor
@@ -44,6 +57,7 @@ class DeviceCache:
     values: Tensor
     value_scales: Tensor
     is_ring: bool = False
+    recent: RecentRows | None = None
 
     @classmethod
     def take(
@@ -54,15 +68,22 @@ class DeviceCache:
         positions: int,
         kind: CacheType,
         is_ring: bool = False,
+        slots: Tensor | None = None,
     ) -> "DeviceCache":
-        """Allocate keys and values of these widths."""
+        """Allocate keys and values of these widths; `slots`: as in `RecentRows`."""
         tensors = []
         for width, elements in zip(widths, element_types(kind), strict=True):
             shape = (heads, positions, -(-width // 8) if elements == "q4_0" else width)
             groups = (heads, positions, -(-width // 32)) if elements in SCALED_TYPES else (0,)
             tensors += [arena.take(shape, CACHE_ELEMENTS[elements]), arena.take(groups, torch.float16)]
         keys, key_scales, values, value_scales = tensors
-        return cls(keys, key_scales, values, value_scales, is_ring)
+        recent = None
+        if slots is not None:
+            rows = PAGE * recent_device_slots(PAGE * len(slots))
+            recent = RecentRows(
+                *(arena.take((heads, rows, width), torch.float16) for width in widths), slots=slots
+            )
+        return cls(keys, key_scales, values, value_scales, is_ring, recent)
 
     @property
     def positions(self) -> int:
@@ -80,7 +101,16 @@ class DeviceCache:
         key_scales, value_scales = (
             scales if scales.dim() > 1 else None for scales in (self.key_scales, self.value_scales)
         )
-        return CacheArgs(self.keys, key_scales, self.values, value_scales, self.positions)
+        args = CacheArgs(self.keys, key_scales, self.values, value_scales, self.positions)
+        return args if self.recent is None else args._replace(recent=self.recent_args)
+
+    @property
+    def recent_args(self) -> RecentArgs | None:
+        """The recent positions as kernels take them; None: there are none."""
+        if self.recent is None:
+            return None
+        keys, values, slots = self.recent.keys, self.recent.values, self.recent.slots
+        return RecentArgs(keys, values, slots, keys.shape[1])
 
     def head(self, index: int) -> "DeviceCache":
         """The cache of one head."""
@@ -95,13 +125,14 @@ class DeviceCache:
         return self._of(Tensor.clone)
 
     def _of(self, part: Callable[[Tensor], Tensor]) -> "DeviceCache":
-        """The cache of parts of the tensors."""
+        """The cache of parts of the tensors, without recent positions."""
         keys, values = part(self.keys), part(self.values)
         return DeviceCache(keys, part(self.key_scales), values, part(self.value_scales), self.is_ring)
 
     @property
     def nbytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self.views(self.positions))
+        recent = 0 if self.recent is None else self.recent.keys.nbytes + self.recent.values.nbytes
+        return recent + sum(tensor.nbytes for tensor in self.views(self.positions))
 
     def views(self, end: int, slots: Any = ()) -> list[Tensor]:
         """Views of the first `end` positions; the whole ring if it is full."""

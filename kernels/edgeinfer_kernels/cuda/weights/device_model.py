@@ -9,13 +9,15 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.backend import PAGE
+from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
 from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.cache.recent_positions import DeviceRecentPages
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.draft.target import HeadTarget, first_rows
-from edgeinfer_kernels.cuda.lora import DeviceLora, PlacedMatrix
+from edgeinfer_kernels.cuda.lora import DeviceLora, EmbeddingLora, PlacedMatrix
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
-from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
+from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, OrderedRows, Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix, has_non_finite
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerEmbeddings
@@ -119,12 +121,17 @@ class DeviceModel(DeviceBuilder):
         self.placed: dict[int, list[PlacedMatrix]] = {}
         """The matrices of the file in each `DeviceMatrix`, by its id; `matrices`: the latter."""
         self.matrices: dict[int, DeviceMatrix] = {}
-        self.in_floats: set[int] = set()
-        """Ids of the matrices that are also in float32."""
+        self.embedding_lora: EmbeddingLora | None = None
+        """The adapter of the embedding, in use."""
         self._decoded: list[tuple[Tensor, Matrix]] = []
         self.parts: list[Part] = []
         self._states: dict[BlockIndex, Any] = {}
+        pages = self.positions // PAGE if has_recent(kv) else 0
+        self._recent_slots = arena.take((pages,), torch.int32)
         self.blocks = [self._block(index, residual, w) for index, residual, w in blocks_of(spec, weights)]
+        caches = [state for state in self._states.values() if isinstance(state, DeviceCache)]
+        self.recent = DeviceRecentPages(caches, self._recent_slots) if pages else None
+        """The recent positions of the caches in f16; None: they have none."""
         before = arena.used
         self.norm = self.vector(weights.output_norm)
         self.norm_bias = self.vector(weights.output_norm_bias)
@@ -161,7 +168,9 @@ class DeviceModel(DeviceBuilder):
         name = f"layer {index.layer} {module.PART}"
         self.parts.append(Part(name, arena.used - begin, read=True))
         begin = arena.used
-        several = {"sequences": self.sequences} if spec.recurrent else {}
+        several: dict[str, Any] = {"sequences": self.sequences} if spec.recurrent else {}
+        if has_recent(self._kv) and getattr(module, "HAS_PAGES", False):
+            several = {"slots": self._recent_slots}
         state = module.take_state(arena, spec, self.positions, self._kv, **several)
         self._states[index] = state
         if spec.source_layer is not None:
@@ -223,7 +232,6 @@ class DeviceModel(DeviceBuilder):
         """The matrix in float32, (rows, columns)."""
         tensor = self._arena.take((matrix.rows, matrix.columns), torch.float32)
         self._decoded.append((tensor, matrix))
-        self.in_floats.add(id(matrix))
         return tensor
 
     def fill(self, uploader: Uploader, on_loaded: OnLoaded | None = None) -> None:

@@ -3,6 +3,7 @@ resources.
 """
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -25,6 +26,7 @@ from edgeinfer_kernels.cuda.tuning.targets import Launch, compile_launch, record
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from harness.empty_decoders import empty_decoder
+from tests.kernels.cuda.attention_inputs import slots_of
 from tests.zoo.ring_layers import with_rings
 
 POSITIONS, TOKENS, WINDOW = 4096, 64, 512
@@ -41,7 +43,7 @@ def launch_prompt(head_dim: int, kind: CacheType, ring: int, capability: int) ->
     spec = AttentionSpec(
         8, 2, head_dim, head_dim**-0.5, NormSpec("rms", 1e-6), None, window=WINDOW, ring=ring
     )
-    cache = take_state(Arena(), spec, POSITIONS, kind)
+    cache = take_state(Arena(), spec, POSITIONS, kind, slots_of(kind, POSITIONS))
     assert cache is not None
     assert cache.is_ring
     words, queries = tensor(STATE_WORDS, dtype=torch.int32), tensor(TOKENS, 8, head_dim, dtype=torch.float16)
@@ -80,11 +82,15 @@ def launches_of(head_dim: int, kind: CacheType, ring: int, capability: int) -> l
     return [launch for launch in launches if launch.name in names]
 
 
-def main() -> None:
-    capability = int(sys.argv[1])
-    for head_dim, kind in CASES:
+def compile_cases(cases: Sequence[tuple[int, CacheType]], capability: int) -> None:
+    """Compile the kernels of some cases, and print their resources."""
+    for head_dim, kind in cases:
         for launch in launches_of(head_dim, kind, ring_for(WINDOW), capability):
             print(launch.name, head_dim, kind, compile_launch(launch, capability), flush=True)
+
+
+def main() -> None:
+    compile_cases(CASES, int(sys.argv[1]))
 
 
 if __name__ == "__main__":

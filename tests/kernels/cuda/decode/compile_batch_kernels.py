@@ -1,6 +1,7 @@
 """Compiles the kernels of a cache with pages for a GPU that needn't be there, and prints their resources."""
 
 import sys
+from collections.abc import Sequence
 
 import torch
 
@@ -23,6 +24,7 @@ from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launc
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.sizes.cuda_buffers import STATE_WORDS
 from harness.empty_decoders import empty_decoder
+from tests.kernels.cuda.attention_inputs import slots_of
 from tests.kernels.cuda.compile_latent_kernels import DEEPSEEK, FLOATS, GRID, WORDS, tensor
 
 POSITIONS, TOKENS, HEAD_DIM = 4096, 64, 128
@@ -46,7 +48,7 @@ def launch_step(kind: CacheType, capability: int) -> None:
 def launch_prompt(kind: CacheType, capability: int) -> None:
     """The kernels of a chunk in pages."""
     spec = AttentionSpec(8, 2, HEAD_DIM, HEAD_DIM**-0.5, NormSpec("rms", 1e-6), None)
-    cache = attention.take_state(Arena(), spec, POSITIONS, kind)
+    cache = attention.take_state(Arena(), spec, POSITIONS, kind, slots_of(kind, POSITIONS))
     assert cache is not None
     args = cache.args._replace(pages=tensor(POSITIONS // 16, dtype=torch.int32))
     words, queries = tensor(STATE_WORDS, dtype=torch.int32), tensor(TOKENS, 8, HEAD_DIM, dtype=torch.float16)
@@ -59,10 +61,11 @@ def launch_prompt(kind: CacheType, capability: int) -> None:
 def launch_latents(kind: CacheType, capability: int) -> None:
     """Latent attention of a batch, and of a chunk in pages."""
     spec, f = DEEPSEEK, FLOATS
-    cache = latent_attention.take_state(Arena(), spec, POSITIONS, kind)
+    cache = latent_attention.take_state(Arena(), spec, POSITIONS, kind, slots_of(kind, POSITIONS))
     config = latent_attention.latent_config(spec, cache, is_paged=True, is_batch=True)
     tensors = cache.keys, cache.key_scales, cache.values, cache.value_scales
-    args = CacheArgs(*tensors, POSITIONS, tensor(8, POSITIONS // 16, dtype=torch.int32), POSITIONS // 16)
+    pages = tensor(8, POSITIONS // 16, dtype=torch.int32)
+    args = CacheArgs(*tensors, POSITIONS, pages, POSITIONS // 16, cache.recent_args)
     latent.latent_rows_kernel[GRID](
         f, 1024, f, f, 1e-6, f, args, WORDS, LATENT=config, IN_STEP=True, DEPENDENT=False, num_warps=4
     )
@@ -82,9 +85,9 @@ def launch_latents(kind: CacheType, capability: int) -> None:
     latent_attention.attend_chunk(queries, ropes, chunk, WORDS, spec, config, tile)
 
 
-def main() -> None:
-    capability = int(sys.argv[1])
-    for kind in KINDS:
+def compile_kinds(kinds: Sequence[CacheType], capability: int) -> None:
+    """Compile the kernels for caches of these types, and print their resources."""
+    for kind in kinds:
         with recorded_launches() as launches:
             launch_step(kind, capability)
             launch_prompt(kind, capability)
@@ -92,6 +95,10 @@ def main() -> None:
         for launch in launches:
             if launch.name in NAMES or launch.name.startswith("latent"):
                 print(launch.name, kind, compile_launch(launch, capability), flush=True)
+
+
+def main() -> None:
+    compile_kinds(KINDS, int(sys.argv[1]))
 
 
 if __name__ == "__main__":

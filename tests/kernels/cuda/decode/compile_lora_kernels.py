@@ -12,7 +12,7 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations
-from edgeinfer_kernels.cuda.lora import DeviceLora
+from edgeinfer_kernels.cuda.lora import DeviceLora, EmbeddingLora
 from edgeinfer_kernels.cuda.prefill.expert_kernels import (
     expert_down_kernel,
     expert_gated_kernel,
@@ -45,20 +45,27 @@ def adapter(ranks: int) -> DeviceLora:
 
 
 def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
-    """The kernels that multiply matrices, each with an adapter unless `ranks` is 0."""
+    """The kernels that multiply matrices, with adapters and that of the embedding unless `ranks` is 0."""
     matrices = q, k, gate, up, down, head = [matrix(kind) for _ in range(5)] + [matrix(kind, VOCABULARY)]
     spec = SimpleNamespace(hidden_size=WIDTH, vocabulary_size=VOCABULARY, logit_scale=1.0, logit_soft_cap=0.0)
+    spec.embedding_scale = 1.0
     model: Any = SimpleNamespace(
         lora={id(each): adapter(ranks) for each in matrices if ranks},
+        embedding=head,
+        embedding_lora=EmbeddingLora(tensor(ranks, WIDTH), tensor(VOCABULARY, ranks)),
         spec=spec,
         head=head,
         head_bias=None,
     )
-    space: Any = SimpleNamespace(nothing=WORDS, x=FLOATS, own_logits=FLOATS, best=FLOATS, best_ids=WORDS)
+    space: Any = SimpleNamespace(
+        nothing=WORDS, state=WORDS, x=FLOATS, own_logits=FLOATS, best=FLOATS, best_ids=WORDS
+    )
     launches = StepLaunches(model, space, usual_tuning(capability), dependent=capability >= 90)
     rows = Activations(WORDS, 12, 128)
     source = Source(rows, tensor(8, WIDTH // 16), NormSpec("rms", 1e-5))
     ffn: Any = SimpleNamespace(gate=gate, up=up, gate_bias=None, up_bias=None)
+    if ranks:
+        launches.embed(None, rows, tensor(8, WIDTH // 16), tokens)
     launches.rows((q, k), source, tensor(8, 2 * WIDTH), None, "qkv", tokens)
     launches.gated("silu", ffn, source, rows, tokens)
     launches.residual(down, None, rows, 1.0, FLOATS, source, "down", tokens)

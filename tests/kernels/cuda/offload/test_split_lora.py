@@ -73,17 +73,16 @@ def test_a_split_model_with_adapters_equals_merged_weights(
 def test_a_refused_adapter_changes_nothing_on_either_device(
     device: str, tmp_path: Path, kernels: Kernels
 ) -> None:
-    with opened(ZOO["qwen2moe"], tmp_path, (0,)) as decoder:
+    with opened(ZOO["deepseek2"], tmp_path, (0,)) as decoder:
         ids, counts = decoder.ids(3), (3,)
-        splits = [split_halves(decoder, index) for index in range(len(decoder.specification.layers))]
-        router = next(each for each in decoder.weights.matrices() if "ffn_gate_inp.weight" in each.name)
-        ones = np.ones((1, 2, router.columns), np.float32), np.ones((1, router.rows, 2), np.float32)
+        splits = [attention_alone(decoder, index) for index in range(len(decoder.specification.layers))]
+        heads = next(each for each in decoder.weights.matrices() if "attn_k_b.weight" in each.name)
+        experts, rows, columns = heads.experts, heads.rows, heads.columns
+        ones = np.ones((experts, 2, columns), np.float32), np.ones((experts, rows, 2), np.float32)
         embedding = with_embedding(decoder, ModelLora())[0].embedding
-        bad = ModelLora({id(router): LoraWeights(router.name, *ones)}, embedding)
+        bad = ModelLora({id(heads): LoraWeights(heads.name, *ones)}, embedding)
         with split_decoder(decoder, device, splits, kernels) as backend:
             before = read_split(backend, ids, counts)
-            with pytest.raises(
-                LoraError, match=r"ffn_gate_inp\.weight: its kernel on a GPU takes no adapter"
-            ):
+            with pytest.raises(LoraError, match=r"attn_k_b\.weight: its kernel on a GPU takes no adapter"):
                 backend.set_lora(bad)
             np.testing.assert_array_equal(read_split(backend, ids, counts)[2], before[2])

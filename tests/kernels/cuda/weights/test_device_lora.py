@@ -29,7 +29,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "experts without gates": (ZOO["llama4"], (1,)),
     "short convolution": (ZOO["lfm2"], (0,)),
 }
-UNADAPTED = ("ffn_gate_inp", "conv.weight")
+UNADAPTED = ("conv.weight",)
 
 
 def random_lora(decoder: Decoder, rank: int = 5) -> ModelLora:
@@ -42,7 +42,12 @@ def random_lora(decoder: Decoder, rank: int = 5) -> ModelLora:
         a = random.standard_normal((experts, rank, columns), np.float32) / np.float32(columns**0.5)
         b = random.standard_normal((experts, matrix.rows, rank), np.float32) * np.float32(0.3)
         adapters[id(matrix)] = LoraWeights(matrix.name, a, b)
-    return ModelLora(adapters)
+    table = decoder.weights.token_embd
+    if table is decoder.weights.output:
+        return ModelLora(adapters)
+    a = random.standard_normal((1, rank, table.columns), np.float32) / np.float32(table.columns**0.5)
+    b = random.standard_normal((1, table.rows, rank), np.float32)
+    return ModelLora(adapters, LoraWeights(table.name, a, b))
 
 
 def merged(value: Any, adapters: Mapping[int, LoraWeights]) -> Any:
@@ -63,6 +68,12 @@ def merged(value: Any, adapters: Mapping[int, LoraWeights]) -> Any:
     return value
 
 
+def all_of(decoder: Decoder, lora: ModelLora) -> dict[int, LoraWeights]:
+    """The adapters of matrices and that of the embedding, by the id of the matrix."""
+    rows = {} if lora.embedding is None else {id(decoder.weights.token_embd): lora.embedding}
+    return {**lora.matrices, **rows}
+
+
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: str) -> None:
@@ -70,9 +81,8 @@ def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: 
     with opened(model, tmp_path, layers) as decoder:
         ids, lora = decoder.ids(sum(COUNTS)), random_lora(decoder)
         plain = decoder.reference_logits(ids)
-        expected = Decoder(decoder.specification, merged(decoder.weights, lora.matrices)).reference_logits(
-            ids
-        )
+        whole = merged(decoder.weights, all_of(decoder, lora))
+        expected = Decoder(decoder.specification, whole).reference_logits(ids)
         backend = decoder.backend(device)
         try:
             limit = FLOATS_AGREE if model.formats == ("F32",) else QUANTS_AGREE
@@ -85,16 +95,30 @@ def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: 
             backend.close()
 
 
-def test_adapters_of_routers_and_embeddings_are_refused(device: str, tmp_path: Path) -> None:
-    with opened(ZOO["qwen2moe"], tmp_path, (0,)) as decoder:
+def test_the_embedding_of_a_tied_model_has_an_adapter_and_the_head_has_none(
+    device: str, tmp_path: Path
+) -> None:
+    with opened(replace(ZOO["llama"], tied=True), tmp_path, (0,)) as decoder:
+        table, random, ids = decoder.weights.token_embd, np.random.default_rng(4), decoder.ids(sum(COUNTS))
+        a, b = (random.standard_normal(shape) for shape in ((1, 3, table.columns), (1, table.rows, 3)))
+        rows = LoraWeights(table.name, a.astype(np.float32), b.astype(np.float32))
+        added = merged(table, {id(table): rows})
+        whole = replace(decoder.weights, token_embd=added)
+        backend = decoder.backend(device)
+        backend.set_lora(ModelLora({}, rows))
+        expected = Decoder(decoder.specification, whole).reference_logits(ids)
+        assert max(distances(read(backend, ids, COUNTS), expected)) < FLOATS_AGREE
+        backend.close()
+
+
+def test_adapters_of_heads_that_are_multiplied_separately_are_refused(device: str, tmp_path: Path) -> None:
+    with opened(ZOO["deepseek2"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
         try:
-            router = next(each for each in decoder.weights.matrices() if "ffn_gate_inp." in each.name)
-            a, b = np.zeros((1, 2, router.columns), np.float32), np.zeros((1, router.rows, 2), np.float32)
-            with pytest.raises(LoraError, match=r"ffn_gate_inp\.weight"):
-                backend.set_lora(ModelLora({id(router): LoraWeights(router.name, a, b)}))
-            zero = np.zeros((1, 2, 64), np.float32)
-            with pytest.raises(LoraError, match="the embedding takes no adapter on a GPU"):
-                backend.set_lora(ModelLora({}, LoraWeights("token_embd.weight", zero, zero.swapaxes(1, 2))))
+            matrix = next(each for each in decoder.weights.matrices() if ".attn_k_b." in each.name)
+            a = np.zeros((matrix.experts, 2, matrix.columns), np.float32)
+            b = np.zeros((matrix.experts, matrix.rows, 2), np.float32)
+            with pytest.raises(LoraError, match=r"attn_k_b\.weight: its kernel on a GPU takes no adapter"):
+                backend.set_lora(ModelLora({id(matrix): LoraWeights(matrix.name, a, b)}))
         finally:
             backend.close()
