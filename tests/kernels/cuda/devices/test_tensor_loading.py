@@ -15,7 +15,6 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
-from edgeinfer.lora.adapter import AdapterError
 from edgeinfer.planning import device_plan
 from edgeinfer.planning.device_plan import DevicePlan, plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -137,17 +136,14 @@ def test_a_draft_model_shares_the_gpu_with_the_smaller_share(tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["llama", "qwen2moe"])
 def test_adapters_on_both_gpus_are_those_of_one(name: str, tmp_path: Path) -> None:
     path = replace(ZOO[name], layers=2).write(tmp_path / "model.gguf")
-    names = ("attn_", "ffn_up", "ffn_down", "ffn_gate_exps", "ffn_gate.", "output.weight")
+    names = ("attn_", "ffn_up", "ffn_down", "ffn_gate", "output.weight", "token_embd")
     adapter = write_adapter(path, tmp_path / "lora.gguf", names=names)
-    embedding = write_adapter(path, tmp_path / "embedding.gguf", names=("token_embd",))
     with (
         edgeinfer.load(path, lora=adapter, **TENSOR) as model,  # type: ignore[call-overload]
         edgeinfer.load(path, lora=adapter, device="cuda:0", **LOADING) as one,  # type: ignore[call-overload]
     ):
         adapted = one.engine.append_all(IDS)
         np.testing.assert_allclose(model.engine.append_all(IDS), adapted, atol=2e-2)
-        with pytest.raises(AdapterError, match="token_embd"):
-            model.set_lora(embedding)
         for each in (model, one):
             each.set_lora(None)
         plain = one.engine.append_all(IDS)
