@@ -58,6 +58,7 @@ def load_gpu_shard(
         gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
         sequences=plan.options.sequences if specification.is_recurrent else 1,
         kept_states=KEPT_STATES if plan.has_gpu_head else 0,
+        kept_layers=plan.options.draft.target_layers if plan.options.draft is not None else (),
     )
     if len(plan.devices) > 1:
         options = replace(options, stages=plan.stages, stream_min_tokens=plan.prediction.stream_min_tokens)

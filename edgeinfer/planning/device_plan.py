@@ -35,7 +35,7 @@ NO_HEAD = (
     "device='cpu' or a smaller context has room for it"
 )
 NO_CPU_HEAD = (
-    "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
+    "this draft head (Medusa, or several) runs on the CPU only, with all of its model: using prompt "
     "lookup instead; device='cpu' uses the head"
 )
 SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")

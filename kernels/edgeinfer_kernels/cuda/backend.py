@@ -485,7 +485,7 @@ class CudaBackend(Backend[DeviceRows]):
         """This model as the target of a draft head, which reads its embedding, its output, or both."""
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept)
+        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept.rows)
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,

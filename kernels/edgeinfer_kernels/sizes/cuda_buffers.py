@@ -167,9 +167,9 @@ def expert_load_bytes(sizes: ModelSizes) -> int:
     return EXPERT_LOAD_COPIES * min(EXPERT_LOAD_BYTES, max(stacks, default=0))
 
 
-def kept_state_bytes(hidden_size: int) -> int:
+def kept_state_bytes(head: ModelSizes) -> int:
     """Bytes of the hidden states that a target keeps for its draft head."""
-    return taken(KEPT_STATES * hidden_size, 4)
+    return taken(KEPT_STATES * head.state_width, 4)
 
 
 def _drawing_bytes(vocabulary: int) -> int:

@@ -120,7 +120,7 @@ class PlacementProblem:
                 nbytes = problem.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
-        kept = cuda_buffers.kept_state_bytes(draft.hidden_size) if draft.is_draft_head else 0
+        kept = cuda_buffers.kept_state_bytes(draft) if draft.is_draft_head else 0
         there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
         observed = observed_bytes(draft, options.batch)
         return on(CPU, problem.cpu_workspace + observed), there

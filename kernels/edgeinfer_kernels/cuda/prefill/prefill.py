@@ -19,7 +19,8 @@ from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.draft.keeping import keep_chunk_states
+from edgeinfer_kernels.cuda.draft.keeping import keep_chunk
+from edgeinfer_kernels.cuda.draft.state_ring import StateRing
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
 from edgeinfer_kernels.cuda.prefill.captured_chunks import CapturedChunks
@@ -97,8 +98,8 @@ class Prefill:
         """The CPU stages of a split model."""
         self.collective: Collective | None = None
         """Of a rank of tensor parallel."""
-        self.kept: Tensor | None = None
-        """The states of the last positions after the final norm, for a draft head."""
+        self.kept: StateRing | None = None
+        """The states of the last positions, for a draft head."""
         self.chunk = chunk
         self.capability = capability
         spec = model.spec
@@ -199,6 +200,7 @@ class Prefill:
         self.apply_next_norm(chunk, -1)
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
+                self._keep(chunk, block.index.layer)
                 self._before_layer(chunk, number)
             self._apply_own_norm(chunk, number + 1)
             block.module.prefill(self, chunk, number, block)
@@ -207,9 +209,12 @@ class Prefill:
                 exchange.send(x)
                 exchange.receive(stage, x, chunk.start)
                 self.apply_next_norm(chunk, number)
+        self._keep(chunk, self.model.layer_count)
+
+    def _keep(self, chunk: Chunk, layers: int) -> None:
+        """Keep the states after this number of layers, if a draft head reads those."""
         if self.kept is not None:
-            final = NextNorm(self.model.spec.norm, self.model.norm, self.model.norm_bias)
-            keep_chunk_states(x, chunk.words, final, self.kept)
+            keep_chunk(self.model, self.kept, layers, chunk.x, chunk.words)
 
     def _fill_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
         """Set the words of a chunk, and those for states that are fetched from the host."""

@@ -62,11 +62,11 @@ class PathSteps:
             if block.state is not None and block.residual.block.source_layer is None:
                 self.move(block.state)
         if kept is not None:
-            rows, width = kept.shape
+            rows, width = kept.rows.shape
             launches.launch(
                 keep_path_states_kernel,
                 (-(-width // COLUMNS),),
-                kept,
+                kept.rows,
                 self._state,
                 WIDTH=width,
                 BLOCK=COLUMNS,

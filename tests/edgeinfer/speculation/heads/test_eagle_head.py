@@ -149,12 +149,6 @@ def test_the_head_is_in_the_plan_with_the_bytes_that_it_takes(
     assert loaded["draft head", "cpu"] == drafter_of(drafting).nbytes
 
 
-def test_next_to_a_gpu_prompt_lookup_is_used_with_a_warning(path: Path, head: Path) -> None:
-    planned = plan_model(path, draft=head, device="rtx 4090, 64 GiB", context=256)
-    assert planned.plan.draft is None
-    assert any("EAGLE-3" in line and "CPU" in line for line in planned.warnings)
-
-
 def test_a_head_is_no_model(head: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="a draft head, wanted a model"):
         edgeinfer.load(head, device="cpu")
