@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
+from edgeinfer.model_config.layers.medusa_heads import MedusaModel
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -13,6 +14,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
+from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
@@ -101,6 +103,35 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
     except UnsupportedOnDeviceError as error:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
     return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+
+
+def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
+    """Medusa heads on the GPU of their target. Raises as `load_gpu_head`."""
+    backend, gpu = target.engine.backend, target.gpu
+    assert isinstance(backend, CudaBackend)
+    assert gpu is not None
+    context, launches = pool_positions(source.context, 1), backend.step.launches
+    shared = backend.as_target(embedding=True, output=False)
+    try:
+        loaded = MedusaBackend(
+            heads.spec,
+            heads.weights,
+            context,
+            backend.device,
+            shared,
+            launches.tuning,
+            dependent=launches.dependent,
+        )
+    except UnsupportedOnDeviceError as error:
+        raise GpuUnavailableError(f"{source.name}: {error}") from error
+    try:
+        loaded.warm_up()
+    except BaseException as error:
+        loaded.close()
+        if isinstance(error, KernelsUnavailableError | BackendError):
+            raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+        raise
+    return loaded
 
 
 def prepared(backend: CudaBackend, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> CudaBackend:

@@ -34,9 +34,9 @@ NO_HEAD = (
     "a draft head next to a GPU needs one that holds it and all of the model: using prompt lookup instead; "
     "device='cpu' or a smaller context has room for it"
 )
-NO_CPU_HEAD = (
-    "this draft head (Medusa, or several) runs on the CPU only, with all of its model: using prompt "
-    "lookup instead; device='cpu' uses the head"
+SEVERAL_HEADS = (
+    "several draft heads run on the CPU only, with all of their model: using prompt lookup instead; "
+    "device='cpu' uses the heads"
 )
 SEVERAL_QUEUE = Detail("requests run one at a time: a model on several GPUs has no batches")
 MAX_TENSOR_RATIO = 0.9
@@ -156,7 +156,7 @@ def _with_gpu_and_head(
             if planned.memory.has_gpu_head:
                 return planned
     without = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
-    note = NO_HEAD if request.draft is None or request.draft.has_device_kernels else NO_CPU_HEAD
+    note = NO_HEAD if request.draft is None or request.draft.has_device_kernels else SEVERAL_HEADS
     notes = (note,) if request.draft_required else ()
     return replace(without, warnings=(*notes, *without.warnings))
 

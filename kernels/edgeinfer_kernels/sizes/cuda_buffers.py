@@ -185,5 +185,5 @@ def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK) -> int:
     sequences in a cache for `context` tokens. Raises `UnsupportedOnDeviceError`.
     """
     pages = taken(MAX_TOKENS * (cache_positions(context) // LANES), 4)
-    buffers = _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)
-    return buffers + pages
+    prompts = _prompt_bytes(sizes, chunk) if sizes.reads_prompts else 0
+    return _step_bytes(sizes) + prompts + _drawing_bytes(sizes.vocabulary) + pages

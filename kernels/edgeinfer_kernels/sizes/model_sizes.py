@@ -147,9 +147,14 @@ class ModelSizes:
         return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
 
     @property
+    def reads_prompts(self) -> bool:
+        """Whether it processes the tokens of prompts: Medusa heads don't."""
+        return not self.of_kind(MedusaHeadSizes)
+
+    @property
     def draft_batch(self) -> int:
         """Maximum tokens of a step of a draft head."""
-        return 1 if self.of_kind(MedusaHeadSizes) else HEAD_BATCH
+        return HEAD_BATCH if self.reads_prompts else 1
 
     @property
     def has_device_kernels(self) -> bool:

@@ -16,18 +16,13 @@ import torch
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
+from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
 from edgeinfer_kernels.cuda.draft.keeping import keep_own
 from edgeinfer_kernels.cuda.draft.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.state_kernels import BY_ROW, LAST
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
-from edgeinfer_kernels.cuda.draft.tree_kernels import (
-    CANDIDATES,
-    level_candidates_kernel,
-    level_slices_kernel,
-)
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
 MAX_DRAFTED = 16
 """Maximum tokens of a draft."""
@@ -45,9 +40,7 @@ class DraftSteps:
         self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
-        shape = MAX_TOKENS, CANDIDATES.value
-        self._level_ids = torch.zeros(shape, dtype=torch.int32, pin_memory=self._cuda)
-        self._level_probs = torch.zeros(shape, dtype=torch.float32, pin_memory=self._cuda)
+        self._candidates = CandidateSteps(steps.step.launches, sampling)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
@@ -88,8 +81,7 @@ class DraftSteps:
             kind = "root, padded" if is_padded else "root"
             self._run((kind, width), partial(self.launch_root, width, is_padded))
         synchronize(self._device)
-        found, probs = self._level_ids[:rows, :count].tolist(), self._level_probs[:rows, :count].tolist()
-        return [list(zip(*each, strict=True)) for each in zip(found, probs, strict=True)]
+        return self._candidates.found(rows, count)
 
     def warm_up(self, widths: Sequence[int]) -> None:
         """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
@@ -163,7 +155,7 @@ class DraftSteps:
         """As `launch_first`, with the candidates after the last token."""
         self._steps.step.launch(tokens, last_only=not is_padded)
         self._keep_own(1, LAST.value)
-        self._select_level(1, last=True)
+        self._candidates.launch(1, last=True)
 
     def launch_level(self, tokens: int) -> None:
         """Launch the kernels of a step of a tree, and of the candidates after each of its tokens."""
@@ -173,39 +165,7 @@ class DraftSteps:
         finally:
             self._space.reads_own = False
         self._keep_own(tokens, BY_ROW.value)
-        self._select_level(tokens, last=False)
-
-    def _select_level(self, rows: int, *, last: bool) -> None:
-        """Find the candidates after some rows of the step."""
-        launches = self._steps.step.launches
-        space, buffers = launches.workspace, self._sampling.buffers
-        vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        found = (buffers.keys, buffers.masses)
-        launches.launch(
-            level_slices_kernel,
-            (slices, rows),
-            space.logits,
-            space.state,
-            *found,
-            vocabulary,
-            SLICE=buffers.slice,
-            LAST=last,
-            warps=4,
-        )
-        launches.launch(
-            level_candidates_kernel,
-            (rows,),
-            *found,
-            space.state,
-            launches.or_nothing(launches.model.output_ids),
-            self._level_ids,
-            self._level_probs,
-            vocabulary,
-            slices,
-            SLICES=next_power_of_two(slices),
-            MAPPED=launches.model.output_ids is not None,
-            warps=4,
-        )
+        self._candidates.launch(tokens)
 
     def _select(self, index: int) -> None:
         """Keep the state of the step's last token, and make the draft token after it the next step's."""

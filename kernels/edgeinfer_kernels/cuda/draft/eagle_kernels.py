@@ -1,4 +1,4 @@
-"""The kernels of an EAGLE-3 head's input: the target's states, and pairs of a token and its fused state."""
+"""The kernels of an EAGLE-3 head: the states of its target in a chunk, and pairs of a token and a state."""
 
 import triton
 import triton.language as tl
@@ -7,32 +7,6 @@ from edgeinfer_kernels.cuda.draft.state_kernels import state_row
 from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, row_scale, store_scaled
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
-
-
-@triton.jit
-def eagle_states_kernel(
-    states, words, norm, out,
-    NORM: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """out = the target's states, normalized if NORM.has_norm, as activations; program (token, piece of
-    NORM.groups groups). With a norm the piece is the whole row.
-
-    Reads width · 4 bytes per token, writes 12 words (44 with floats) per 32 columns.
-    """
-    WIDTH: tl.constexpr = NORM.width
-    release_consumers(DEPENDENT)
-    token = tl.program_id(0)
-    group = tl.program_id(1) * NORM.groups + tl.arange(0, NORM.groups)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
-    if NORM.has_norm:
-        loaded = load_norm(norm, inside, column, False)
-    wait_for_producers(DEPENDENT)
-    row = state_row(states, words, token, WIDTH, ROWS, False)
-    value = tl.load(row + column, mask=inside, other=0.0)
-    if NORM.has_norm:
-        value = normalized(value, loaded, inside, NORM, False)
-    quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
 
 
 @triton.jit
@@ -78,7 +52,7 @@ def eagle_state_rows_kernel(
     states, words, norm, out, row_scales,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, NORM: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """As `eagle_states_kernel`, of a chunk: out (tokens, WIDTH) float16, to be multiplied by row_scales.
+    """As `target_states_kernel`, of a chunk: out (tokens, WIDTH) float16, to be multiplied by row_scales.
     Reads WIDTH · 4 bytes per token, writes WIDTH · 2.
     """
     token = tl.program_id(0).to(tl.int64)

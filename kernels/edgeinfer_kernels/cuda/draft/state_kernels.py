@@ -59,6 +59,32 @@ def state_row(states, words, token, WIDTH: tl.constexpr, ROWS: tl.constexpr, OWN
 
 
 @triton.jit
+def target_states_kernel(
+    states, words, norm, out,
+    NORM: tl.constexpr, ROWS: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """out = the target's states, normalized if NORM.has_norm, as activations; program (token, piece of
+    NORM.groups groups). With a norm the piece is the whole row.
+
+    Reads width · 4 bytes per token, writes 12 words (44 with floats) per 32 columns.
+    """
+    WIDTH: tl.constexpr = NORM.width
+    release_consumers(DEPENDENT)
+    token = tl.program_id(0)
+    group = tl.program_id(1) * NORM.groups + tl.arange(0, NORM.groups)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    inside = column < WIDTH
+    if NORM.has_norm:
+        loaded = load_norm(norm, inside, column, False)
+    wait_for_producers(DEPENDENT)
+    row = state_row(states, words, token, WIDTH, ROWS, False)
+    value = tl.load(row + column, mask=inside, other=0.0)
+    if NORM.has_norm:
+        value = normalized(value, loaded, inside, NORM, False)
+    quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
+
+
+@triton.jit
 def draft_pair_kernel(
     x, states, words, x_norm, state_norm, out,
     NORM: tl.constexpr, ROWS: tl.constexpr, OWN: tl.constexpr, OUT: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -148,8 +148,7 @@ def test_the_heads_are_in_the_plan_with_the_bytes_that_they_take(
     assert {(item.item, item.device): item.bytes for item in planned.items} == loaded
     assert loaded["draft head", "cpu"] == drafter_of(drafting).nbytes
     beside = plan_model(path, draft=heads, device="rtx 4090, 64 GiB", context=256)
-    assert beside.plan.draft is None
-    assert any("CPU only" in line for line in beside.warnings)
+    assert beside.plan.draft == "gpu"
 
 
 def test_the_heads_are_no_model(heads: Path) -> None:

@@ -10,12 +10,14 @@ from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec, EagleInputWeights
+from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSpec, MedusaHeadWeights
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
+from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaParts, MedusaSteps
 from edgeinfer_kernels.cuda.draft.state_ring import StateRing
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
@@ -42,10 +44,11 @@ NAMES = {
     "draft_token_kernel",
     "level_slices_kernel",
     "level_candidates_kernel",
-    "eagle_states_kernel",
+    "target_states_kernel",
     "eagle_pair_kernel",
     "eagle_state_rows_kernel",
     "eagle_pair_rows_kernel",
+    "medusa_hidden_kernel",
 }
 
 
@@ -111,6 +114,26 @@ def launch_all(
     parts.prefill.read(CHUNK, 0)
 
 
+def medusa_decoder(kind: str) -> tuple[DecoderSpec, DecoderWeights]:
+    """A Medusa head of this width."""
+    spec, weights = head_decoder(kind, NORM)
+    form = weights.layers[0].blocks[0].block.eh_proj.format
+    linear, output = (
+        Matrix("medusa", form, rows, WIDTH, np.zeros((1, 1), np.uint8)) for rows in (WIDTH, VOCABULARY)
+    )
+    own = ResidualWeights(MedusaHeadWeights(linear, np.ones(WIDTH, np.float32), output))
+    layer = LayerSpec((ResidualBlock(MedusaHeadSpec(VOCABULARY), NORM),))
+    weights = replace(weights, output_norm=None, layers=(LayerWeights((own,)),))
+    return replace(spec, layers=(layer,)), weights
+
+
+def launch_medusa(kind: str, capability: int, states: torch.Tensor, *, dependent: bool) -> None:
+    """A draft of a Medusa head."""
+    spec, weights = medusa_decoder(kind)
+    parts = MedusaParts(spec, weights, POSITIONS, Arena(), HeadTarget(None, None, states))
+    MedusaSteps(parts, usual_tuning(capability), dependent=dependent).launch(1)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
     own, after = (torch.empty((KEPT_STATES, count * WIDTH), device="meta") for count in (1, 3))
@@ -119,6 +142,7 @@ def main() -> None:
         for kind in ("Q4_0", "Q8_0", "F16"):
             for decoder, ring in rings:
                 launch_all(*decoder(kind, NORM), capability, ring, dependent=capability >= 90)
+            launch_medusa(kind, capability, own, dependent=capability >= 90)
     for launch in launches:
         if launch.name in NAMES:
             print(launch.name, compile_launch(launch, capability), flush=True)

@@ -51,8 +51,10 @@ def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterato
         config = read_config(file)
         spec, weights = config.specification(), read_weights(file, config)
         head = read_eagle_head(own, config, weights)
-        kept = {"kept_states": cuda_buffers.KEPT_STATES, "kept_layers": head.target_layers}
-        target = on_device(spec, weights, device, DeviceOptions(chunk=CHUNK, **kept))
+        options = DeviceOptions(
+            chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES, kept_layers=head.target_layers
+        )
+        target = on_device(spec, weights, device, options)
         shared = target.as_target(embedding=not head.own_embedding, output=not head.own_output)
         on_it = on_device(head.spec, head.weights, device, DeviceOptions(chunk=CHUNK, target=shared))
         reference = exact(spec, weights)
@@ -81,7 +83,7 @@ def exact_logits(
         pair.exact_head.set_hidden(states, start)
     x = pair.exact_head.embed(ids)
     pair.exact_head.forward(x, start)
-    return np.asarray(pair.exact_head.logits(x)), np.asarray(x).copy()
+    return np.asarray(pair.exact_head.logits(x), np.float64), np.asarray(x, np.float64).copy()
 
 
 def rows_of(pair: Pair, tokens: list[int]) -> list[int]:

@@ -17,9 +17,9 @@ from edgeinfer_kernels.cuda.draft.eagle_kernels import (
     eagle_pair_kernel,
     eagle_pair_rows_kernel,
     eagle_state_rows_kernel,
-    eagle_states_kernel,
 )
 from edgeinfer_kernels.cuda.draft.own_states import OwnStates
+from edgeinfer_kernels.cuda.draft.state_steps import read_states
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, ScaledRows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 PART = "draft input"
 """The name of the weights in lists of device memory."""
 KIND = "embedding.eagle_input"
-PIECE_GROUPS = 64
-"""Groups of sixteen columns of a program that only quantizes."""
 
 
 @dataclass(frozen=True)
@@ -124,21 +122,7 @@ def decode(
 def _fuse(step: "DecodeStep", block: DeviceBlock, source: Source, tokens: int) -> None:
     """g = W_fc times the target's states."""
     space, w, spec = step.space(KIND), block.weights, block.residual.block
-    states, has_norm = step.model.states_of_target, w.feature_norm is not None
-    groups = -(-spec.features // 16)
-    held = next_power_of_two(groups) if has_norm else PIECE_GROUPS
-    step.launches.launch(
-        eagle_states_kernel,
-        (tokens, -(-groups // held)),
-        states,
-        step.workspace.state,
-        NormArgs(*2 * (step.launches.or_nothing(w.feature_norm),), spec.norm.epsilon),
-        space.states.words,
-        NORM=NormConfig(spec.features, held, False, False, has_norm, spec.norm.kind == "layer", False),
-        ROWS=len(states),
-        OUT=space.states.config,
-        warps=8 if has_norm else 4,
-    )
+    read_states(step, w.feature_norm, spec.norm, space.states, tokens)
     read = Source(space.states, source.sum_squares)
     step.launches.rows((w.fc,), read, space.fused, None, "down", tokens)
 
