@@ -1,6 +1,7 @@
 """Loads the part of a model that is on a GPU: memory, tuning and compiled steps. Imports torch."""
 
 from dataclasses import replace
+from typing import Any
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
@@ -79,17 +80,26 @@ def load_gpu_shard(
     return prepared(backend, gpu, source, plan)
 
 
+def _gpu_shard_of(target: LoadedEngine) -> tuple[CudaBackend, Gpu]:
+    """The part of a loaded model that is on its GPU."""
+    backend: Any = target.engine.backend
+    shard = backend if isinstance(backend, CudaBackend) else backend.gpu_shard
+    assert isinstance(shard, CudaBackend)
+    assert target.gpu is not None
+    return shard, target.gpu
+
+
 def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
-    """A draft head on the GPU of its target, whose embedding and output it reads there.
+    """A draft head on the GPU of its target, whose embedding and output it reads there. Next to a split
+    target it has a copy of an embedding that is on the CPU.
 
     Raises:
         GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    backend, gpu = target.engine.backend, target.gpu
-    assert isinstance(backend, CudaBackend)
-    assert gpu is not None
-    shared = backend.as_target(embedding=not head.own_embedding, output=not head.own_output)
+    backend, gpu = _gpu_shard_of(target)
+    has_table = head.own_embedding or not backend.has_table
+    shared = backend.as_target(embedding=not has_table, output=not head.own_output)
     options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
     try:
         loaded = CudaBackend(
@@ -107,9 +117,7 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
 
 def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
     """Medusa heads on the GPU of their target. Raises as `load_gpu_head`."""
-    backend, gpu = target.engine.backend, target.gpu
-    assert isinstance(backend, CudaBackend)
-    assert gpu is not None
+    backend, gpu = _gpu_shard_of(target)
     context, launches = pool_positions(source.context, 1), backend.step.launches
     shared = backend.as_target(embedding=True, output=False)
     try:

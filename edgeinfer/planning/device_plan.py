@@ -31,8 +31,12 @@ GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
 NO_HEAD = (
-    "a draft head next to a GPU needs one that holds it and all of the model: using prompt lookup instead; "
-    "device='cpu' or a smaller context has room for it"
+    "the GPU has too little memory for the draft head: using prompt lookup instead; device='cpu' or a "
+    "smaller context has room for it"
+)
+NO_STATES = (
+    "the GPU has too little memory for the draft head and the attention of all layers, whose hidden states "
+    "the head reads: using prompt lookup instead; device='cpu' uses the head"
 )
 SEVERAL_HEADS = (
     "several draft heads run on the CPU only, with all of their model: using prompt lookup instead; "
@@ -55,6 +59,10 @@ class DevicePlan:
     memory: MemoryPlan
     fitting: int
     warnings: tuple[str, ...] = ()
+
+    def noted(self, note: str) -> "DevicePlan":
+        """The same plan with one more warning."""
+        return replace(self, warnings=(note, *self.warnings))
 
     def on(self, sizes: ModelSizes, machine: Machine) -> MemoryPlan:
         """The same placement on a machine with other speeds."""
@@ -149,16 +157,31 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
 def _with_gpu_and_head(
     request: PlanRequest, machine: Machine, measured: Callable[[Machine], Machine]
 ) -> DevicePlan:
-    """The plan with a requested draft head, if all of the model and the head fit the GPU; else without."""
-    if request.draft_required:
-        with suppress(PlanError):
-            planned = _whole_on_gpu(request, machine)
-            if planned.memory.has_gpu_head:
-                return planned
-    without = _with_gpu(replace(request, draft=None, draft_required=False), machine, measured)
-    note = NO_HEAD if request.draft is None or request.draft.has_device_kernels else SEVERAL_HEADS
-    notes = (note,) if request.draft_required else ()
-    return replace(without, warnings=(*notes, *without.warnings))
+    """The plan with a requested draft head on the GPU; without it if the head doesn't fit there, or its model
+    only without it.
+    """
+    without = replace(request, draft=None, draft_required=False)
+    if not request.draft_required or request.draft is None:
+        return _with_gpu(without, machine, measured)
+    if not request.draft.has_device_kernels:
+        return _with_gpu(without, machine, measured).noted(SEVERAL_HEADS)
+    with suppress(PlanError):
+        planned = _whole_on_gpu(request, machine)
+        if planned.memory.has_gpu_head:
+            return planned
+    with suppress(PlanError):
+        return _whole_on_gpu(without, machine).noted(NO_HEAD)
+    return _split_with_head(request, request.draft, measured(machine))
+
+
+def _split_with_head(request: PlanRequest, head: ModelSizes, machine: Machine) -> DevicePlan:
+    """The plan of a model that is split between the GPU and the CPU, with the head on the GPU if possible."""
+    with suppress(GpuUnavailableError, OutOfMemoryError):
+        planned = _split(replace(request, draft=head.as_head_of_split(request.sizes)), machine)
+        if planned.memory.has_gpu_head:
+            return planned
+    note = NO_STATES if head.target_layers else NO_HEAD
+    return _split(replace(request, draft=None, draft_required=False), machine).noted(note)
 
 
 def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:

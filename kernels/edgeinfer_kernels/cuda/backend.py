@@ -481,6 +481,11 @@ class CudaBackend(Backend[DeviceRows]):
         """As `Backend.kept_rows`."""
         return DeviceRows(first, count, False)
 
+    @property
+    def has_table(self) -> bool:
+        """Whether the embedding is on the device: a split model has it on the CPU, unless it is the head."""
+        return not self._options.stages or self._weights.token_embd is self._weights.output
+
     def as_target(self, *, embedding: bool, output: bool) -> HeadTarget:
         """This model as the target of a draft head, which reads its embedding, its output, or both."""
         kept, model = self._parts.workspace.kept, self._parts.model

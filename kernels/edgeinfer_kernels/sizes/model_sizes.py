@@ -146,6 +146,16 @@ class ModelSizes:
         """Elements of the hidden states of one position that a draft head reads of its target."""
         return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
 
+    def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
+        """A draft head on the GPU of a split target, which embeds on the CPU: the head has a copy of the
+        embedding, unless it is the target's output, or the head reads no tokens.
+        """
+        return (
+            self
+            if target.embedding is None or not self.reads_prompts
+            else replace(self, shares_embedding=False)
+        )
+
     @property
     def reads_prompts(self) -> bool:
         """Whether it processes the tokens of prompts: Medusa heads don't."""

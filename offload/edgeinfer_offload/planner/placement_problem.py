@@ -226,8 +226,11 @@ class PlacementProblem:
 
     @property
     def attends_together(self) -> bool:
-        """Whether all attention has to be on one device."""
-        return any(block.reads_other_layers for block in self.sizes.blocks)
+        """Whether all attention has to be on one device, as a draft head may need the states between layers
+        there.
+        """
+        reads_states = self.options.draft is not None and bool(self.options.draft.target_layers)
+        return reads_states or any(block.reads_other_layers for block in self.sizes.blocks)
 
     @property
     def attending_bytes(self) -> float:
@@ -245,6 +248,8 @@ class PlacementProblem:
             drafts.append(GPU)
         if self.pricing.graphics is None:
             return [self.non_layer(CPU, CPU, drafts[0])]
+        if self._has_draft_head:  # It reads the states of the last layer there.
+            drafts = drafts[1:]
         return [self.non_layer(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, device_index: int, draft: int | None = None) -> Placement:
@@ -272,13 +277,17 @@ class PlacementProblem:
 
     def _draft_only(self) -> Placement | None:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
-        if not self.draft or not self.draft[GPU]:
+        if not self.draft or not self.draft[GPU] or self._has_draft_head:
             return None
         budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
         placement = self.search.placement(here, self.non_layer(CPU, CPU, GPU))
         if placement.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
         return replace(placement, seconds=placement.seconds + budget.penalty(placement.cpu_bytes))
+
+    @property
+    def _has_draft_head(self) -> bool:
+        return self.options.draft is not None and self.options.draft.is_draft_head
 
     @property
     def streams(self) -> bool:

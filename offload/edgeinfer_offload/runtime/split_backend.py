@@ -96,6 +96,17 @@ class SplitBackend(Backend[SplitStates]):
         finally:
             self.cpu_shard.place(None)
 
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """As `CudaBackend.keep_hidden`."""
+        self.gpu_shard.keep_hidden(layers)
+
+    def kept_hidden(self, tokens: int) -> list[SplitStates]:
+        return []
+
+    def kept_rows(self, first: int, count: int) -> "DeviceRows":  # type: ignore[override]
+        """As `CudaBackend.kept_rows`, for a draft head on the GPU."""
+        return self.gpu_shard.kept_rows(first, count)
+
     def tree_end(self, start: int, parents: Sequence[int]) -> int:
         return max(TreePages(parents, start).end_page * PAGE, self.gpu_shard.tree_end(start, parents))
 

@@ -111,7 +111,7 @@ class DecodeStep:
         kept = None if self.is_batch else self.workspace.kept
         for number, (block, module) in enumerate(zip(self.model.blocks, self._modules, strict=True)):
             if kept is not None and block.index.position == 0:
-                keep_step(self.launches, kept, block.index.layer, tokens)
+                keep_step(self.launches, kept, self.model.layers[block.index.layer], tokens)
             for run, other in self._before_layer.get(number, ()):
                 run(self, other, tokens)
             parallel = stages.parallel[number] if stages else 0

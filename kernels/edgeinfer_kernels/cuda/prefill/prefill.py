@@ -55,6 +55,8 @@ class Chunk:
     blocks: Sequence[PromptBlock]
     exchange: PrefillExchange | None
     pages: Tensor | None = None
+    is_streamed: bool = False
+    """Whether the blocks are those of the whole decoder, of which the CPU's weights are streamed."""
 
     def parallel_stage(self, number: int) -> PromptStage | None:
         """The CPU stage that runs in parallel with a block."""
@@ -158,7 +160,7 @@ class Prefill:
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks
         own = ScaledRows(self._own[: x.numel()].view(-1, x.shape[1]), self._own_scales[:tokens])
-        chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages)
+        chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages, sent is not None)
         self.products.kept = None
         if sent:
             sent.sender.begin()
@@ -193,14 +195,14 @@ class Prefill:
 
     def _launch(self, chunk: Chunk) -> None:
         """Launch the kernels of a chunk; in a split model, with the exchanges between them."""
-        x, exchange = chunk.x, chunk.exchange
+        x, exchange, layers = chunk.x, chunk.exchange, self.model.layers
         self._ones.fill_(1.0)
         if self.exchange is None:
             self._embed(x)
         self.apply_next_norm(chunk, -1)
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
-                self._keep(chunk, block.index.layer)
+                self._keep(chunk, block.index.layer if chunk.is_streamed else layers[block.index.layer])
                 self._before_layer(chunk, number)
             self._apply_own_norm(chunk, number + 1)
             block.module.prefill(self, chunk, number, block)
