@@ -88,8 +88,7 @@ class SplitBackend(Backend[SplitStates]):
     def forward_tree(self, x: SplitStates, start: int, parents: Sequence[int]) -> None:
         """As `Backend.forward_tree`: the CPU shard has paths in pages, the GPU shard tokens in rows."""
         pages = TreePages(parents, start)
-        for source, target, count in pages.copied_text():
-            self.cpu_shard.state.copy(source, target, count)
+        self.cpu_shard.state.copy_cached(pages.copied_text())
         self.cpu_shard.place(pages.batch())
         try:
             x.final = self.gpu_shard.enter(x.ids, start, parents=parents)
@@ -111,8 +110,7 @@ class SplitBackend(Backend[SplitStates]):
         return max(TreePages(parents, start).end_page * PAGE, self.gpu_shard.tree_end(start, parents))
 
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
-        for source, target, count in TreePages(parents, start).moves(rows):
-            self.cpu_shard.state.copy(source, target, count)
+        self.cpu_shard.state.keep_path(start, rows, TreePages(parents, start).moves(rows))
         self.gpu_shard.keep_path(start, parents, rows)
 
     def with_state(self, state: DecoderState) -> "SplitBackend":

@@ -66,7 +66,6 @@ def growing(path: Path, head: Path) -> Iterator[Model]:
 def test_completions_with_trees_equal_baseline_decoding(
     plain: Model, growing: Model, settings: dict[str, Any]
 ) -> None:
-    """The target with recurrent layers verifies the path of the most probable tokens."""
     always_tree(growing, 4, 12)
     expected, actual = (model.generate(PROMPT, **{**GREEDY, **settings}) for model in (plain, growing))
     assert actual.ids == expected.ids

@@ -130,7 +130,7 @@ def test_quantized_heads_draft_almost_the_same(path: Path, folder: Path, plain: 
         assert model.generate(PROMPT, **GREEDY).ids == plain.generate(PROMPT, **GREEDY).ids
 
 
-def test_a_recurrent_target_drafts_chains(heads: Path, tmp_path: Path) -> None:
+def test_trees_of_a_recurrent_target_change_no_completion(heads: Path, tmp_path: Path) -> None:
     target = ZOO["qwen35"].write(tmp_path / "qwen35.gguf")
     with edgeinfer.load(target, draft=None, **CPU) as model:
         expected = model.generate(PROMPT, **GREEDY).ids
