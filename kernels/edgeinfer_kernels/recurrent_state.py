@@ -168,6 +168,7 @@ class StateSlots:
         rings.
         """
         self._last: tuple[int, int] | None = None
+        """The start of the last step and its number of tokens, negative of a tree."""
         self._step = RecurrentStep()
 
     def begin(self, start: int, tokens: int) -> RecurrentStep:
@@ -193,16 +194,19 @@ class StateSlots:
         """As `begin`, of a tree: the step writes the state before it to `target`. The end stays `start` until
         `keep_path`.
         """
+        if (start, -tokens) == self._last:
+            return self._step
         if start != self.end and self.rewind(start) != start:
             raise ValueError(f"the recurrent state can't be rewound to {start}")
         has_slot = self._base == start
         target = self._source if has_slot else self._free_slot()
-        step = RecurrentStep(start - self._base, self._source, target)
-        self._first_row, self._last = max(self._first_row, start + tokens - RING_ROWS), None
+        self._step = RecurrentStep(start - self._base, self._source, target)
+        self._first_row = max(self._first_row, start + tokens - RING_ROWS)
         if not has_slot:
             self._source, self._base = target, start
             self._positions[target] = start
-        return step
+        self._last = start, -tokens
+        return self._step
 
     def keep_path(self, tokens: int) -> None:
         """Continue with this many tokens of the last tree, whose rows are in the rings."""

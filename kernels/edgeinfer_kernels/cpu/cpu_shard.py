@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, ExpertCounts
 from edgeinfer_kernels.blocks.common.block import BlockState
@@ -16,7 +17,7 @@ from edgeinfer_kernels.cpu.block_builder import BlockOptions, Counts, RoutingRow
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
-from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view, float_rows, interleaved_bytes
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, byte_view, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.experts_args import ExpertsArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import (
@@ -93,6 +94,8 @@ class CpuShard:
         self._computed = options.computed or self.batch
         self._placed: PositionTable | None = None
         self._placed_at = 0, 0
+        self._before: npt.NDArray[np.int64] | None = None
+        """Of a tree, for each token the one before it."""
         """The first position of a placed step, and the number of positions up to its last one."""
         self._parts = {
             index: part_of_block(weights.residual(index), self._shards[index.layer])
@@ -223,8 +226,11 @@ class CpuShard:
         caches = [getattr(state, "cache", None) for state in self.state.blocks.values()]
         return all(cache is not None and cache.ring == cache.positions for cache in caches)
 
-    def place(self, positions: BatchPositions | None) -> None:
-        """The following steps have tokens at these positions of sequences in pages; None: of one text."""
+    def place(self, positions: BatchPositions | None, parents: Sequence[int] = ()) -> None:
+        """The following steps have tokens at these positions of sequences in pages; None: of one text.
+        `parents`: as `Backend.forward_tree`.
+        """
+        self._before = np.array([-1, *(parent + 1 for parent in parents)], np.int64) if parents else None
         self._placed = None if positions is None else PositionTable(positions)
         if positions is not None:
             first, last = int(positions.positions.min()), int(positions.positions.max())
@@ -240,7 +246,13 @@ class CpuShard:
             rope = table.address_of(start, count)
             fill_step(step_args, box.rows, box.row_bytes, tokens, start, rope, token_args)
             if self.state.slots is not None:
-                fill_slots(step_args, self.state.slots.begin(start, tokens))
+                self._fill_slots(step_args, self.state.slots, tokens, start)
+
+    def _fill_slots(self, step_args: StepArgs, slots: StateSlots, tokens: int, start: int) -> None:
+        if self._before is None:
+            fill_slots(step_args, slots.begin(start, tokens))
+        else:
+            fill_slots(step_args, slots.begin_tree(start, tokens), address(self._before))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""

@@ -169,6 +169,7 @@ class CudaBackend(Backend[DeviceRows]):
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
             max_tree_tokens=self._options.longest_step if self._options.sequences == 1 else 0,
+            has_recurrent_trees=True,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -258,6 +259,8 @@ class CudaBackend(Backend[DeviceRows]):
 
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
         """As `Backend.keep_path`."""
+        if self._sequence.slots is not None:
+            self._sequence.slots.keep_path(len(rows))
         with on_device(self.device):
             self._paths.keep(start, rows)
 
@@ -721,6 +724,7 @@ class CudaBackend(Backend[DeviceRows]):
                     self._drafts.warm_up(widths)
                 elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
                     self._paths.warm_up()
+                    self.steps.warm_up_trees()
 
     def close(self) -> None:
         """Free the device memory."""

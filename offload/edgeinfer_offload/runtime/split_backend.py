@@ -89,7 +89,7 @@ class SplitBackend(Backend[SplitStates]):
         """As `Backend.forward_tree`: the CPU shard has paths in pages, the GPU shard tokens in rows."""
         pages = TreePages(parents, start)
         self.cpu_shard.state.copy_cached(pages.copied_text())
-        self.cpu_shard.place(pages.batch())
+        self.cpu_shard.place(pages.batch(), parents)
         try:
             x.final = self.gpu_shard.enter(x.ids, start, parents=parents)
         finally:

@@ -50,6 +50,8 @@ class DecodeStep:
         self._peers = peers if len(launches.model.blocks) % BUFFERS == 0 else None
         """Buffers for partial sums, which alternate from block to block and from step to step."""
         self.layout: Layout = TEXT
+        self.is_tree = False
+        """Whether the tokens of a step are a draft tree, for blocks with recurrent states."""
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
         reads_anew = (not block.residual.shares_input for block in blocks)

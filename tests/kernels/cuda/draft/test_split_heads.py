@@ -53,10 +53,11 @@ def split(small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> 
     return load
 
 
-def check_completions(model: Model, drafter: type) -> None:
+def check_completions(model: Model, drafter: type[Any]) -> None:
     """They are those without drafts, with chains and with trees, and the plan counts the head's bytes."""
-    head, engine = drafter_of(model), model.engine
-    assert type(head) is drafter, model.warnings
+    head: Any = drafter_of(model)
+    engine = model.engine
+    assert isinstance(head, drafter), model.warnings
     assert isinstance(engine, NativeEngine)
     assert isinstance(engine.backend, SplitBackend)
     assert model.plan is not None
