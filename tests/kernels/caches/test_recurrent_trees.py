@@ -2,13 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
+import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.recurrent_state import StateSlots
+from tests.edgeinfer.speculation.test_tree import FixedTree, always_tree
 from tests.kernels.cpu.test_cpu_backend import cpu, engine_for
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY
@@ -110,3 +114,20 @@ def test_other_recurrent_blocks_take_no_tree(tmp_path: Path, kind: str) -> None:
     assert not tested.capabilities.max_tree_tokens
     assert not tested.holds_tree(PARENTS)
     tested.close()
+
+
+@pytest.mark.parametrize("kind", ["lfm2", "qwen35"])
+def test_completions_with_accepted_paths_equal_baseline_decoding(tmp_path: Path, kind: str) -> None:
+    path = replace(ZOO[kind], context=256).write(tmp_path / "model.gguf")
+    options: dict[str, Any] = {"max_tokens": 40, "temperature": 0.0}
+    with edgeinfer.load(path, draft=None, device="cpu", threads=1, context=256) as model:
+        expected = model.generate(IDS[:9], **options)
+        answer = [*expected.prompt_ids, *expected.ids]
+        model.speculator = Speculator(model.engine, FixedTree(answer, PARENTS, PATHS[1]))
+        always_tree(model, 4, len(PARENTS))
+        model.engine.rewind(0)
+        actual = model.generate(IDS[:9], **options)
+        assert actual.ids == expected.ids
+        assert actual.speed.tokens_per_forward is not None
+        assert actual.speed.tokens_per_forward > 2
+        model.speculator = None

@@ -129,7 +129,7 @@ class CapturedSteps:
         embeddings; `sequences`: the numbers of those that have separate states. Padding tokens are alone in
         the spare page.
         """
-        count = self.width(len(ids))
+        count, self._is_tree = self.width(len(ids)), False
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         held = self._batches[self._turn]
         state = held.numpy()
