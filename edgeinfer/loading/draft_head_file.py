@@ -101,7 +101,7 @@ class HeadFile:
             loaded = load_gpu_head(head, source, target)
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        nbytes = loaded.nbytes + kept_state_bytes(head.spec.hidden_size)
+        nbytes = loaded.nbytes + kept_state_bytes(head.sizes)
         width = 1 + source.options.draft_tree_width
         return DeviceHead(loaded, target.engine, head, nbytes, self.close, loaded.batch, width)
 

@@ -32,7 +32,7 @@ from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.stages import CPU, host_batch, stage_blocks
 from edgeinfer_offload.machine.this_machine import meets_in_graph, with_cpu_speeds
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.plan_types import Repacking
+from edgeinfer_offload.planner.plan_types import DRAFT, DRAFT_HEAD, Repacking
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan
 from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.report.plan_verdict import binary_size
@@ -308,10 +308,11 @@ def placed_note(plan: MemoryPlan) -> str:
     layers = plan.layers
     attention = sum(layer.attention == "gpu" for layer in layers)
     second = "experts" if any(layer.experts for layer in layers) else "feed-forwards"
+    drafter = DRAFT_HEAD if plan.has_gpu_head else DRAFT
     return (
         f"on the GPU: attention of {attention} of {len(layers)} layers, "
         f"{plan.feed_forward_share:.0%} of the {second}, "
-        + ("the head and the draft model" if plan.draft == "gpu" else "and the head")
+        + (f"the head and the {drafter}" if plan.draft == "gpu" else "and the head")
         + "; the rest is on the CPU"
         + ("; the experts change while decoding" if any(layer.expert_cache for layer in layers) else "")
     )

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
+from edgeinfer.model_config.layers.medusa_heads import MedusaModel
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError
@@ -16,6 +17,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
+from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
@@ -92,6 +94,7 @@ def _planned_options(source: ModelSource, plan: MemoryPlan) -> DeviceOptions:
         gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
         sequences=plan.options.sequences if planned_specification(source, plan).is_recurrent else 1,
         kept_states=KEPT_STATES if plan.has_gpu_head else 0,
+        kept_layers=plan.options.draft.target_layers if plan.options.draft is not None else (),
     )
 
 
@@ -104,17 +107,26 @@ def _refusals(source: ModelSource) -> Iterator[None]:
         raise GpuUnavailableError(f"{source.name}: {error}") from error
 
 
+def _gpu_shard_of(target: LoadedEngine) -> tuple[CudaBackend, Gpu]:
+    """The part of a loaded model that is on its GPU."""
+    backend: Any = target.engine.backend
+    shard = backend if isinstance(backend, CudaBackend) else backend.gpu_shard
+    assert isinstance(shard, CudaBackend)
+    assert target.gpu is not None
+    return shard, target.gpu
+
+
 def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
-    """A draft head on the GPU of its target, whose embedding and output it reads there.
+    """A draft head on the GPU of its target, whose embedding and output it reads there. Next to a split
+    target it has a copy of an embedding that is on the CPU.
 
     Raises:
         GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
-    backend, gpu = target.engine.backend, target.gpu
-    assert isinstance(backend, CudaBackend)
-    assert gpu is not None
-    shared = backend.as_target(embedding=not head.own_embedding, output=not head.own_output)
+    backend, gpu = _gpu_shard_of(target)
+    has_table = head.own_embedding or not backend.has_table
+    shared = backend.as_target(embedding=not has_table, output=not head.own_output)
     options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
     with _refusals(source):
         loaded = CudaBackend(
@@ -126,6 +138,31 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
             tuning=backend.step.tuning,
         )
     return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+
+
+def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
+    """Medusa heads on the GPU of their target. Raises as `load_gpu_head`."""
+    backend, gpu = _gpu_shard_of(target)
+    context, launches = pool_positions(source.context, 1), backend.step.launches
+    shared = backend.as_target(embedding=True, output=False)
+    with _refusals(source):
+        loaded = MedusaBackend(
+            heads.spec,
+            heads.weights,
+            context,
+            backend.device,
+            shared,
+            launches.tuning,
+            dependent=launches.dependent,
+        )
+    try:
+        loaded.warm_up()
+    except BaseException as error:
+        loaded.close()
+        if isinstance(error, KernelsUnavailableError | BackendError):
+            raise GpuUnavailableError(f"{gpu.name}: {error}") from error
+        raise
+    return loaded
 
 
 def prepared(backend: B, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> B:

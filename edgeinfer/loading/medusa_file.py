@@ -8,6 +8,8 @@ from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.layers.medusa_heads import MedusaModel, read_medusa
 from edgeinfer.model_config.weights import read_weights
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.speculation.heads.device_medusa import DeviceMedusa
 from edgeinfer.speculation.heads.medusa_heads import MedusaHeads
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
@@ -16,6 +18,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
+from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
@@ -42,12 +45,18 @@ class MedusaFile:
     def close(self) -> None:
         self.file.close()
 
-    def load(self, source: ModelSource, target: LoadedEngine) -> MedusaHeads:
-        """The heads on the threads of their target. Raises `SettingError`: a damaged tensor."""
+    def load(self, source: ModelSource, target: LoadedEngine) -> MedusaHeads | DeviceMedusa:
+        """The heads on the device of their target.
+
+        Raises:
+            SettingError: a damaged tensor, or other programs took the memory that the plan has for the heads.
+        """
         try:
             heads = read_medusa(self.file, source.config, source.weights)
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
+        if target.gpu is not None:
+            return self._on_gpu(heads, source, target)
         backend = self._backend(heads, source, target)
         options, batch = source.options, heads.sizes.draft_batch
         buffers = workspace_bytes(heads.sizes, batch, backend.pool.threads, options.repack)
@@ -60,6 +69,17 @@ class MedusaFile:
             1 + options.draft_tree_width,
             self.close,
         )
+
+    def _on_gpu(self, heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> DeviceMedusa:
+        from edgeinfer.loading.gpu_loading import load_gpu_medusa
+        from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
+
+        try:
+            loaded = load_gpu_medusa(heads, source, target)
+        except (GpuUnavailableError, DeviceMemoryError) as error:
+            raise SettingError(f"draft: {self.name}: {error}") from error
+        nbytes, width = loaded.nbytes + kept_state_bytes(heads.sizes), 1 + source.options.draft_tree_width
+        return DeviceMedusa(loaded, target.engine, nbytes, width, self.close)
 
     @staticmethod
     def _backend(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:

@@ -31,12 +31,20 @@ GIB = 1 << 30
 NO_DRAFT = Detail("not enough memory for the draft model; using prompt lookup instead")
 
 NO_HEAD = (
-    "a draft head next to a GPU needs one that holds it and all of the model: using prompt lookup instead; "
-    "device='cpu' or a smaller context has room for it"
+    "the GPU has too little memory for the draft head: using prompt lookup instead; device='cpu' or a "
+    "smaller context has room for it"
 )
-NO_CPU_HEAD = (
-    "this draft head (EAGLE-3, Medusa, or several) runs on the CPU only, with all of its model: using prompt "
-    "lookup instead; device='cpu' uses the head"
+NO_STATES = (
+    "the GPU has too little memory for the draft head and the attention of all layers, whose hidden states "
+    "the head reads: using prompt lookup instead; device='cpu' uses the head"
+)
+SEVERAL_HEADS = (
+    "several draft heads run on the CPU only, with all of their model: using prompt lookup instead; "
+    "device='cpu' uses the heads"
+)
+HEAD_ON_SEVERAL = (
+    "tensor parallel has no draft heads: using prompt lookup instead; device='cuda:0' uses the head if that "
+    "GPU holds the model"
 )
 SEVERAL_QUEUE = Detail("requests run one at a time: consecutive layers on several GPUs have no batches")
 MAX_TENSOR_RATIO = 0.9
@@ -55,6 +63,10 @@ class DevicePlan:
     memory: MemoryPlan
     fitting: int
     warnings: tuple[str, ...] = ()
+
+    def noted(self, note: str) -> "DevicePlan":
+        """The same plan with one more warning."""
+        return replace(self, warnings=(note, *self.warnings))
 
     def on(self, sizes: ModelSizes, machine: Machine) -> MemoryPlan:
         """The same placement on a machine with other speeds."""
@@ -147,29 +159,45 @@ def _with_gpu(request: PlanRequest, machine: Machine, measured: Callable[[Machin
     try:
         return _whole_on_gpu(request, machine)
     except PlanError:
-        return _without_head(request, lambda own: _split(own, measured(machine)))
+        return _split_or_without_head(request, measured(machine))
 
 
-def _without_head(request: PlanRequest, plan: Callable[[PlanRequest], DevicePlan]) -> DevicePlan:
-    """A plan without the draft head of the request, if there is one, and a note if it was required."""
-    if request.draft is None or not request.draft.is_draft_head:
-        return plan(request)
-    without = plan(replace(request, draft=None, draft_required=False))
-    note = NO_HEAD if request.draft.has_device_kernels else NO_CPU_HEAD
-    notes = (note,) if request.draft_required else ()
-    return replace(without, warnings=(*notes, *without.warnings))
+def _split_or_without_head(request: PlanRequest, machine: Machine) -> DevicePlan:
+    """The plan of a model that is split between the GPU and the CPU, with a required draft head on the GPU if
+    possible.
+    """
+    head = request.draft
+    if head is None or not head.is_draft_head:
+        return _split(request, machine)
+    without = replace(request, draft=None, draft_required=False)
+    if not request.draft_required:
+        return _split(without, machine)
+    if not head.has_device_kernels:
+        return _split(without, machine).noted(SEVERAL_HEADS)
+    with suppress(GpuUnavailableError, OutOfMemoryError):
+        planned = _split(replace(request, draft=head.as_head_of_split(request.sizes)), machine)
+        if planned.memory.has_gpu_head:
+            return planned
+    return _split(without, machine).noted(NO_STATES if head.target_layers else NO_HEAD)
 
 
 def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
     """All of the model on the GPU, with a required draft head if both fit. Raises `PlanError`: it doesn't
     fit.
     """
-    if request.draft is not None and request.draft.is_draft_head and request.draft_required:
-        with suppress(PlanError):
-            planned = _all_on_gpu(request, machine)
-            if planned.memory.has_gpu_head:
-                return planned
-    return _without_head(request, lambda own: _all_on_gpu(own, machine))
+    head = request.draft
+    if head is None or not head.is_draft_head:
+        return _all_on_gpu(request, machine)
+    without = replace(request, draft=None, draft_required=False)
+    if not request.draft_required:
+        return _all_on_gpu(without, machine)
+    if not head.has_device_kernels:
+        return _all_on_gpu(without, machine).noted(SEVERAL_HEADS)
+    with suppress(PlanError):
+        planned = _all_on_gpu(request, machine)
+        if planned.memory.has_gpu_head:
+            return planned
+    return _all_on_gpu(without, machine).noted(NO_HEAD)
 
 
 def _all_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
@@ -204,7 +232,7 @@ def _on_gpus(request: PlanRequest, machine: Machine, measured: Callable[[Machine
             return tensor
         index = alone.memory.machine.gpus[0].index
         note = f"all of the model is on cuda:{index}: tokens pass GPUs one after another, so one is faster"
-        return replace(alone, warnings=(Detail(note), *alone.warnings))
+        return alone.noted(Detail(note))
     if refused := _refused_by_layers(request):
         if tensor is not None:
             return tensor
@@ -249,8 +277,12 @@ def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | Non
     def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
 
+    head = request.draft if request.draft is not None and request.draft.is_draft_head else None
     try:
-        return _without_head(request, planned)
+        if head is None:
+            return planned(request)
+        without = planned(replace(request, draft=None, draft_required=False))
+        return without.noted(HEAD_ON_SEVERAL) if request.draft_required else without
     except PlanError as error:
         if request.split == "auto":
             return None

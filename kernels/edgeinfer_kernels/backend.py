@@ -35,6 +35,7 @@ class Capabilities:
     - `max_step_tokens`: maximum tokens of `step_logits`; 0: unsupported.
     - `max_batch_tokens`: maximum tokens of `forward_batch` for several sequences; 0: unsupported.
     - `max_tree_tokens`: maximum tokens of `forward_tree`; 0: unsupported.
+    - `has_recurrent_trees`: that is so with recurrent states too, if all their blocks take trees.
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
@@ -56,6 +57,7 @@ class Capabilities:
     max_step_tokens: int = 0
     max_batch_tokens: int = 0
     max_tree_tokens: int = 0
+    has_recurrent_trees: bool = False
     padded_tokens: int = 0
     max_draft_prompt: int = 0
     kept_states: int = 0
@@ -90,7 +92,7 @@ class Capabilities:
         return replace(
             self,
             max_batch_tokens=0,
-            max_tree_tokens=0,
+            max_tree_tokens=self.max_tree_tokens if self.has_recurrent_trees and spec.takes_trees else 0,
             skips_layers=False,
             has_attention_scores=False,
             can_evict=False,

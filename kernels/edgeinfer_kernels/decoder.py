@@ -144,6 +144,12 @@ class DecoderSpec:
         return bool(self._recurrent_shapes)
 
     @property
+    def takes_trees(self) -> bool:
+        """Whether each block with a recurrent state can process a draft tree."""
+        blocks = (each.block for layer in self.layers for each in layer.blocks)
+        return all(block.takes_trees for block in blocks if block.recurrent is not None)
+
+    @property
     def is_encoder(self) -> bool:
         """Whether the tokens of a text attend to all of it, so that there are no logits of a next token."""
         return any(each.block.kind == "encoder_attention" for layer in self.layers for each in layer.blocks)

@@ -14,7 +14,7 @@ from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
 from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENCE, CacheState, LayerCache
 from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages, recent_slots
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
-from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
+from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
 
 
 def check_evicted(positions: npt.NDArray[np.int64], end: int) -> None:
@@ -143,6 +143,24 @@ class DecoderState:
             state.copy(source, target, count)
         if self.recent is not None:
             self.recent.copy(source, target, count)
+
+    def copy_cached(self, moves: Iterable[tuple[int, int, int]]) -> None:
+        """Copy positions, (source, target, count), in the caches: recurrent states have none."""
+        cached = [state for state in self.blocks.values() if not isinstance(state, RecurrentState)]
+        for move in moves:
+            for state in cached:
+                state.copy(*move)
+            if self.recent is not None:
+                self.recent.copy(*move)
+
+    def keep_path(self, start: int, rows: Sequence[int], moves: Iterable[tuple[int, int, int]]) -> None:
+        """As `Backend.keep_path`; `moves`: of positions in the caches, as `copy_cached`."""
+        self.copy_cached(moves)
+        if self.slots is not None:
+            for state in self.blocks.values():
+                if isinstance(state, RecurrentState):
+                    state.keep_path(start, rows)
+            self.slots.keep_path(len(rows))
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `Backend.copy_pages`."""

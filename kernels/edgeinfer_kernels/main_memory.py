@@ -54,13 +54,11 @@ class MainMemoryBackend(Backend[X]):
 
     def forward_tree(self, x: X, start: int, parents: Sequence[int]) -> None:
         pages = TreePages(parents, start)
-        for source, target, count in pages.copied_text():
-            self.copy_positions(source, target, count)
+        self.state.copy_cached(pages.copied_text())
         self.forward_batch(x, pages.batch())
 
     def tree_end(self, start: int, parents: Sequence[int]) -> int:
         return TreePages(parents, start).end_page * PAGE
 
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
-        for source, target, count in TreePages(parents, start).moves(rows):
-            self.copy_positions(source, target, count)
+        self.state.keep_path(start, rows, TreePages(parents, start).moves(rows))

@@ -3,6 +3,9 @@
 A block keeps its state after several positions, each in a slot. A step reads one slot and writes another
 one, so no state is copied. The rows that the recurrence reads of the last RING_ROWS positions are kept too: a
 rewind to a position after that of a slot processes them again, without the model's weights.
+
+A step with a draft tree writes the state before the tree to a slot, and the rows of all its tokens, in their
+order. Those of the accepted path are moved to its positions; the next step processes them again.
 """
 
 from collections.abc import Sequence
@@ -110,6 +113,11 @@ class RecurrentState:
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         raise NotImplementedError("a recurrent state has no positions to evict")
 
+    def keep_path(self, start: int, rows: Sequence[int]) -> None:
+        """The rows of a step's tokens that are a path through its tree become those from `start` on."""
+        at = (start + np.arange(len(rows))) % RING_ROWS
+        self.ring[at] = self.ring[(start + np.asarray(rows)) % RING_ROWS]
+
     def before(self, step: RecurrentStep, start: int) -> npt.NDArray[Any]:
         """(tail_rows + pending, tail_width): the rows before a step at `start`; zeros before position 0."""
         rows, shape = self.pending_rows(step, start)[:, : self.shape.tail_width], self.shape
@@ -160,6 +168,7 @@ class StateSlots:
         rings.
         """
         self._last: tuple[int, int] | None = None
+        """The start of the last step and its number of tokens, negative of a tree."""
         self._step = RecurrentStep()
 
     def begin(self, start: int, tokens: int) -> RecurrentStep:
@@ -180,6 +189,28 @@ class StateSlots:
         self._positions[target] = self.end
         self._last = start, tokens
         return self._step
+
+    def begin_tree(self, start: int, tokens: int) -> RecurrentStep:
+        """As `begin`, of a tree: the step writes the state before it to `target`. The end stays `start` until
+        `keep_path`.
+        """
+        if (start, -tokens) == self._last:
+            return self._step
+        if start != self.end and self.rewind(start) != start:
+            raise ValueError(f"the recurrent state can't be rewound to {start}")
+        has_slot = self._base == start
+        target = self._source if has_slot else self._free_slot()
+        self._step = RecurrentStep(start - self._base, self._source, target)
+        self._first_row = max(self._first_row, start + tokens - RING_ROWS)
+        if not has_slot:
+            self._source, self._base = target, start
+            self._positions[target] = start
+        self._last = start, -tokens
+        return self._step
+
+    def keep_path(self, tokens: int) -> None:
+        """Continue with this many tokens of the last tree, whose rows are in the rings."""
+        self.end, self._last = self.end + tokens, None
 
     def is_next(self, start: int) -> bool:
         """Whether a step at `start` reads the newest slot, without positions between."""

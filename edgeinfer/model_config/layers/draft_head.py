@@ -47,7 +47,13 @@ class DraftHeadModel:
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
         is_raw = self.spec.has_raw_draft_states
-        return replace(sizes, shares_head=not self.own_output, shares_embedding=shares_table, cpu_only=is_raw)
+        return replace(
+            sizes,
+            shares_head=not self.own_output,
+            shares_embedding=shares_table,
+            target_layers=self.target_layers,
+            cpu_only=is_raw,
+        )
 
 
 def read_draft_head(

@@ -17,15 +17,18 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.heads.head_tree import HeadTree
-from edgeinfer.speculation.heads.observed_states import KeptStates, ObservedStates, ObservedText
+from edgeinfer.speculation.heads.observed_states import (
+    SPARE_STATES,
+    KeptStates,
+    ObservedStates,
+    ObservedText,
+)
 from edgeinfer.speculation.loop_drafter import LoopDrafter
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
-SPARE_STATES = 64
-"""States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
 IDLE_STEPS = 256
 """Steps of the target without a draft after which the head is idle: drafting is switched off."""
 KEPT_PAIRS = HEAD_BATCH // 2

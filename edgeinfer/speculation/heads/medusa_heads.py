@@ -9,14 +9,10 @@ import numpy.typing as npt
 from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
-from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.drafter import Draft, DraftRequest
-from edgeinfer.speculation.heads.observed_states import ObservedStates
+from edgeinfer.speculation.heads.recent_states import RecentStates
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
-
-KEPT_STATES = 2 * (1 + MAX_DRAFTED)
-"""The last states of the text, from which a draft may begin."""
 
 
 class MedusaHeads(AutoregressiveDrafter):
@@ -37,13 +33,12 @@ class MedusaHeads(AutoregressiveDrafter):
         tree_width: int = 1,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        size, spec = target.vocabulary_size, target.specification
+        size = target.vocabulary_size
         super().__init__(size, size, tree_width)
         self.max_expanded = tree_width
         self._backend, self._nbytes, self._on_close = backend, nbytes, on_close
         self._heads, self._drafted = heads, vocabulary
-        self._layers = (len(spec.layers),)
-        self._observed = ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.final_norm)
+        self._states = RecentStates(target)
         self._state: Any = None
         self._level = 0
 
@@ -53,27 +48,19 @@ class MedusaHeads(AutoregressiveDrafter):
 
     @property
     def hidden_layers(self) -> Sequence[int]:
-        return self._layers
+        return self._states.layers
 
     def observe(self, step: HiddenStep) -> None:
-        """As `Drafter.observe`: keep the last states."""
-        self._observed.begin(step)
-        for first in range(0, len(step.ids), KEPT_STATES // 2):
-            part = slice(first, first + KEPT_STATES // 2)
-            if len(step.ids[part]) > self._observed.free:
-                self._observed.drop(self._observed.end - KEPT_STATES // 2)
-            self._observed.add(step.ids[part], [each[part] for each in step.states])
+        """As `Drafter.observe`."""
+        self._states.observe(step)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`; no more levels than there are heads."""
         return super().propose(history, request._replace(max_tokens=min(request.max_tokens, self._heads)))
 
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
-        last = self._observed.last_before(history)
-        if last is None:
-            return None
-        self._state, self._level = self._observed.states(last, last + 1), 0
-        return self._next_logits()
+        self._state, self._level = self._states.before_last(history), 0
+        return None if self._state is None else self._next_logits()
 
     def _logits_after_next(self, token: int) -> npt.NDArray[np.float32]:
         return self._next_logits()

@@ -13,6 +13,10 @@ TAIL = 32
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
 
 
+SPARE_STATES = 64
+"""States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
+
+
 class ObservedText(ABC):
     """The tokens of a text whose hidden states were observed one after the other, from position `base` on.
 

@@ -31,6 +31,7 @@ class GatedDeltaNetSpec(RecurrentSpec):
     """
 
     kind: ClassVar[str] = "gated_delta_net"
+    takes_trees: ClassVar[bool] = True
 
     key_heads: int
     value_heads: int

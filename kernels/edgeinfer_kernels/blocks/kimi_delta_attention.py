@@ -29,6 +29,7 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
     """
 
     kind: ClassVar[str] = "kimi_delta_attention"
+    takes_trees: ClassVar[bool] = True
     repeats_each: ClassVar[bool] = False
 
     heads: int

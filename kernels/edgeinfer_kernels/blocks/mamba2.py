@@ -29,6 +29,7 @@ class Mamba2Spec(RecurrentSpec):
     """
 
     kind: ClassVar[str] = "mamba2"
+    takes_trees: ClassVar[bool] = True
 
     heads: int
     head_dim: int

@@ -21,6 +21,7 @@ class ShortConvolutionSpec(RecurrentSpec):
     """
 
     kind: ClassVar[str] = "short_convolution"
+    takes_trees: ClassVar[bool] = True
 
     channels: int
     taps: int

@@ -132,6 +132,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_step_tokens=min(self.batch, STEP_TOKENS),
             max_batch_tokens=STEP_TOKENS,
             max_tree_tokens=STEP_TOKENS if self.state.recent is None else 0,
+            has_recurrent_trees=True,
             max_draft_prompt=self._max_draft_prompt(),
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
@@ -338,6 +339,19 @@ class CpuBackend(MainMemoryBackend[Activations]):
             return
         self._schedules.fill(len(x), start, table.address, span, quick_address(x))
         self._run_layers(x)
+
+    def forward_tree(self, x: Activations, start: int, parents: Sequence[int]) -> None:
+        slots = self.state.slots
+        if slots is None:
+            super().forward_tree(x, start, parents)
+            return
+        before = np.array([-1, *(parent + 1 for parent in parents)], np.int64)
+        step = slots.begin_tree(start, len(x))
+        self._schedules.fill_slots(step, address(before))
+        try:
+            super().forward_tree(x, start, parents)
+        finally:
+            self._schedules.fill_slots(step)
 
     def with_state(self, state: DecoderState) -> "CpuBackend":
         return self._on(state, None)

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, ExpertCounts
 from edgeinfer_kernels.blocks.common.block import BlockState
@@ -93,6 +94,8 @@ class CpuShard:
         self._computed = options.computed or self.batch
         self._placed: PositionTable | None = None
         self._placed_at = 0, 0
+        self._before: npt.NDArray[np.int64] | None = None
+        """Of a tree, for each token the one before it."""
         """The first position of a placed step, and the number of positions up to its last one."""
         self._parts = {
             index: part_of_block(weights.residual(index), self._shards[index.layer])
@@ -226,8 +229,11 @@ class CpuShard:
         caches = [getattr(state, "cache", None) for state in self.state.blocks.values()]
         return all(cache is not None and cache.ring == cache.positions for cache in caches)
 
-    def place(self, positions: BatchPositions | None) -> None:
-        """The following steps have tokens at these positions of sequences in pages; None: of one text."""
+    def place(self, positions: BatchPositions | None, parents: Sequence[int] = ()) -> None:
+        """The following steps have tokens at these positions of sequences in pages; None: of one text.
+        `parents`: as `Backend.forward_tree`.
+        """
+        self._before = np.array([-1, *(parent + 1 for parent in parents)], np.int64) if parents else None
         self._placed = None
         if positions is not None:
             recent = self.state.recent
@@ -248,7 +254,13 @@ class CpuShard:
             rope = table.address_of(start, count)
             fill_step(step_args, box.rows, box.row_bytes, tokens, start, rope, token_args)
             if self.state.slots is not None:
-                fill_slots(step_args, self.state.slots.begin(start, tokens))
+                self._fill_slots(step_args, self.state.slots, tokens, start)
+
+    def _fill_slots(self, step_args: StepArgs, slots: StateSlots, tokens: int, start: int) -> None:
+        if self._before is None:
+            fill_slots(step_args, slots.begin(start, tokens))
+        else:
+            fill_slots(step_args, slots.begin_tree(start, tokens), address(self._before))
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""

@@ -140,6 +140,7 @@ class CudaBackend(DeviceStateBackend):
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
             max_tree_tokens=self._options.tree_tokens,
+            has_recurrent_trees=True,
             padded_tokens=MAX_TOKENS,
             sampling_history=RECENT,
             can_evict=True,
@@ -230,6 +231,8 @@ class CudaBackend(DeviceStateBackend):
     @on_open_device
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
         """As `Backend.keep_path`."""
+        if self._sequence.slots is not None:
+            self._sequence.slots.keep_path(len(rows))
         self._paths.keep(start, rows)
 
     def _read(
@@ -346,11 +349,16 @@ class CudaBackend(DeviceStateBackend):
         """As `Backend.kept_rows`."""
         return DeviceRows(first, count, False)
 
+    @property
+    def has_table(self) -> bool:
+        """Whether the embedding is on the device: a split model has it on the CPU, unless it is the head."""
+        return not self._options.stages or self._weights.token_embd is self._weights.output
+
     def as_target(self, *, embedding: bool, output: bool) -> HeadTarget:
         """This model as the target of a draft head, which reads its embedding, its output, or both."""
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept)
+        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept.rows)
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,
@@ -475,6 +483,7 @@ class CudaBackend(DeviceStateBackend):
                 self._drafts.warm_up(widths)
             elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
                 self._paths.warm_up()
+                self.steps.warm_up_trees()
 
     def close(self) -> None:
         """Free the device memory."""

@@ -50,6 +50,8 @@ class DeviceOptions:
     """Sequences with separate recurrent states; the context is that of all."""
     kept_states: int = 0
     """Positions whose hidden states are kept for a draft head; 0: it has none."""
+    kept_layers: tuple[int, ...] = ()
+    """After how many layers these states are; empty: after the output norm."""
     target: HeadTarget | None = None
     """The target of a draft head."""
     part: TensorPart | None = None
@@ -120,7 +122,7 @@ class DeviceParts:
             kv=options.kv, stages=stages, per_layer_here=options.per_layer_here, gathered=options.gathered,
             sequences=options.sequences, target=options.target, part=options.part,
         )  # fmt: skip
-        workspace = Workspace(model, arena, options.kept_states)
+        workspace = Workspace(model, arena, options.kept_states, options.kept_layers)
         sizes = ModelSizes.of(specification, weights)
         prefill = Prefill(model, arena, options.chunk, capability, sizes)
         prefill.kept = workspace.kept

@@ -168,9 +168,9 @@ def expert_load_bytes(sizes: ModelSizes) -> int:
     return EXPERT_LOAD_COPIES * min(EXPERT_LOAD_BYTES, max(stacks, default=0))
 
 
-def kept_state_bytes(hidden_size: int) -> int:
+def kept_state_bytes(head: ModelSizes) -> int:
     """Bytes of the hidden states that a target keeps for its draft head."""
-    return taken(KEPT_STATES * hidden_size, 4)
+    return taken(KEPT_STATES * head.state_width, 4)
 
 
 def _drawing_bytes(vocabulary: int) -> int:
@@ -188,5 +188,5 @@ def workspace_bytes(sizes: ModelSizes, context: int, chunk: int = CHUNK, kind: C
     """
     pages = taken(MAX_TOKENS * (cache_positions(context) // LANES), 4)
     pages += taken(cache_positions(context) // LANES * has_recent(kind), 4)
-    buffers = _step_bytes(sizes) + _prompt_bytes(sizes, chunk) + _drawing_bytes(sizes.vocabulary)
-    return buffers + pages
+    prompts = _prompt_bytes(sizes, chunk) if sizes.reads_prompts else 0
+    return _step_bytes(sizes) + prompts + _drawing_bytes(sizes.vocabulary) + pages

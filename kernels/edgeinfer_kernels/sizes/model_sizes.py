@@ -59,7 +59,8 @@ PER_LAYER = "per-layer embeddings"
 @dataclass(frozen=True)
 class ModelSizes:
     """A whole decoder. `embedding` None: the head is also the embedding. `vectors`: lengths of
-    the vectors of the final norm and the head, and of all learned positions together.
+    the vectors of the final norm and the head, of all learned positions together, and of the ids of the
+    output's rows.
     """
 
     hidden_size: int
@@ -76,6 +77,8 @@ class ModelSizes:
     """Whether the embedding is a matrix of another model."""
     further_heads: "tuple[ModelSizes, ...]" = ()
     """The sizes of further draft heads, each a decoder with its own buffers."""
+    target_layers: tuple[int, ...] = ()
+    """After how many layers of its target a draft head reads hidden states; empty: after the output norm."""
     cpu_only: bool = False
     """Whether no GPU runs it, besides blocks without kernels there."""
 
@@ -113,7 +116,8 @@ class ModelSizes:
                 weights.output_norm_bias,
                 weights.all_position_rows,
                 weights.output_bias,
-            ),
+            )
+            + (() if weights.output_ids is None else (len(weights.output_ids),)),
             None if weights.per_layer_token_embd is None else MatrixSize.of(weights.per_layer_token_embd),
         )
 
@@ -138,9 +142,29 @@ class ModelSizes:
         return any(self.of_kind(kind) for kind in (DraftInputSizes, EagleInputSizes, MedusaHeadSizes))
 
     @property
+    def state_width(self) -> int:
+        """Elements of the hidden states of one position that a draft head reads of its target."""
+        return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
+
+    def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
+        """A draft head on the GPU of a split target, which embeds on the CPU: the head has a copy of the
+        embedding, unless it is the target's output, or the head reads no tokens.
+        """
+        return (
+            self
+            if target.embedding is None or not self.reads_prompts
+            else replace(self, shares_embedding=False)
+        )
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether it processes the tokens of prompts: Medusa heads don't."""
+        return not self.of_kind(MedusaHeadSizes)
+
+    @property
     def draft_batch(self) -> int:
         """Maximum tokens of a step of a draft head."""
-        return 1 if self.of_kind(MedusaHeadSizes) else HEAD_BATCH
+        return HEAD_BATCH if self.reads_prompts else 1
 
     @property
     def has_device_kernels(self) -> bool:

@@ -122,7 +122,7 @@ class PlacementProblem:
                 nbytes = problem.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
-        kept = cuda_buffers.kept_state_bytes(draft.hidden_size) if draft.is_draft_head else 0
+        kept = cuda_buffers.kept_state_bytes(draft) if draft.is_draft_head else 0
         there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
         observed = observed_bytes(draft, options.batch)
         return on(CPU, problem.cpu_workspace + observed), there
@@ -229,8 +229,11 @@ class PlacementProblem:
 
     @property
     def attends_together(self) -> bool:
-        """Whether all attention has to be on one device."""
-        return any(block.reads_other_layers for block in self.sizes.blocks)
+        """Whether all attention has to be on one device, as a draft head may need the states between layers
+        there.
+        """
+        reads_states = self.options.draft is not None and bool(self.options.draft.target_layers)
+        return reads_states or any(block.reads_other_layers for block in self.sizes.blocks)
 
     @property
     def attending_bytes(self) -> float:
@@ -248,6 +251,8 @@ class PlacementProblem:
             drafts.append(GPU)
         if self.pricing.graphics is None:
             return [self.non_layer(CPU, CPU, drafts[0])]
+        if self._has_draft_head:  # It reads the states of the last layer there.
+            drafts = drafts[1:]
         return [self.non_layer(GPU, CPU, draft) for draft in drafts]
 
     def whole(self, device_index: int, draft: int | None = None) -> Placement:
@@ -275,13 +280,17 @@ class PlacementProblem:
 
     def _draft_only(self) -> Placement | None:
         """Only the draft model on the GPU; None: there is no draft model, or it doesn't fit."""
-        if not self.draft or not self.draft[GPU]:
+        if not self.draft or not self.draft[GPU] or self._has_draft_head:
             return None
         budget, here = self._budget(self.vram), [LayerDevices(CPU) for _ in self.costs]
         placement = self.search.placement(here, self.non_layer(CPU, CPU, GPU))
         if placement.gpu_bytes + budget.gpu_fixed > budget.gpu_bytes:
             return None
         return replace(placement, seconds=placement.seconds + budget.penalty(placement.cpu_bytes))
+
+    @property
+    def _has_draft_head(self) -> bool:
+        return self.options.draft is not None and self.options.draft.is_draft_head
 
     @property
     def streams(self) -> bool:

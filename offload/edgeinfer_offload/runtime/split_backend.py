@@ -88,20 +88,29 @@ class SplitBackend(Backend[SplitStates]):
     def forward_tree(self, x: SplitStates, start: int, parents: Sequence[int]) -> None:
         """As `Backend.forward_tree`: the CPU shard has paths in pages, the GPU shard tokens in rows."""
         pages = TreePages(parents, start)
-        for source, target, count in pages.copied_text():
-            self.cpu_shard.state.copy(source, target, count)
-        self.cpu_shard.place(pages.batch())
+        self.cpu_shard.state.copy_cached(pages.copied_text())
+        self.cpu_shard.place(pages.batch(), parents)
         try:
             x.final = self.gpu_shard.enter(x.ids, start, parents=parents)
         finally:
             self.cpu_shard.place(None)
 
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """As `CudaBackend.keep_hidden`."""
+        self.gpu_shard.keep_hidden(layers)
+
+    def kept_hidden(self, tokens: int) -> list[SplitStates]:
+        return []
+
+    def kept_rows(self, first: int, count: int) -> "DeviceRows":  # type: ignore[override]
+        """As `CudaBackend.kept_rows`, for a draft head on the GPU."""
+        return self.gpu_shard.kept_rows(first, count)
+
     def tree_end(self, start: int, parents: Sequence[int]) -> int:
         return max(TreePages(parents, start).end_page * PAGE, self.gpu_shard.tree_end(start, parents))
 
     def keep_path(self, start: int, parents: Sequence[int], rows: Sequence[int]) -> None:
-        for source, target, count in TreePages(parents, start).moves(rows):
-            self.cpu_shard.state.copy(source, target, count)
+        self.cpu_shard.state.keep_path(start, rows, TreePages(parents, start).moves(rows))
         self.gpu_shard.keep_path(start, parents, rows)
 
     def with_state(self, state: DecoderState) -> "SplitBackend":

@@ -222,10 +222,21 @@ IN_BATCHES = {
 """The kernels that find the state of each sequence of a batch."""
 
 
-def in_batch(launch: Launch) -> Launch:
-    """The launch as in a batch of sequences."""
+IN_TREES = {
+    "delta_convolution_kernel",
+    "delta_step_kernel",
+    "step_convolution_kernel",
+    "mamba2_convolution_kernel",
+    "mamba2_step_kernel",
+    "keep_rows_kernel",
+}
+"""The kernels that find the state of each token of a draft tree."""
+
+
+def changed(launch: Launch, **config: bool) -> Launch:
+    """The launch with another `StateConfig`."""
     constants = {
-        path: value._replace(is_batch=True) if isinstance(value, StateConfig) else value
+        path: value._replace(**config) if isinstance(value, StateConfig) else value
         for path, value in launch.constants.items()
     }
     return replace(launch, constants=constants)
@@ -239,7 +250,9 @@ def main() -> None:
         launch_mamba2()
         launch_rwkv7()
         launch_mamba()
-    for launch in [*launches, *(in_batch(each) for each in launches if each.name in IN_BATCHES)]:
+    batches = [changed(each, is_batch=True) for each in launches if each.name in IN_BATCHES]
+    trees = [changed(each, is_tree=True) for each in launches if each.name in IN_TREES]
+    for launch in [*launches, *batches, *trees]:
         print(launch.name, compile_launch(launch, int(sys.argv[1])), flush=True)
 
 

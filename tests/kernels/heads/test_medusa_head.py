@@ -31,18 +31,25 @@ def matrix(random: np.random.Generator, name: str, rows: int, columns: int) -> M
     return Matrix("m", name, rows, columns, raw)
 
 
-@pytest.mark.parametrize(("name", "width", "near"), [("F32", 60, 1e-5), ("Q8_0", 64, 0.03)])
-@pytest.mark.parametrize("repack", [True, False])
-def test_a_head_equals_the_formula(name: str, width: int, near: float, repack: bool) -> None:
-    random, rows = np.random.default_rng(3), 97
+def random_heads(
+    random: np.random.Generator, name: str, width: int, rows: int, count: int = 3
+) -> tuple[DecoderSpec, DecoderWeights]:
+    """Heads of one format as a decoder."""
     layers, table = [], matrix(random, name, rows, width)
-    for _ in range(3):
+    for _ in range(count):
         bias = random.standard_normal(width).astype(np.float32)
         own = MedusaHeadWeights(matrix(random, name, width, width), bias, matrix(random, name, rows, width))
         layers.append(LayerWeights((ResidualWeights(own),)))
     weights = DecoderWeights(table, table.take_rows(0, 0), None, None, tuple(layers))
     layer = LayerSpec((ResidualBlock(MedusaHeadSpec(rows), NORM),))
-    spec = DecoderSpec(width, rows, (layer,) * 3, NORM, norm_name="")
+    return DecoderSpec(width, rows, (layer,) * count, NORM, norm_name=""), weights
+
+
+@pytest.mark.parametrize(("name", "width", "near"), [("F32", 60, 1e-5), ("Q8_0", 64, 0.03)])
+@pytest.mark.parametrize("repack", [True, False])
+def test_a_head_equals_the_formula(name: str, width: int, near: float, repack: bool) -> None:
+    random, rows = np.random.default_rng(3), 97
+    spec, weights = random_heads(random, name, width, rows)
     state = DecoderState.allocate(spec, 16, "f32")
     in_file = [] if repack else weights.matrices(head=False)
     options = CpuOptions(16, 2, in_file, head=False)

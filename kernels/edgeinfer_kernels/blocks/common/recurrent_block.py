@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Self
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH, STEP_TOKENS
 from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState
 from edgeinfer_kernels.sizes.cuda_matrices import taken
 
@@ -19,6 +19,8 @@ class RecurrentSpec:
     head_shape: ClassVar[tuple[int, ...]] = ()
     is_divisible: ClassVar[bool] = False
     source_layer: ClassVar[None] = None
+    takes_trees: ClassVar[bool] = False
+    """Whether the tokens of a step can be a draft tree."""
 
     @property
     def recurrent(self) -> RecurrentShape:
@@ -53,8 +55,11 @@ class RecurrentSizes(BlockSizes):
         return self._shape.nbytes
 
     def cpu_scratch(self) -> int:
-        """For products, or for a piece of the state that a thread updates."""
-        return max(ROWS_SCRATCH, CACHE_LINE * self._shape.piece_rows)
+        """For products, or for a piece of the state that a thread updates, before a tree and after each of
+        its tokens.
+        """
+        pieces = 1 + STEP_TOKENS if self.spec.takes_trees else 1
+        return max(ROWS_SCRATCH, CACHE_LINE * pieces * self._shape.piece_rows)
 
     def state_share(self, depth: int, context: int) -> float:
         """A token reads a slot and writes one."""

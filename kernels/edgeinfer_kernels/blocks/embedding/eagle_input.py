@@ -1,19 +1,29 @@
 """The input of an EAGLE-3 head, a token and hidden states of its target: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     NormSpec,
     StatelessSpec,
+    StepShape,
     TensorReader,
 )
 from edgeinfer_kernels.blocks.embedding.draft_input import PAIR, STATES
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 OWN_STATES = "own states"
 """The buffer of the fused states g of a step."""
@@ -47,7 +57,7 @@ class EagleInputSpec(StatelessSpec):
         )
 
     def sizes(self, weights: "EagleInputWeights", norms: NormLengths) -> "EagleInputSizes":
-        return EagleInputSizes(MatrixSize.of(weights.fc))
+        return EagleInputSizes(MatrixSize.of(weights.fc), self.norm_before_fc)
 
 
 @dataclass(frozen=True)
@@ -73,15 +83,30 @@ class EagleInputSizes(BlockSizes):
     """The sizes of the projection of the target's states."""
 
     label: ClassVar[str] = "draft input"
-    has_device_kernels: ClassVar[bool] = False
 
     fc: MatrixSize
+    has_feature_norm: bool = False
 
     def undivided(self) -> list[MatrixSize]:
         return [self.fc]
 
     def undivided_device_bytes(self) -> int:
-        return 0
+        return matrix_bytes(self.fc) + self.streamed_vector_bytes()
+
+    def streamed_vector_bytes(self) -> int:
+        lengths = (self.fc.rows, self.fc.rows, *([self.fc.columns] if self.has_feature_norm else []))
+        return vector_bytes(lengths)
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["EagleInputSizes"], step: StepShape) -> int:
+        features, width = blocks[0].fc.columns, step.hidden_size
+        columns = (features, 2 * width)
+        activations = sum(activation_bytes(step.tokens, each, step.input_floats) for each in columns)
+        floats = ((1 + step.tokens) * width, step.tokens * padded_rows(width))
+        return activations + sum(taken(count, 4) for count in floats)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(chunk * max(self.fc.columns, 2 * hidden_size), chunk, chunk * hidden_size)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         # The second half of a pair begins where the first ends, and is padded by itself.

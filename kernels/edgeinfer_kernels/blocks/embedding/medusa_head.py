@@ -1,12 +1,28 @@
 """A Medusa head, which predicts a token some positions ahead: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    NormLengths,
+    StatelessSpec,
+    StepShape,
+    TensorReader,
+)
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
+from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    has_floats,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 HIDDEN, LOGITS = "medusa hidden", "medusa logits"
 """The buffers of the head's hidden rows, and of its logits."""
@@ -59,7 +75,6 @@ class MedusaHeadSizes(BlockSizes):
     """The sizes of a head with its output matrix."""
 
     label: ClassVar[str] = "Medusa head"
-    has_device_kernels: ClassVar[bool] = False
 
     linear: MatrixSize
     output: MatrixSize
@@ -68,7 +83,18 @@ class MedusaHeadSizes(BlockSizes):
         return [self.linear, self.output]
 
     def undivided_device_bytes(self) -> int:
-        return 0
+        return matrix_bytes(self.linear) + matrix_bytes(self.output) + self.streamed_vector_bytes()
+
+    def streamed_vector_bytes(self) -> int:
+        return vector_bytes([self.linear.rows])
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["MedusaHeadSizes"], step: StepShape) -> int:
+        matrices = [matrix for block in blocks for matrix in block.undivided()]
+        width, is_float = step.hidden_size, has_floats(matrices)
+        programs = max(padded_rows(block.output.rows) // ROW_MULTIPLE for block in blocks)
+        counts = (padded_rows(width), len(blocks) * programs, len(blocks) * programs)
+        return 2 * activation_bytes(1, width, is_float) + sum(taken(count, 4) for count in counts)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         columns = padded(hidden_size)

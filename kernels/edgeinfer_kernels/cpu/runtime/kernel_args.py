@@ -61,7 +61,8 @@ class StepArgs(Structure):
     position start + t of the only sequence in the cache, else one structure per token. pending, source,
     target: the slots of recurrent states, see `RecurrentStep`. each: 0, or the address of a StepArgs of every
     token, whose recurrent states are different ones: its row is `first`, its state the one with the number
-    `state` of a `StatePool`. recent: as of TokenArgs, for steps without these.
+    `state` of a `StatePool`. recent: as of TokenArgs, for steps without these. before: 0, or int64, for each
+    token of a tree's step the one before it, -1 for the first one: `recurrent_state.py`.
     """
 
     x: Int
@@ -77,6 +78,7 @@ class StepArgs(Structure):
     first: Int
     state: Int
     recent: Int
+    before: Int
 
 
 STEP_BYTES = ctypes.sizeof(StepArgs)

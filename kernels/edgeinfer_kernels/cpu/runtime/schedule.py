@@ -67,9 +67,10 @@ def fill_step(
     step.start, step.rope, step.token_args = start, rope, token_args
 
 
-def fill_slots(step: StepArgs, slots: RecurrentStep) -> None:
-    """Fill the slots of recurrent states."""
+def fill_slots(step: StepArgs, slots: RecurrentStep, before: int = 0) -> None:
+    """Fill the slots of recurrent states; `before`: as in `StepArgs`."""
     step.pending, step.source, step.target = slots
+    step.before = before
 
 
 class PositionTable:
@@ -150,10 +151,10 @@ class StepSchedules:
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
         return self._listed(steps, before_head=True)
 
-    def fill_slots(self, slots: RecurrentStep) -> None:
-        """Fill the slots of recurrent states in all calls."""
+    def fill_slots(self, slots: RecurrentStep, before: int = 0) -> None:
+        """Fill the slots of recurrent states in all calls; `before`: as in `StepArgs`."""
         for _, args in self.step_args:
-            fill_slots(args, slots)
+            fill_slots(args, slots, before)
 
     def fill(self, tokens: int, start: int, token_args: int = 0, span: int = 0, x: int = 0) -> None:
         """Fill all calls for the next tokens: at positions start…, or as in the `PositionTable` at

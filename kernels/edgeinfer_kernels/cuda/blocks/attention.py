@@ -13,6 +13,7 @@ from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.caches.cache_types import CacheType
+from edgeinfer_kernels.cuda.blocks.embedding.eagle_input import chunk_pairs, step_pairs
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.layout import BATCH, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
@@ -183,6 +184,7 @@ def decode(
 ) -> "Source":
     """The projections q, k and v; then attention and the output projection."""
     w, space, spec = block.weights, step.space("attention"), block.residual.block
+    source = step_pairs(step) if spec.pair_input else source
     step.launches.stacked(w.qkv, source, space.qkv, w.qkv_bias, tokens)
     _attend(step, spec, w, block.state, tokens)
     return step.close_block(number, w.output, w.output_bias, space.attn_out(spec), "output", tokens)
@@ -336,6 +338,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     """x += attention of a chunk of tokens; its keys and values are written to the cache."""
     spec, w, start = block.residual.block, block.weights, chunk.start
     h = chunk.own if block.residual.has_own_norm else chunk.h
+    h = chunk_pairs(prompt, chunk) if spec.pair_input else h
     space, tokens, columns = prompt.space("attention"), len(chunk.x), spec.heads * spec.head_dim
     qkv = prompt.products.stacked(h.rows, w.qkv)
     queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)

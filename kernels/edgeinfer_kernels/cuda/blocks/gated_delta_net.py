@@ -40,6 +40,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
@@ -159,7 +160,7 @@ def convolve_step(
         DecayVectors(w.a, w.dt),
         *(space.rows, step.workspace.state, state_args(block.state), w.taps, space.conv, spec.norm.epsilon),
         NET=net,
-        CONFIG=state_config(spec.recurrent, is_batch=step.is_batch),
+        CONFIG=step_config(step, spec.recurrent),
         BETA_AT=beta_at,
         ALPHA_AT=alpha_at,
         SCALED=False,
@@ -173,10 +174,11 @@ def finish_step(
     """What follows the convolution: the recurrence, the gated norm, and the last projection."""
     spec, w, words = block.residual.block, block.weights, step.workspace.state
     space, (_, sequences) = step.space(spec.kind), step.by_sequence(tokens)
-    state, config = state_args(block.state), state_config(spec.recurrent, is_batch=step.is_batch)
+    paths = tokens if step.is_tree else sequences
+    state, config = state_args(block.state), step_config(step, spec.recurrent)
     step.launches.launch(
         delta_step_kernel,
-        (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS), sequences),
+        (spec.value_heads, -(-spec.head_dim // STEP_COLUMNS), paths),
         space.rows,
         space.conv,
         words,

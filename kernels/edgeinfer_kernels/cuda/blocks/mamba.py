@@ -30,6 +30,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
@@ -148,7 +149,7 @@ def decode(
     spec, w, space = block.residual.block, block.weights, step.space("mamba")
     launches, words, has_norm = step.launches, step.workspace.state, w.norms.dt is not None
     net, state = net_config(spec, has_norm), state_args(block.state)
-    config, (own, sequences) = state_config(spec.recurrent, is_batch=step.is_batch), step.by_sequence(tokens)
+    config, (own, sequences) = step_config(step, spec.recurrent), step.by_sequence(tokens)
     (_, z_at), (_, b_at, c_at) = (
         stack.begins(lengths, padded=True)
         for stack, lengths in zip((w.projections, w.selected), _lengths(spec), strict=True)

@@ -34,6 +34,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
@@ -128,7 +129,7 @@ def decode(
         step.workspace.state,
         net_config(spec, w.norm is not None, w.taps_bias is not None),
     )
-    state, config = state_args(block.state), state_config(spec.recurrent, is_batch=step.is_batch)
+    state, config = state_args(block.state), step_config(step, spec.recurrent)
     stride = space.projected.shape[1]
     z_at, xbc_at, dt_at = w.projections.begins(_lengths(spec), padded=True)
     launches.stacked(w.projections, source, space.projected, None, tokens)
@@ -145,9 +146,10 @@ def decode(
         SCALED=False,
         warps=2,
     )
+    paths = tokens if step.is_tree else step.by_sequence(tokens)[1]
     launches.launch(
         mamba2_step_kernel,
-        (spec.heads, spec.head_dim // STEP_COLUMNS, step.by_sequence(tokens)[1]),
+        (spec.heads, spec.head_dim // STEP_COLUMNS, paths),
         space.rows,
         space.conv,
         words,

@@ -22,6 +22,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
@@ -148,7 +149,7 @@ def shift_step(
         lerp,
         out.words,
         NET=config_of(residual, block.norms),
-        CONFIG=state_config(block.state.shape, is_batch=step.is_batch),
+        CONFIG=step_config(step, block.state.shape),
         OUT=out.config,
         TOKENS=MAX_TOKENS,
         warps=max(4, warps_for(width)),

@@ -23,6 +23,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
@@ -183,7 +184,7 @@ def decode(
     launches.launch(
         time_mix_step_kernel, (spec.heads, spec.head_dim // STEP_COLUMNS, step.by_sequence(tokens)[1]),
         space.rows, space.receptance, step.workspace.state, state_args(block.state), space.results,
-        NET=net, CONFIG=state_config(spec.recurrent, is_batch=step.is_batch), COLUMNS=STEP_COLUMNS, warps=4,
+        NET=net, CONFIG=step_config(step, spec.recurrent), COLUMNS=STEP_COLUMNS, warps=4,
     )  # fmt: skip
     keep_step_rows(step, space.rows, block.state, tokens)
     launches.launch(

@@ -29,6 +29,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_step_rows,
     state_args,
     state_config,
+    step_config,
 )
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -95,7 +96,7 @@ def decode(
     step.launches.stacked(w.projections, source, space.bcx, None, tokens)
     c_at, x_at = w.projections.begins([spec.channels] * 3, padded=True)[1:]
     shape, state, words = spec.recurrent, state_args(block.state), step.workspace.state
-    config, pieces = state_config(shape, is_batch=step.is_batch), -(-spec.channels // STEP_CHANNELS)
+    config, pieces = step_config(step, shape), -(-spec.channels // STEP_CHANNELS)
     step.launches.launch(
         product_rows_kernel,
         (tokens, pieces),

@@ -48,9 +48,14 @@ def state_args(state: RecurrentState) -> StateArgs:
     return StateArgs(state.ring, state.slots)
 
 
-def state_config(shape: RecurrentShape, *, is_batch: bool = False) -> StateConfig:
+def state_config(shape: RecurrentShape) -> StateConfig:
     """The layout of a state for kernels."""
-    return StateConfig(shape.row_width, shape.tail_rows, shape.tail_width, shape.slot_width, is_batch)
+    return StateConfig(shape.row_width, shape.tail_rows, shape.tail_width, shape.slot_width)
+
+
+def step_config(step: "DecodeStep", shape: RecurrentShape) -> StateConfig:
+    """The layout of a state for kernels of a decode step."""
+    return state_config(shape)._replace(is_batch=step.is_batch, is_tree=step.is_tree)
 
 
 def keep_step_rows(step: "DecodeStep", rows: Tensor, state: RecurrentState, tokens: int) -> None:
@@ -63,7 +68,7 @@ def keep_step_rows(step: "DecodeStep", rows: Tensor, state: RecurrentState, toke
         step.workspace.state,
         state_args(state),
         own,
-        CONFIG=state_config(shape, is_batch=step.is_batch),
+        CONFIG=step_config(step, shape),
         BLOCK=KEPT_COLUMNS,
         warps=4,
     )

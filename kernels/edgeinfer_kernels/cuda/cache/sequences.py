@@ -32,16 +32,17 @@ class DeviceSequence:
         """(pages,): those of the first `end` positions."""
         return self._pages[: -(-end // PAGE)]
 
-    def words(self, start: int, tokens: int) -> tuple[int, ...]:
+    def words(self, start: int, tokens: int, *, is_tree: bool = False) -> tuple[int, ...]:
         """What kernels read of the sequence in a step, as in `cuda_buffers.py`. Slots are numbered through
-        all sequences.
+        all sequences. `is_tree`: of a draft tree.
 
         Raises:
             ValueError: the recurrent state can't be rewound to `start`.
         """
         if self.slots is None:
             return start, *RecurrentStep(), tokens, 0
-        step, before = self.slots.begin(start, tokens), self.number * self.slots.count
+        begin = self.slots.begin_tree if is_tree else self.slots.begin
+        step, before = begin(start, tokens), self.number * self.slots.count
         ring = self.number * RING_ROWS
         return start, step.pending, before + step.source, before + step.target, tokens, ring
 

@@ -61,8 +61,8 @@ class CapturedSteps:
         self._device = step.workspace.state.device
         self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
         self._cuda = self._device.type == "cuda"
-        self._graphs: dict[tuple[int, str, Layout], torch.cuda.CUDAGraph] = {}
-        self._start = 0
+        self._graphs: dict[tuple[int, str, Layout, bool], torch.cuda.CUDAGraph] = {}
+        self._start, self._is_tree = 0, False
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
         self.host: Host | None = None
         """The CPU shard of a split model."""
@@ -101,6 +101,7 @@ class CapturedSteps:
         """
         count = self.width(len(ids))
         self._start = start
+        self._is_tree = bool(before) and self.sequence.slots is not None
         state = self._state.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
@@ -113,7 +114,7 @@ class CapturedSteps:
             state[MASKS_AT : MASKS_AT + len(ids)] = masks
         state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
         state[POWER_AT] = np.float32(self.power).view(np.int32)
-        words = self.sequence.words(start, len(ids))
+        words = self.sequence.words(start, len(ids), is_tree=bool(before))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         self._set_own_pages(start, count, pages)
         self.step.workspace.state.copy_(self._state, non_blocking=True)
@@ -152,7 +153,7 @@ class CapturedSteps:
         embeddings; `sequences`: the numbers of those that have separate states. Padding tokens are alone in
         the spare page.
         """
-        count = self.width(len(ids))
+        count, self._is_tree = self.width(len(ids)), False
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         if self.recent is not None:
             self.recent.touch_batch(positions)
@@ -197,7 +198,8 @@ class CapturedSteps:
             self._graph(self.width(tokens), mode, layout).replay()
 
     def _graph(self, tokens: int, mode: str, layout: Layout = TEXT) -> torch.cuda.CUDAGraph:
-        return self._graphs.get((tokens, mode, layout)) or self._capture(tokens, mode, layout)
+        key = tokens, mode, layout, self._is_tree
+        return self._graphs.get(key) or self._capture(tokens, mode, layout)
 
     def _run_split(self, tokens: int, mode: str, exchange: DecodeExchange, layout: Layout) -> None:
         """The previous step must be complete, on both sides."""
@@ -235,10 +237,19 @@ class CapturedSteps:
         variants = [(1, mode, layout) for layout in texts for mode in (BEST, SAMPLE)]
         variants += [(width, NONE, layout) for layout in layouts for width in widths]
         for width, mode, layout in variants:
-            if (width, mode, layout) not in self._graphs:
+            if (width, mode, layout, False) not in self._graphs:
                 self.set_state([0] * width, 0)
                 self.set_pages(np.full((width, 1), self._spare_page))
                 self._capture(width, mode, layout)
+
+    def warm_up_trees(self) -> None:
+        """Capture the steps of draft trees, if they differ from others."""
+        if not self._cuda or self.sequence.slots is None:
+            return
+        for width in self._widths[1:]:
+            self.set_state([0] * width, 0, [-1] + [0] * (width - 1))
+            self._graph(width, NONE)
+        self._is_tree = False
 
     def forget(self) -> None:
         """Capture steps again from now on, because the tile configs have changed."""
@@ -262,9 +273,9 @@ class CapturedSteps:
             exchange.between = None
 
     def _launch(self, tokens: int, mode: str, layout: Layout = TEXT) -> None:
-        self.step.layout = layout
+        self.step.layout, self.step.is_tree = layout, self._is_tree
         self.step.launch(tokens)
-        self.step.layout = TEXT
+        self.step.layout, self.step.is_tree = TEXT, False
         space, sampling = self.step.workspace, self._sampling_space
         if mode == BEST and self.step.collective is None:
             self.step.launches.launch(
@@ -314,5 +325,5 @@ class CapturedSteps:
         space.x.copy_(x)
         if exchange and rows is not None:
             exchange.exchange_buffer.rows[:tokens].copy_(rows)
-        self._graphs[tokens, mode, layout] = graph
+        self._graphs[tokens, mode, layout, self._is_tree] = graph
         return graph

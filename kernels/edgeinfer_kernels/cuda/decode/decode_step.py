@@ -21,7 +21,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
-from edgeinfer_kernels.cuda.draft.keeping import keep_states
+from edgeinfer_kernels.cuda.draft.keeping import keep_step
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
@@ -50,6 +50,8 @@ class DecodeStep:
         self._peers = peers if len(launches.model.blocks) % BUFFERS == 0 else None
         """Buffers for partial sums, which alternate from block to block and from step to step."""
         self.layout: Layout = TEXT
+        self.is_tree = False
+        """Whether the tokens of a step are a draft tree, for blocks with recurrent states."""
         blocks = launches.model.blocks
         self._modules = [device_module(block.residual.block.kind) for block in blocks]
         reads_anew = (not block.residual.shares_input for block in blocks)
@@ -108,7 +110,10 @@ class DecodeStep:
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
         stages = self.exchange.stages if self.exchange else None
         block_input = own_input = source
+        kept = None if self.is_batch else self.workspace.kept
         for number, (block, module) in enumerate(zip(self.model.blocks, self._modules, strict=True)):
+            if kept is not None and block.index.position == 0:
+                keep_step(self.launches, kept, self.model.layers[block.index.layer], tokens)
             for run, other in self._before_layer.get(number, ()):
                 run(self, other, tokens)
             parallel = stages.parallel[number] if stages else 0
@@ -122,8 +127,8 @@ class DecodeStep:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
         self._head(source, tokens, tokens - 1 if last_only else 0)
-        if self.workspace.kept is not None and not self.is_batch:
-            keep_states(self.launches, self.workspace.kept, tokens)
+        if kept is not None:
+            keep_step(self.launches, kept, self.model.layer_count, tokens)
 
     def _own_input(self, number: int, tokens: int) -> Source | None:
         """The input of block `number`, if it shares x with the block before it, but not the norm."""

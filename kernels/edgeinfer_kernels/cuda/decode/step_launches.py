@@ -409,25 +409,39 @@ class StepLaunches:
     def head(self, source: Source, tokens: int, begin: int = 0) -> None:
         """The logits of the tokens from `begin` on, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
-        spec = model.spec
         self._multiply_a((model.head,), source.activations, source.sum_squares, "head", tokens)
-        for part, config, options in self._split("head", tokens - begin, (model.head,)):
+        out = space.own_logits, space.best, space.best_ids
+        self.logits(model.head, source, *out, tokens, begin)
+
+    def logits(
+        self,
+        matrix: DeviceMatrix,
+        source: Source,
+        logits: Tensor,
+        best: Tensor,
+        best_ids: Tensor,
+        tokens: int,
+        begin: int = 0,
+    ) -> None:
+        """As `head`, with an output matrix, to rows of logits and of each program's argmax."""
+        model, spec = self.model, self.model.spec
+        for part, config, options in self._split("head", tokens - begin, (matrix,)):
             first = begin + part
             read = source.after(first)
             self.launch(
                 head_kernel,
-                (model.head.shapes.padded_rows // (ROWS * config.groups),),
-                self.parts(model.head, first),
+                (matrix.shapes.padded_rows // (ROWS * config.groups),),
+                self.parts(matrix, first),
                 read.activations.words,
-                space.own_logits[first:],
-                space.best[first:],
-                space.best_ids[first:],
+                logits[first:],
+                best[first:],
+                best_ids[first:],
                 self.or_nothing(model.head_bias),
                 read.squares_args,
                 spec.logit_scale,
                 spec.logit_soft_cap,
                 VOCABULARY=spec.vocabulary_size,
-                TILE=self.tile(model.head),
+                TILE=self.tile(matrix),
                 CAPPED=spec.logit_soft_cap != 0,
                 BIAS=model.head_bias is not None,
                 SOURCE=self.source_config(read),

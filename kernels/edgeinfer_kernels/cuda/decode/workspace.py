@@ -11,6 +11,7 @@ from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.draft.state_ring import StateRing
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix, GatheredSpace
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig
@@ -69,10 +70,12 @@ def _gathered(blocks: Sequence[DeviceBlock], arena: Arena, width: int) -> Gather
 
 class Workspace:
     """The buffers of a decode step; in a counting arena only their size is counted. `spaces`: those of each
-    block kind; `kept_states`: how many states are kept for a draft head.
+    block kind; `kept_states`: how many states are kept for a draft head, and after which layers.
     """
 
-    def __init__(self, model: "DeviceModel", arena: Arena, kept_states: int = 0) -> None:
+    def __init__(
+        self, model: "DeviceModel", arena: Arena, kept_states: int = 0, kept_layers: tuple[int, ...] = ()
+    ) -> None:
         tokens, width, blocks = MAX_TOKENS, model.spec.hidden_size, model.blocks
         inputs = [matrix for block in blocks for matrix in block.weights.inputs]
         self.state = arena.take((STATE_WORDS,), torch.int32)
@@ -100,8 +103,8 @@ class Workspace:
         self.best_ids = arena.take((tokens, programs), torch.int32)
         self.gathered = _gathered(blocks, arena, width)
         """The buffers of feed-forwards that read only active neurons; None: there is none."""
-        self.kept = arena.take((kept_states, width), torch.float32) if kept_states else None
-        """The states of the last positions after the final norm, for a draft head; None: it has none."""
+        self.kept = StateRing.take(arena, kept_states, width, kept_layers)
+        """The states of the last positions for a draft head; None: it has none."""
         self.nothing = model.head.words  # Dummy pointer for kernel arguments that are not used.
 
     def gather_logits(self, collective: Collective, tokens: int) -> None:

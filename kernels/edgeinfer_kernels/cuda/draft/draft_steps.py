@@ -13,21 +13,16 @@ from functools import partial
 
 import torch
 
-from edgeinfer_kernels.cuda.blocks.embedding.draft_input import Space
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
-from edgeinfer_kernels.cuda.draft.keeping import keep_states
+from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
+from edgeinfer_kernels.cuda.draft.keeping import keep_own
+from edgeinfer_kernels.cuda.draft.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.state_kernels import BY_ROW, LAST
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
-from edgeinfer_kernels.cuda.draft.tree_kernels import (
-    CANDIDATES,
-    level_candidates_kernel,
-    level_slices_kernel,
-)
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
-from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 
 MAX_DRAFTED = 16
 """Maximum tokens of a draft."""
@@ -45,9 +40,7 @@ class DraftSteps:
         self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
         self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
-        shape = MAX_TOKENS, CANDIDATES.value
-        self._level_ids = torch.zeros(shape, dtype=torch.int32, pin_memory=self._cuda)
-        self._level_probs = torch.zeros(shape, dtype=torch.float32, pin_memory=self._cuda)
+        self._candidates = CandidateSteps(steps.step.launches, sampling)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
@@ -63,9 +56,10 @@ class DraftSteps:
         synchronize(self._device)
         drafted = zip(self._ids[:count].tolist(), self._probs[:count].tolist(), strict=True)
         kept, probs, reached = list[int](), list[float](), 1.0
+        limit = request.id_limit if self._steps.step.model.output_ids is None else 1 << 31
         for index, (token, prob) in enumerate(drafted):
             reached *= prob
-            if not reached >= request.min_probs[index] or not 0 <= token < request.id_limit:
+            if not reached >= request.min_probs[index] or not 0 <= token < limit:
                 break
             kept.append(token)
             probs.append(prob)
@@ -87,8 +81,7 @@ class DraftSteps:
             kind = "root, padded" if is_padded else "root"
             self._run((kind, width), partial(self.launch_root, width, is_padded))
         synchronize(self._device)
-        found, probs = self._level_ids[:rows, :count].tolist(), self._level_probs[:rows, :count].tolist()
-        return [list(zip(*each, strict=True)) for each in zip(found, probs, strict=True)]
+        return self._candidates.found(rows, count)
 
     def warm_up(self, widths: Sequence[int]) -> None:
         """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
@@ -131,10 +124,15 @@ class DraftSteps:
         return graph
 
     @property
-    def _space(self) -> Space:
+    def _space(self) -> OwnStates:
         """The buffers of the head's input."""
-        space: Space = self._steps.step.space("embedding.draft_input")
-        return space
+        spaces = self._steps.step.workspace.spaces.values()
+        return next(space for space in spaces if isinstance(space, OwnStates))
+
+    def _keep_own(self, tokens: int, place: int) -> None:
+        """Keep the states of a step's tokens, which later steps read."""
+        space = self._space
+        keep_own(self._steps.step.launches, space.own, tokens, place, raw=space.raw)
 
     def launch_first(self, tokens: int, is_padded: bool = False) -> None:
         """Launch the kernels of a first step of this many tokens, and of the first draft token, which needs
@@ -156,8 +154,8 @@ class DraftSteps:
     def launch_root(self, tokens: int, is_padded: bool = False) -> None:
         """As `launch_first`, with the candidates after the last token."""
         self._steps.step.launch(tokens, last_only=not is_padded)
-        keep_states(self._steps.step.launches, self._space.own, 1, LAST.value)
-        self._select_level(1, last=True)
+        self._keep_own(1, LAST.value)
+        self._candidates.launch(1, last=True)
 
     def launch_level(self, tokens: int) -> None:
         """Launch the kernels of a step of a tree, and of the candidates after each of its tokens."""
@@ -166,44 +164,15 @@ class DraftSteps:
             self._steps.step.launch(tokens)
         finally:
             self._space.reads_own = False
-        keep_states(self._steps.step.launches, self._space.own, tokens, BY_ROW.value)
-        self._select_level(tokens, last=False)
-
-    def _select_level(self, rows: int, *, last: bool) -> None:
-        """Find the candidates after some rows of the step."""
-        launches = self._steps.step.launches
-        space, buffers = launches.workspace, self._sampling.buffers
-        vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        found = (buffers.keys, buffers.masses)
-        launches.launch(
-            level_slices_kernel,
-            (slices, rows),
-            space.logits,
-            space.state,
-            *found,
-            vocabulary,
-            SLICE=buffers.slice,
-            LAST=last,
-            warps=4,
-        )
-        launches.launch(
-            level_candidates_kernel,
-            (rows,),
-            *found,
-            space.state,
-            self._level_ids,
-            self._level_probs,
-            slices,
-            SLICES=next_power_of_two(slices),
-            warps=4,
-        )
+        self._keep_own(tokens, BY_ROW.value)
+        self._candidates.launch(tokens)
 
     def _select(self, index: int) -> None:
         """Keep the state of the step's last token, and make the draft token after it the next step's."""
         launches = self._steps.step.launches
         space, buffers = launches.workspace, self._sampling.buffers
         vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        keep_states(launches, self._space.own, 1, LAST.value)
+        self._keep_own(1, LAST.value)
         launches.launch(
             draft_slices_kernel,
             (slices,),
@@ -221,10 +190,13 @@ class DraftSteps:
             buffers.keys,
             buffers.masses,
             space.state,
+            launches.or_nothing(launches.model.output_ids),
             self._ids,
             self._probs,
             index,
+            vocabulary,
             slices,
             SLICES=next_power_of_two(slices),
+            MAPPED=launches.model.output_ids is not None,
             warps=4,
         )

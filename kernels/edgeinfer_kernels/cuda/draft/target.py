@@ -13,7 +13,7 @@ class HeadTarget:
     """The target of a draft head on the same device.
 
     `embedding`, `output`: its matrices; None: the head has its own. `states`: those that the target keeps,
-    (KEPT_STATES, hidden_size) float32.
+    the rows of a `StateRing`.
     """
 
     embedding: DeviceMatrix | None

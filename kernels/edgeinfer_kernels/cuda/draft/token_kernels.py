@@ -34,10 +34,20 @@ def draft_slices_kernel(
     tl.store(masses + piece, tl.sum(tl.exp(logits - level), axis=0))
 
 
+@triton.jit
+def token_ids(rows, table, vocabulary, MAPPED: tl.constexpr):
+    """The token ids of rows of the output; MAPPED: in a table, -1 if there is no such row."""
+    if MAPPED:
+        return tl.load(table + rows, mask=(rows >= 0) & (rows < vocabulary), other=-1)
+    else:
+        return rows
+
+
 @triton.jit(do_not_specialize=["index"])
 def draft_token_kernel(
-    keys, masses, words, ids, probs, index, slices, SLICES: tl.constexpr, DEPENDENT: tl.constexpr
-):
+    keys, masses, words, table, ids, probs, index, vocabulary, slices,
+    SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """The id of the largest logit, the lowest among equals, and its softmax, to `ids` and `probs` at `index`,
     in memory that the host can read; the next step gets this token alone. The softmax is NaN if a logit is.
 
@@ -51,12 +61,12 @@ def draft_token_kernel(
     best = tl.max(own, axis=0)
     peak = logits_of(best)
     total = tl.sum(tl.where(mass == 0.0, 0.0, mass * tl.exp(logits_of(own) - peak)), axis=0)
-    token = ids_of(best)
+    token = token_ids(ids_of(best), table, vocabulary, MAPPED)
     tl.store(ids + index, token)
     tl.store(probs + index, 1.0 / total)
     end = step_start(words) + step_tokens(words)
     tl.debug_barrier()  # All threads have read the words.
-    tl.store(words, token)
+    tl.store(words, tl.maximum(token, 0))
     tl.store(words + POSITIONS_AT, end)
     tl.store(words + CACHED_AT, end)
     tl.store(words + SEQUENCES_AT, end)

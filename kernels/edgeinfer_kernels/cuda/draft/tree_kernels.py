@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.sampling import NO_KEY, ids_of, logits_of, sorting_keys
+from edgeinfer_kernels.cuda.draft.token_kernels import token_ids
 from edgeinfer_kernels.cuda.triton_ops.step_words import step_tokens
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 from edgeinfer_kernels.sizes import cuda_buffers
@@ -48,8 +49,9 @@ def level_slices_kernel(
 
 @triton.jit
 def level_candidates_kernel(
-    keys, masses, words, ids, probs, slices, SLICES: tl.constexpr, DEPENDENT: tl.constexpr
-):
+    keys, masses, words, table, ids, probs, vocabulary, slices,
+    SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """The ids of the CANDIDATES largest logits of a row, falling, the lowest among equals first, and their
     probabilities, in memory that the host can read; one program per row. NaN if a logit is.
 
@@ -67,5 +69,5 @@ def level_candidates_kernel(
     total = tl.sum(tl.where(mass == 0.0, 0.0, mass * tl.exp(power * (logits_of(first) - peak))), axis=0)
     prob = tl.where(best == NO_KEY, 0.0, tl.exp(power * (logits_of(best) - peak)) / total)
     at = row * CANDIDATES + tl.arange(0, CANDIDATES)
-    tl.store(ids + at, ids_of(best))
+    tl.store(ids + at, token_ids(ids_of(best), table, vocabulary, MAPPED))
     tl.store(probs + at, prob)

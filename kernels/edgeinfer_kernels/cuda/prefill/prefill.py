@@ -19,7 +19,8 @@ from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.draft.keeping import keep_chunk_states
+from edgeinfer_kernels.cuda.draft.keeping import keep_chunk
+from edgeinfer_kernels.cuda.draft.state_ring import StateRing
 from edgeinfer_kernels.cuda.lora import embedding_args
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers
@@ -55,6 +56,8 @@ class Chunk:
     blocks: Sequence[PromptBlock]
     exchange: PrefillExchange | None
     pages: Tensor | None = None
+    is_streamed: bool = False
+    """Whether the blocks are those of the whole decoder, of which the CPU's weights are streamed."""
 
     def parallel_stage(self, number: int) -> PromptStage | None:
         """The CPU stage that runs in parallel with a block."""
@@ -98,8 +101,8 @@ class Prefill:
         """The CPU stages of a split model."""
         self.collective: Collective | None = None
         """Of a rank of tensor parallel."""
-        self.kept: Tensor | None = None
-        """The states of the last positions after the final norm, for a draft head."""
+        self.kept: StateRing | None = None
+        """The states of the last positions, for a draft head."""
         self.chunk = chunk
         self.capability = capability
         spec = model.spec
@@ -158,7 +161,7 @@ class Prefill:
         h = ScaledRows(self._h[: x.numel()].view(x.shape), self._h_scales[:tokens])
         blocks = sent.blocks if sent else self._blocks
         own = ScaledRows(self._own[: x.numel()].view(-1, x.shape[1]), self._own_scales[:tokens])
-        chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages)
+        chunk = Chunk(x, h, own, start, self._words, blocks, exchange, pages, sent is not None)
         self.products.kept = None
         if sent:
             sent.sender.begin()
@@ -193,13 +196,14 @@ class Prefill:
 
     def _launch(self, chunk: Chunk) -> None:
         """Launch the kernels of a chunk; in a split model, with the exchanges between them."""
-        x, exchange = chunk.x, chunk.exchange
+        x, exchange, layers = chunk.x, chunk.exchange, self.model.layers
         self._ones.fill_(1.0)
         if self.exchange is None:
             self._embed(x)
         self.apply_next_norm(chunk, -1)
         for number, block in enumerate(chunk.blocks):
             if block.index.position == 0:
+                self._keep(chunk, block.index.layer if chunk.is_streamed else layers[block.index.layer])
                 self._before_layer(chunk, number)
             self._apply_own_norm(chunk, number + 1)
             block.module.prefill(self, chunk, number, block)
@@ -208,9 +212,12 @@ class Prefill:
                 exchange.send(x)
                 exchange.receive(stage, x, chunk.start)
                 self.apply_next_norm(chunk, number)
+        self._keep(chunk, self.model.layer_count)
+
+    def _keep(self, chunk: Chunk, layers: int) -> None:
+        """Keep the states after this number of layers, if a draft head reads those."""
         if self.kept is not None:
-            final = NextNorm(self.model.spec.norm, self.model.norm, self.model.norm_bias)
-            keep_chunk_states(x, chunk.words, final, self.kept)
+            keep_chunk(self.model, self.kept, layers, chunk.x, chunk.words)
 
     def _fill_words(self, tokens: int, start: int, sent: StreamedLayers | None) -> None:
         """Set the words of a chunk, and those for states that are fetched from the host."""

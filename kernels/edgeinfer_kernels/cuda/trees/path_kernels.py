@@ -56,8 +56,8 @@ def keep_path_kernel(
 def keep_path_states_kernel(
     kept, words, WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, DEPENDENT: tl.constexpr
 ):
-    """Move BLOCK columns of the states that are kept for a draft head, in a ring of ROWS; see
-    `keep_states_kernel`.
+    """Move BLOCK columns of the states that are kept for a draft head, or of a recurrent state's rows, in a
+    ring of ROWS.
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)

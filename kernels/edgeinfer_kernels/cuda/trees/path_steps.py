@@ -5,10 +5,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.trees.path_kernels import keep_path_kernel, keep_path_states_kernel
 from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
+from edgeinfer_kernels.recurrent_state import RecurrentState
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, PATH_AT
 
 COLUMNS = 256
@@ -59,20 +61,26 @@ class PathSteps:
         """Launch the kernels."""
         launches, kept = self._launches, self._launches.workspace.kept
         for block in launches.model.blocks:
-            if block.state is not None and block.residual.block.source_layer is None:
+            if isinstance(block.state, RecurrentState):
+                self._move_rows(block.state.ring[:RING_ROWS])
+            elif block.state is not None and block.residual.block.source_layer is None:
                 self.move(block.state)
         if kept is not None:
-            rows, width = kept.shape
-            launches.launch(
-                keep_path_states_kernel,
-                (-(-width // COLUMNS),),
-                kept,
-                self._state,
-                WIDTH=width,
-                BLOCK=COLUMNS,
-                ROWS=rows,
-                warps=4,
-            )
+            self._move_rows(kept.rows)
+
+    def _move_rows(self, ring: Tensor) -> None:
+        """Launch the kernel of a ring with a row for each position."""
+        rows, width = ring.shape
+        self._launches.launch(
+            keep_path_states_kernel,
+            (-(-width // COLUMNS),),
+            ring,
+            self._state,
+            WIDTH=width,
+            BLOCK=COLUMNS,
+            ROWS=rows,
+            warps=4,
+        )
 
     def move(self, cache: DeviceCache) -> None:
         """Launch the kernel of one cache."""

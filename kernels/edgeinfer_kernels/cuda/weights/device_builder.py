@@ -99,10 +99,10 @@ class DeviceBuilder:
         """The matrix in float32, (rows, columns)."""
         raise NotImplementedError
 
-    def slots(self, slots: npt.NDArray[np.int32]) -> Tensor:
-        """A table of expert slots."""
-        tensor = self._arena.take(slots.shape, torch.int32)
-        self._vectors.append((tensor, slots))
+    def integers(self, values: npt.NDArray[np.int32]) -> Tensor:
+        """A table of integers, such as expert slots."""
+        tensor = self._arena.take(values.shape, torch.int32)
+        self._vectors.append((tensor, values))
         return tensor
 
     def stacked_bias(

@@ -98,6 +98,7 @@ class DeviceModel(DeviceBuilder):
         self._shards = [[of[layer] for of in (here, there) if layer in of] for layer in here]
         self.layers = tuple(here) if stages else tuple(range(len(spec.layers)))
         """The layers of the whole decoder that are on the device."""
+        layer_count = len(spec.layers)
         self.shards: list[tuple[Any, Any, Shard]] = []
         """Blocks of a split model: their weights in the whole model and here, and the shard of the layer."""
         if stages:
@@ -111,6 +112,8 @@ class DeviceModel(DeviceBuilder):
         if part is not None:
             self._shards = [part.shards(spec, layer) for layer in self.layers]
         self.spec = spec
+        self.layer_count = layer_count
+        """Layers of the whole decoder."""
         self.context = context
         self._kv = kv
         self._fills: list[_Fill] = []
@@ -140,6 +143,9 @@ class DeviceModel(DeviceBuilder):
         shared = None if target is None else target.output
         self.head = self.matrix(weights.output) if shared is None else first_rows(shared, weights.output.rows)
         self.head_bias = self.vector(weights.output_bias)
+        ids = weights.output_ids
+        self.output_ids = None if ids is None else self.integers(ids.astype(np.int32))
+        """The token ids of the rows of `head`; None: they are 0…"""
         self.parts.append(Part("head", arena.used - before, read=True))
         before = arena.used
         self.per_layer = PerLayerEmbeddings.take(weights.per_layer_token_embd, arena, per_layer_here)

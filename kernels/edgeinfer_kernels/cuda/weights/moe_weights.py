@@ -143,7 +143,7 @@ def take(builder: DeviceBuilder, spec: MoeSpec, w: MoeWeights, shards: Sequence[
         count=spec.experts,
         experts_per_token=spec.experts_per_token,
         here=w.ffn_up_exps.experts,
-        slots=builder.slots(_slots(spec.experts, shards)),
+        slots=builder.integers(_slots(spec.experts, shards)),
         hidden=w.ffn_up_exps.rows,
         router=builder.matrix(w.ffn_gate_inp),
         router_rows=builder.floats(w.ffn_gate_inp),

@@ -66,7 +66,6 @@ def growing(path: Path, head: Path) -> Iterator[Model]:
 def test_completions_with_trees_equal_baseline_decoding(
     plain: Model, growing: Model, settings: dict[str, Any]
 ) -> None:
-    """The target with recurrent layers verifies the path of the most probable tokens."""
     always_tree(growing, 4, 12)
     expected, actual = (model.generate(PROMPT, **{**GREEDY, **settings}) for model in (plain, growing))
     assert actual.ids == expected.ids
@@ -147,12 +146,6 @@ def test_the_head_is_in_the_plan_with_the_bytes_that_it_takes(
     planned = plan_model(path, draft=head, **CPU).plan
     assert {(item.item, item.device): item.bytes for item in planned.items} == loaded
     assert loaded["draft head", "cpu"] == drafter_of(drafting).nbytes
-
-
-def test_next_to_a_gpu_prompt_lookup_is_used_with_a_warning(path: Path, head: Path) -> None:
-    planned = plan_model(path, draft=head, device="rtx 4090, 64 GiB", context=256)
-    assert planned.plan.draft is None
-    assert any("EAGLE-3" in line and "CPU" in line for line in planned.warnings)
 
 
 def test_a_head_is_no_model(head: Path) -> None:

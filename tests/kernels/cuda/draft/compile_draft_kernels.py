@@ -9,12 +9,16 @@ import torch
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
+from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec, EagleInputWeights
+from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSpec, MedusaHeadWeights
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
+from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaParts, MedusaSteps
+from edgeinfer_kernels.cuda.draft.state_ring import StateRing
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
@@ -40,6 +44,11 @@ NAMES = {
     "draft_token_kernel",
     "level_slices_kernel",
     "level_candidates_kernel",
+    "target_states_kernel",
+    "eagle_pair_kernel",
+    "eagle_state_rows_kernel",
+    "eagle_pair_rows_kernel",
+    "medusa_hidden_kernel",
 }
 
 
@@ -58,11 +67,37 @@ def head_decoder(kind: str, norm: NormSpec) -> tuple[DecoderSpec, DecoderWeights
     )
 
 
-def launch_all(kind: str, capability: int, *, dependent: bool) -> None:
+def eagle_decoder(kind: str, norm: NormSpec) -> tuple[DecoderSpec, DecoderWeights]:
+    """An EAGLE-3 head of this width with a table of ids; quantized ones normalize the target's states."""
+    spec, weights = head_decoder(kind, norm)
+    has_norm = kind != "F16"
+    gain, feature_gain = np.ones(WIDTH, np.float32), np.ones(3 * WIDTH, np.float32)
+    (_, attention, *others), (first, own, *rest) = spec.layers[0].blocks, weights.layers[0].blocks
+
+    def matrix(rows: int, columns: int) -> Matrix:
+        return Matrix("pairs", first.block.eh_proj.format, rows, columns, np.zeros((1, 1), np.uint8))
+
+    projections = {
+        name: matrix(getattr(own.block, name).rows, 2 * WIDTH) for name in ("attn_q", "attn_k", "attn_v")
+    }
+    pair = replace(own, norm=None, block=replace(own.block, **projections))
+    fused = EagleInputWeights(matrix(WIDTH, 3 * WIDTH), gain, gain, feature_gain if has_norm else None)
+    reading = replace(
+        attention, block=replace(attention.block, pair_input=True), norm_name="", shares_input=True
+    )
+    start = ResidualBlock(EagleInputSpec(norm, 3 * WIDTH, has_norm, has_norm), norm)
+    layer = LayerWeights((ResidualWeights(fused), pair, *rest))
+    return (
+        replace(spec, layers=(LayerSpec((start, reading, *others)),)),
+        replace(weights, layers=(layer,), output_ids=np.arange(VOCABULARY)),
+    )
+
+
+def launch_all(
+    spec: DecoderSpec, weights: DecoderWeights, capability: int, states: StateRing, *, dependent: bool
+) -> None:
     """Steps of a target that keeps its states, and drafts and chunks of its head."""
-    spec, weights = head_decoder(kind, NORM)
-    states = torch.empty((KEPT_STATES, WIDTH), device="meta")
-    options = DeviceOptions(target=HeadTarget(None, None, states))
+    options = DeviceOptions(target=HeadTarget(None, None, states.rows))
     parts = DeviceParts.take(spec, weights, POSITIONS, Arena(), capability, options)
     tuning = usual_tuning(capability)
     step = DecodeStep(StepLaunches(parts.model, parts.workspace, tuning, dependent=dependent))
@@ -79,11 +114,35 @@ def launch_all(kind: str, capability: int, *, dependent: bool) -> None:
     parts.prefill.read(CHUNK, 0)
 
 
+def medusa_decoder(kind: str) -> tuple[DecoderSpec, DecoderWeights]:
+    """A Medusa head of this width."""
+    spec, weights = head_decoder(kind, NORM)
+    form = weights.layers[0].blocks[0].block.eh_proj.format
+    linear, output = (
+        Matrix("medusa", form, rows, WIDTH, np.zeros((1, 1), np.uint8)) for rows in (WIDTH, VOCABULARY)
+    )
+    own = ResidualWeights(MedusaHeadWeights(linear, np.ones(WIDTH, np.float32), output))
+    layer = LayerSpec((ResidualBlock(MedusaHeadSpec(VOCABULARY), NORM),))
+    weights = replace(weights, output_norm=None, layers=(LayerWeights((own,)),))
+    return replace(spec, layers=(layer,)), weights
+
+
+def launch_medusa(kind: str, capability: int, states: torch.Tensor, *, dependent: bool) -> None:
+    """A draft of a Medusa head."""
+    spec, weights = medusa_decoder(kind)
+    parts = MedusaParts(spec, weights, POSITIONS, Arena(), HeadTarget(None, None, states))
+    MedusaSteps(parts, usual_tuning(capability), dependent=dependent).launch(1)
+
+
 def main() -> None:
     capability = int(sys.argv[1])
+    own, after = (torch.empty((KEPT_STATES, count * WIDTH), device="meta") for count in (1, 3))
+    rings = (head_decoder, StateRing(own)), (eagle_decoder, StateRing(after, (0, 1, 1)))
     with recorded_launches() as launches:
         for kind in ("Q4_0", "Q8_0", "F16"):
-            launch_all(kind, capability, dependent=capability >= 90)
+            for decoder, ring in rings:
+                launch_all(*decoder(kind, NORM), capability, ring, dependent=capability >= 90)
+            launch_medusa(kind, capability, own, dependent=capability >= 90)
     for launch in launches:
         if launch.name in NAMES:
             print(launch.name, compile_launch(launch, capability), flush=True)

@@ -236,7 +236,7 @@ def test_the_counted_bytes_of_a_head_are_those_that_it_allocates(name: str, tmp_
             sum(part.nbytes for part in count_parts(spec, weights, CONTEXT, device, options))
             for options in (DeviceOptions(), DeviceOptions(kept_states=cuda_buffers.KEPT_STATES))
         )
-        assert keeping - plain == cuda_buffers.kept_state_bytes(spec.hidden_size)
+        assert keeping - plain == cuda_buffers.kept_state_bytes(head.sizes)
         target = on_device(spec, weights, "cpu", DeviceOptions(chunk=CHUNK, kept_states=1024))
         options = DeviceOptions(chunk=CHUNK, target=target.as_target(embedding=True, output=True))
         parts = count_parts(head.spec, head.weights, CONTEXT, device, options)

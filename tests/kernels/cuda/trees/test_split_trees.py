@@ -27,6 +27,8 @@ CASES = [
     ("gemma3", mixed),
     ("deepseek2", attention_alone),
     ("qwen2moe", split_halves),
+    ("qwen35", mixed),
+    ("lfm2", mixed),
 ]
 
 

@@ -30,10 +30,12 @@ MODELS = {
     "arcee": RandomModel("arcee", layers=1, formats=("Q8_0",)),
     "gemma3": replace(ZOO["gemma3"], formats=("Q8_0",)),
     "deepseek2": replace(ZOO["deepseek2"], formats=("Q8_0",)),
+    "lfm2": replace(ZOO["lfm2"], formats=("Q8_0",)),
 }
 HEADS = {
     "arcee": RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",)),
     "glm4moe": replace(ZOO["glm4moe"], formats=("Q8_0",)),
+    "qwen35": replace(ZOO["qwen35-draft-head"], formats=("Q8_0",)),
 }
 
 

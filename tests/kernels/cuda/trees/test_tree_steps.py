@@ -34,6 +34,10 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
     "ALiBi": (ZOO["bloom"], (0,)),
     "learned positions": (ZOO["gpt2"], (0, 1)),
     "norms of rows": (ZOO["olmo2"], (0, 1)),
+    "gated delta net": (ZOO["qwen35"], (0, 1)),
+    "Kimi Delta Attention": (ZOO["kimi-linear"], (0, 3)),
+    "Mamba-2": (ZOO["mamba2-groups"], (0, 1)),
+    "short convolution": (ZOO["lfm2"], (0, 1)),
 }
 KINDS: tuple[tuple[str, CacheType], ...] = (
     *((model, "f16") for model in MODELS),
@@ -81,6 +85,36 @@ def test_the_tokens_of_a_tree_have_the_logits_of_their_paths(
             expected = expected_rows(decoder, backend, text, tokens, kind)
             assert agrees(logits[[0, *(1 + node for node in path)]], expected[:-1], kind), path
             assert path != kept or agrees(continued, expected[-1], kind)
+        backend.close()
+
+
+RECURRENT = ("gated delta net", "Kimi Delta Attention", "Mamba-2", "short convolution")
+
+
+@pytest.mark.default_cases(1)
+@pytest.mark.parametrize("model", RECURRENT)
+def test_trees_after_each_other_continue_recurrent_states(tmp_path: Path, model: str) -> None:
+    """Of two trees a path is kept; the second and the tokens after it process pending positions."""
+    of, layers = MODELS[model]
+    with opened(of, tmp_path, layers) as decoder:
+        ids = decoder.ids(LENGTH + 3 * len(PARENTS))
+        backend, text = decoder.backend(DEVICE), ids[:LENGTH]
+        read(backend, text, (16, LENGTH - 17))
+        for path in (PATHS[2], [], PATHS[1]):
+            start = len(text) - 1
+            nodes = ids[len(text) : len(text) + len(PARENTS)]
+            x = backend.embed([text[-1], *nodes])
+            backend.forward_tree(x, start, PARENTS)
+            rows = [0, *(1 + node for node in path)]
+            logits = backend.logits(x)[rows].astype(np.float64)
+            backend.keep_path(start, PARENTS, rows)
+            text += [nodes[node] for node in path]
+            expected = decoder.reference_logits(text)[start:]
+            assert agrees(logits, expected, "f16")
+            text = [*text, 5]
+        found = read(backend, [*text[-1:], 7, 8, 9], (3, 1), 4, len(text) - 1)
+        expected = decoder.reference_logits([*text, 7, 8, 9])[-4:]
+        assert agrees(np.stack([found[at] for at in range(4)]), expected, "f16")
         backend.close()
 
 

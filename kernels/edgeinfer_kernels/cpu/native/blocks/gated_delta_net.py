@@ -8,6 +8,7 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     convolve_lanes,
     keep_rows,
     load_matrix,
+    matrix_before,
     row_address,
     state_count,
     step_of,
@@ -184,7 +185,7 @@ def update_decayed_columns(columns, q, k, v, beta, decays, head_dim):
 @device_function
 def recur(pool, counter, block, step_args, columns):
     """Phase: the recurrence, sixteen columns of a head's state at a time, in `columns`; results of this
-    step's tokens to the rows of `conv_out`.
+    step's tokens to the rows of `conv_out`. The state before a tree is written before its tokens.
     """
     state = block.state
     head_dim = block.head_dim
@@ -208,6 +209,9 @@ def recur(pool, counter, block, step_args, columns):
         key = 4 * head_dim * key_head_of(block, head)
         value_at = values_at + 4 * (head * head_dim + 16 * group)
         for row in range(begin, begin + pending + tokens):
+            if own.before != 0 and row == begin + pending:
+                store_matrix(state, own, offset, columns, head_dim)
+            here = matrix_before(own, columns, row - pending, column_bytes)
             conv = block.conv_rows + row * block.conv_stride
             gates = row_address(state, own, row - pending) + block.gates_at + 4 * head
             beta = splat_f32(load_f32(gates))
@@ -216,14 +220,15 @@ def recur(pool, counter, block, step_args, columns):
             v = load_floats(conv + value_at)
             if block.decays_at != 0:
                 decays = conv + block.decays_at + 4 * head * head_dim
-                result = update_decayed_columns(columns, q, k, v, beta, decays, head_dim)
+                result = update_decayed_columns(here, q, k, v, beta, decays, head_dim)
             else:
                 decay = exponential(splat_f32(load_f32(gates + block.gate_bytes)))
-                result = update_columns(columns, q, k, v, beta, decay, head_dim)
+                result = update_columns(here, q, k, v, beta, decay, head_dim)
             if row >= begin + pending:
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + 4 * (head * head_dim + 16 * group), result)
-        store_matrix(state, own, offset, columns, head_dim)
+        if own.before == 0:
+            store_matrix(state, own, offset, columns, head_dim)
 
 
 @device_function

@@ -6,6 +6,7 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     convolve_lanes,
     keep_rows,
     load_matrix,
+    matrix_before,
     row_address,
     state_count,
     step_of,
@@ -91,7 +92,7 @@ def update_columns(columns, b, c, x, decay, state_size):
 @device_function
 def recur(pool, counter, block, step_args, columns):
     """Phase: the recurrence, sixteen columns of a head's state at a time, in `columns`; y · silu(z) of the
-    tokens of this step, to the rows of `conv_out`.
+    tokens of this step, to the rows of `conv_out`. The state before a tree is written before its tokens.
     """
     state = block.state
     state_size = block.state_size
@@ -118,18 +119,22 @@ def recur(pool, counter, block, step_args, columns):
         rate = splat_f32(load_f32(block.a + 4 * head))
         skip = splat_f32(load_f32(block.d + 4 * head))
         for row in range(begin, begin + pending + tokens):
+            if own.before != 0 and row == begin + pending:
+                store_matrix(state, own, offset, columns, state_size)
+            here = matrix_before(own, columns, row - pending, column_bytes)
             conv = block.conv_rows + row * block.conv_stride
             deltas = row_address(state, own, row - pending) + block.dt_at
             delta = splat_f32(load_f32(deltas + 4 * head))
             decay = exponential(multiply(delta, rate))
             x = load_floats(conv + at)
-            y = update_columns(columns, conv + b_at, conv + c_at, multiply(delta, x), decay, state_size)
+            y = update_columns(here, conv + b_at, conv + c_at, multiply(delta, x), decay, state_size)
             if row >= begin + pending:
                 y = multiply_add(skip, x, y)
                 gate = load_floats(block.z + (row - pending) * block.z_stride + at)
                 out = conv_out.floats + (row - pending) * conv_out.float_stride
                 store_floats(out + at, multiply(y, multiply(gate, sigmoid(gate))))
-        store_matrix(state, own, offset, columns, state_size)
+        if own.before == 0:
+            store_matrix(state, own, offset, columns, state_size)
 
 
 @device_function

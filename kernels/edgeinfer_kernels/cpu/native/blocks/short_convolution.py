@@ -3,6 +3,7 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
+    earlier,
     keep_rows,
     row_address,
     row_lanes,
@@ -66,7 +67,7 @@ def convolve(pool, counter, block, step_args):
             value = splat_f32(np.float32(0))
             for tap in range(taps):
                 weight = load_floats(weights + tap * tail_bytes + 4 * i)
-                product = tap_value(block, own, token - taps + 1 + tap, 4 * i)
+                product = tap_value(block, own, earlier(own, token, taps - 1 - tap), 4 * i)
                 value = multiply_add(weight, product, value)
             store_floats(row + 4 * i, multiply(load_floats(gate + 4 * i), value))
             store_floats(kept + 4 * i, tap_value(block, own, token, 4 * i))

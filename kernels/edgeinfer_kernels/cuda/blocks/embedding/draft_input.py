@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import StepShape
@@ -12,6 +11,7 @@ from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, Draft
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.workspace import take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.draft.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.state_kernels import draft_pair_kernel, draft_pair_rows_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
@@ -65,16 +65,12 @@ def inactive_bytes(w: DeviceDraftInput) -> int:
     return 0
 
 
-class Space:
-    """The pairs of a decode step, and the head's own states: row 0 at the last token of the text, or of a
-    draft that is a chain, the others at the tokens of a tree's step. `reads_own`: the next step reads those,
-    as it continues a draft.
-    """
+class Space(OwnStates):
+    """The pairs of a decode step, and the head's own states."""
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
+        super().__init__(arena, step.tokens, step.hidden_size)
         self.pair = take_activations(arena, step.tokens, 2 * step.hidden_size, step.input_floats)
-        self.own = arena.take((1 + step.tokens, step.hidden_size), torch.float32)
-        self.reads_own = False
 
 
 def decode(

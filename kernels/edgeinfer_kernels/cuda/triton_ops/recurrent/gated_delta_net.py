@@ -13,7 +13,13 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
+    earlier_token,
+    is_on_path,
+    load_row,
+    load_slot,
+    matrix_offsets,
+)
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import store_solution
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     own_row,
@@ -74,7 +80,7 @@ def delta_convolution_kernel(
             total = tl.zeros((DIMENSIONS,), tl.float32)
             value = tl.zeros((DIMENSIONS,), tl.float32)
             for tap in tl.static_range(TAPS):
-                other = token + tap - (TAPS - 1)
+                other = earlier_token(words, token, TAPS - 1 - tap, CONFIG)
                 at = tl.maximum(other, 0).to(tl.int64)
                 value = tl.load(
                     inputs.rows + at * inputs.stride + offsets, mask=mask & (other >= 0), other=0.0
@@ -132,7 +138,8 @@ def delta_step_kernel(
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a decode step, position by position; program (value head, COLUMNS columns of S), in a
-    batch (…, sequence).
+    batch (…, sequence), of a tree (…, token): it processes the tokens on its path, and writes the state
+    before the tree.
 
     Reads and writes every element of S once; results to `out` (tokens, value_heads · HEAD_DIM).
     """
@@ -148,31 +155,43 @@ def delta_step_kernel(
     mask = is_key[:, None] & (column < NET.columns)[None, :]
     offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.columns)
     matrix = load_slot(state, words, offsets, mask, CONFIG)
-    pending = step_pending(words)
+    pending, node = step_pending(words), tl.program_id(2)
+    slot = state.slots + step_target(words) * CONFIG.slot_width + offsets
     q_at = _key_head(head, NET) * NET.head_dim + key
     v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
     for row in range(pending + step_tokens(words)):
-        line = conv + row * NET.channels
-        q = tl.load(line + q_at, mask=is_key, other=0.0)
-        k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key, other=0.0)
-        v = tl.load(line + v_at, mask=is_column, other=0.0)
-        gate = NET.gates_at + head
-        beta = tl.sum(load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0)
-        gate = NET.gates_at + NET.gate_width
-        if NET.key_decay:
-            g = load_row(rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG)
-            matrix = matrix * tl.exp(g)[:, None]
-        else:
-            gate = gate + head + key * 0
-            g = tl.sum(load_row(rows, state, words, row - pending, gate, key == 0, CONFIG), axis=0)
-            matrix = matrix * tl.exp(g)
-        delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
-        matrix += k[:, None] * delta[None, :]
-        if row >= pending:
-            result = tl.sum(matrix * q[:, None], axis=0)
-            at = (row - pending) * NET.value_heads * NET.head_dim + head * NET.head_dim + column
-            tl.store(out + at, result, mask=is_column)
-    tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
+        if CONFIG.is_tree:
+            tl.store(slot, matrix, mask=mask & (row == pending) & (node == 0) & (pending > 0))
+        if is_on_path(words, node, row - pending, CONFIG):
+            line = conv + row * NET.channels
+            q = tl.load(line + q_at, mask=is_key, other=0.0)
+            k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key, other=0.0)
+            v = tl.load(line + v_at, mask=is_column, other=0.0)
+            gate = NET.gates_at + head
+            beta = tl.sum(
+                load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0
+            )
+            gate = NET.gates_at + NET.gate_width
+            if NET.key_decay:
+                g = load_row(
+                    rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG
+                )
+                matrix = matrix * tl.exp(g)[:, None]
+            else:
+                gate = gate + head + key * 0
+                g = tl.sum(load_row(rows, state, words, row - pending, gate, key == 0, CONFIG), axis=0)
+                matrix = matrix * tl.exp(g)
+            delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
+            matrix += k[:, None] * delta[None, :]
+            is_result = row >= pending
+            if CONFIG.is_tree:
+                is_result = row == pending + node
+            if is_result:
+                result = tl.sum(matrix * q[:, None], axis=0)
+                at = (row - pending) * NET.value_heads * NET.head_dim + head * NET.head_dim + column
+                tl.store(out + at, result, mask=is_column)
+    if not CONFIG.is_tree:
+        tl.store(slot, matrix, mask=mask)
 
 
 @triton.jit

@@ -11,7 +11,13 @@ import triton.language as tl
 from edgeinfer_kernels.cuda.compile_target import PRECISE
 from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
+    earlier_token,
+    is_on_path,
+    load_row,
+    load_slot,
+    matrix_offsets,
+)
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     own_row,
     own_words,
@@ -52,7 +58,7 @@ def mamba2_convolution_kernel(
                 total = tl.load(bias + offsets, mask=mask, other=0.0)
             value = tl.zeros((BLOCK,), tl.float32)
             for tap in tl.static_range(TAPS):
-                other = token + tap - (TAPS - 1)
+                other = earlier_token(words, token, TAPS - 1 - tap, CONFIG)
                 at = tl.maximum(other, 0).to(tl.int64)
                 value = tl.load(inputs + at * stride + offsets, mask=mask & (other >= 0), other=0.0)
                 if SCALED:
@@ -79,7 +85,7 @@ def mamba2_step_kernel(
     NET: tl.constexpr, CONFIG: tl.constexpr, COLUMNS: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The recurrence of a decode step, position by position; program (head, COLUMNS columns of S), in a batch
-    (…, sequence).
+    (…, sequence), of a tree (…, token), as `delta_step_kernel`.
 
     Reads and writes every element of S once; results to `out` (tokens, heads · HEAD_DIM).
     """
@@ -95,22 +101,30 @@ def mamba2_step_kernel(
     mask = is_index[:, None] & is_column[None, :]
     offsets = NET.matrix_at + matrix_offsets(head, index, column, NET.state_size, NET.head_dim)
     matrix = load_slot(state, words, offsets, mask, CONFIG)
-    pending = step_pending(words)
+    pending, node = step_pending(words), tl.program_id(2)
+    slot = state.slots + step_target(words) * CONFIG.slot_width + offsets
     rate, skip = tl.load(a + head), tl.load(d + head)
     x_at = head * NET.head_dim + column
     b_at = NET.heads * NET.head_dim + head // (NET.heads // NET.groups) * NET.state_size + index
     for row in range(pending + step_tokens(words)):
-        line = conv + row * NET.channels
-        x = tl.load(line + x_at, mask=is_column, other=0.0)
-        b = tl.load(line + b_at, mask=is_index, other=0.0)
-        c = tl.load(line + NET.groups * NET.state_size + b_at, mask=is_index, other=0.0)
-        dt_at = NET.dt_at + head + index * 0
-        dt = tl.sum(load_row(rows, state, words, row - pending, dt_at, index == 0, CONFIG), axis=0)
-        matrix = matrix * tl.exp(dt * rate) + b[:, None] * (dt * x)[None, :]
-        if row >= pending:
-            y = tl.sum(matrix * c[:, None], axis=0) + skip * x
-            tl.store(out + (row - pending) * NET.heads * NET.head_dim + x_at, y, mask=is_column)
-    tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
+        if CONFIG.is_tree:
+            tl.store(slot, matrix, mask=mask & (row == pending) & (node == 0) & (pending > 0))
+        if is_on_path(words, node, row - pending, CONFIG):
+            line = conv + row * NET.channels
+            x = tl.load(line + x_at, mask=is_column, other=0.0)
+            b = tl.load(line + b_at, mask=is_index, other=0.0)
+            c = tl.load(line + NET.groups * NET.state_size + b_at, mask=is_index, other=0.0)
+            dt_at = NET.dt_at + head + index * 0
+            dt = tl.sum(load_row(rows, state, words, row - pending, dt_at, index == 0, CONFIG), axis=0)
+            matrix = matrix * tl.exp(dt * rate) + b[:, None] * (dt * x)[None, :]
+            is_result = row >= pending
+            if CONFIG.is_tree:
+                is_result = row == pending + node
+            if is_result:
+                y = tl.sum(matrix * c[:, None], axis=0) + skip * x
+                tl.store(out + (row - pending) * NET.heads * NET.head_dim + x_at, y, mask=is_column)
+    if not CONFIG.is_tree:
+        tl.store(slot, matrix, mask=mask)
 
 
 @triton.jit

@@ -11,6 +11,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    MASKS_AT,
     own_row,
     own_words,
     step_pending,
@@ -21,8 +22,10 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     step_tokens,
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+from edgeinfer_kernels.sizes import cuda_buffers
 
 RING = tl.constexpr(RING_ROWS)
+PATH_AT = tl.constexpr(cuda_buffers.PATH_AT)
 KEPT_COLUMNS = 1024
 """Columns that a program of `keep_rows_kernel` copies."""
 
@@ -36,7 +39,8 @@ class StateArgs(NamedTuple):
 
 class StateConfig(NamedTuple):
     """The layout of a recurrent state, as `RecurrentShape`; in elements. is_batch: a step has one token of
-    each of several sequences, whose rings and slots are one after the other.
+    each of several sequences, whose rings and slots are one after the other. is_tree: the tokens of a step
+    are a draft tree.
     """
 
     row_width: int
@@ -44,6 +48,29 @@ class StateConfig(NamedTuple):
     tail_width: int
     slot_width: int
     is_batch: bool = False
+    is_tree: bool = False
+
+
+@triton.jit
+def earlier_token(words, token, DISTANCE: tl.constexpr, CONFIG: tl.constexpr):
+    """The token DISTANCE tokens before one, as `load_row` takes it; of a tree, on its path."""
+    if CONFIG.is_tree:
+        for _ in tl.static_range(DISTANCE):
+            before = tl.load(words + (PATH_AT + 1) + tl.maximum(token, 0)) - 1
+            token = tl.where(token >= 0, before, token - 1)
+        return token
+    else:
+        return token - DISTANCE
+
+
+@triton.jit
+def is_on_path(words, node, token, CONFIG: tl.constexpr):
+    """Whether a token is `node`, before it in the tree, or pending; without a tree all are."""
+    if CONFIG.is_tree:
+        path = tl.load(words + MASKS_AT + node)
+        return (token < 0) | ((path >> tl.maximum(token, 0)) & 1 == 1)
+    else:
+        return True
 
 
 @triton.jit
@@ -85,7 +112,8 @@ def load_slot(state, words, offsets, mask, CONFIG: tl.constexpr):
 def keep_rows_kernel(
     rows, words, state, count, CONFIG: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr
 ):  # fmt: skip
-    """Write the last rows before the step's end to the target slot, and the last RING rows to the ring.
+    """Write the last rows before the step's end to the target slot, of a tree those before the step, and the
+    last RING rows to the ring.
 
     One program for each row and BLOCK columns: `tail_rows` of the slot, then `count` of the ring; in a batch
     for each sequence. Reads and writes 4 bytes per element.
@@ -99,7 +127,10 @@ def keep_rows_kernel(
     tokens = step_tokens(words)
     if item < CONFIG.tail_rows:
         mask = offsets < CONFIG.tail_width
-        row = load_row(rows, state, words, tokens - CONFIG.tail_rows + item, offsets, mask, CONFIG)
+        end = tokens
+        if CONFIG.is_tree:
+            end = 0
+        row = load_row(rows, state, words, end - CONFIG.tail_rows + item, offsets, mask, CONFIG)
         tail = step_target(words) * CONFIG.slot_width + item * CONFIG.tail_width
         tl.store(state.slots + tail + offsets, row, mask=mask)
     else:

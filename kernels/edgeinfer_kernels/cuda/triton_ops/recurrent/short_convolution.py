@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled_pieces
-from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row
+from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import earlier_token, load_row
 from edgeinfer_kernels.cuda.triton_ops.step_words import own_row, own_words
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
@@ -40,7 +40,9 @@ def gated_sum(
     """c · Σ taps · (b · x) of a token."""
     total = tl.zeros(offsets.shape, tl.float32)
     for tap in tl.static_range(TAPS):
-        row = load_row(rows, state, words, token + tap - (TAPS - 1), offsets, mask, CONFIG)
+        row = load_row(
+            rows, state, words, earlier_token(words, token, TAPS - 1 - tap, CONFIG), offsets, mask, CONFIG
+        )
         total += tl.load(taps + tap * WIDTH + offsets, mask=mask, other=0.0) * row
     gate = tl.load(inputs + token * stride + C_AT + offsets, mask=mask, other=0.0)
     if SCALED:

@@ -15,6 +15,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     stream_floats,
     subtract,
 )
+from edgeinfer_kernels.cpu.native.simd.scalars import load_i64
 from edgeinfer_kernels.cpu.native.simd.vector_math import sigmoid
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cpu.runtime.kernel_args import STEP_BYTES, StepArgs
@@ -64,6 +65,31 @@ def row_address(state, step_args, token):
 
 
 @device_function
+def earlier(step_args, token, distance):
+    """The token `distance` tokens before one, as `row_address` takes it; of a tree, on its path."""
+    if step_args.before == 0:
+        return token - distance
+    while token >= 0 and distance > 0:
+        token = load_i64(step_args.before + 8 * token)
+        distance -= 1
+    return token - distance
+
+
+@device_function
+def matrix_before(step_args, columns, token, nbytes):
+    """Address of the columns of a matrix that a token of this step updates: `columns`, or of a tree a copy of
+    those after the token before it. They follow `columns`, which are those before the tree.
+    """
+    if step_args.before == 0 or token < 0:
+        return columns
+    source = columns + (load_i64(step_args.before + 8 * token) + 1) * nbytes
+    target = columns + (token + 1) * nbytes
+    for at in range(0, nbytes, 64):
+        store_floats(target + at, load_floats(source + at))
+    return target
+
+
+@device_function
 def row_lanes(row, offset):
     """Sixteen values of a row at a byte offset; zeros if there is no row."""
     if row == 0:
@@ -103,7 +129,7 @@ def convolve_lanes(block, step_args, token, offset, value):
     weights = block.tap_weights + offset
     own = step_of(step_args, token)
     for tap in range(taps):
-        row = row_address(state, own, token - taps + 1 + tap)
+        row = row_address(state, own, earlier(own, token, taps - 1 - tap))
         value = multiply_add(load_floats(weights + tap * state.tail_bytes), row_lanes(row, offset), value)
     return multiply(value, sigmoid(value))
 
@@ -118,7 +144,7 @@ def copy_row(source, target, nbytes):
 @device_function
 def keep_rows(pool, counter, state, step_args):
     """Phase: write the rows of this step to the ring, for as many last tokens as it has rows, and the last
-    ones before the step's end to the target slot.
+    ones before the step's end to the target slot; of a tree those before the step.
     """
     states = state_count(step_args)
     tokens = step_args.tokens // states
@@ -135,7 +161,8 @@ def keep_rows(pool, counter, state, step_args):
         item = item % items
         first = own.first
         if item < tail_rows:
-            row = row_address(state, own, first + tokens - tail_rows + item)
+            end = first + tokens if own.before == 0 else first
+            row = row_address(state, own, end - tail_rows + item)
             copy_row(row, target_slot(state, own) + item * tail_bytes, tail_bytes)
         else:
             token = left_out + item - tail_rows

@@ -1,0 +1,47 @@
+"""The hidden states at the last tokens of a text, for drafters that read a single one."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.heads.observed_states import (
+    SPARE_STATES,
+    KeptStates,
+    ObservedStates,
+    ObservedText,
+)
+
+KEPT_STATES = 2 * (1 + MAX_DRAFTED)
+"""The last states of the text, from which a draft may begin."""
+
+
+class RecentStates:
+    """Those after the output norm of `target`, which stay on its device if it keeps them there.
+
+    `layers`: as `Drafter.hidden_layers`.
+    """
+
+    def __init__(self, target: NativeEngine) -> None:
+        spec, kept = target.specification, target.capabilities.kept_states
+        self.layers = (ON_DEVICE,) if kept else (len(spec.layers),)
+        self._observed: ObservedText = (
+            KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
+            if kept
+            else ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.final_norm)
+        )
+
+    def observe(self, step: HiddenStep) -> None:
+        """As `Drafter.observe`: keep the last states."""
+        self._observed.begin(step)
+        for first in range(0, len(step.ids), KEPT_STATES // 2):
+            part = slice(first, first + KEPT_STATES // 2)
+            if len(step.ids[part]) > self._observed.free:
+                self._observed.drop(self._observed.end - KEPT_STATES // 2)
+            self._observed.add(step.ids[part], [each[part] for each in step.states])
+
+    def before_last(self, history: Sequence[int]) -> Any:
+        """The state at the token before the last one of a text; None: it isn't known."""
+        last = self._observed.last_before(history)
+        return None if last is None else self._observed.states(last, last + 1)

@@ -1,0 +1,78 @@
+"""Loading a model with an EAGLE-3 head on a described GPU: completions are those without drafts."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgeinfer
+from edgeinfer.planning.model_plan import plan_model
+from edgeinfer.speculation.heads.device_head import DeviceHead
+from edgeinfer_kernels.cuda.backend import CudaBackend
+from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.edgeinfer.speculation.test_tree import always_tree
+from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, drafter_of
+from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
+from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
+from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
+
+HEAD = RandomEagle(target_layers=(0, 1, 2), format="Q8_0", own_table=True)
+TARGETS = {
+    "llama": RandomModel("llama", layers=2, formats=("Q8_0",)),
+    "qwen35": replace(ZOO["qwen35-draft-head"], draft_head=False, formats=("Q8_0",)),
+}
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
+    path, head = TARGETS["llama"].write(tmp_path / "model.gguf"), HEAD.write(tmp_path / "head.gguf")
+    texts = [IDS, [8, 8, 3] * 10]
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = [plain.generate(ids, **GREEDY).ids for ids in texts]
+    with edgeinfer.load(path, draft=head, **GPU) as model:
+        drafter = drafter_of(model)
+        assert isinstance(drafter, DeviceHead)
+        assert isinstance(getattr(model.engine, "backend", None), CudaBackend)
+        assert model.plan is not None
+        planned = {(item.item, item.device): item.bytes for item in model.plan.items}
+        assert planned["draft head", "gpu"] == drafter.nbytes
+        always_draft(model, 3)
+        for ids, wanted in zip(texts, expected, strict=True):
+            completion = model.generate(ids, **GREEDY)
+            assert completion.ids == wanted
+            assert completion.speed.accepted_share is not None
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "settings", [GREEDY, {"max_tokens": 6, "temperature": 0.9, "seed": 3}, {**GREEDY, "repeat_penalty": 1.6}]
+)
+def test_trees_and_recurrent_targets_change_no_completion(
+    tmp_path: Path, name: str, settings: dict[str, Any]
+) -> None:
+    path, head = TARGETS[name].write(tmp_path / "model.gguf"), HEAD.write(tmp_path / "head.gguf")
+    with edgeinfer.load(path, draft=head, draft_tree_width=2, **GPU) as model:
+        speculator, model.speculator = model.speculator, None
+        expected = model.generate(IDS, **settings).ids
+        kept = model.engine.snapshot()
+        assert kept is not None
+        snapshot = replace(kept, ids=list(kept.ids), arrays=[array.copy() for array in kept.arrays])
+        model.speculator = speculator
+        always_tree(model, 3, 9)
+        model.engine.rewind(0)
+        assert model.generate(IDS, **settings).ids == expected
+        model.engine.rewind(0)
+        model.engine.restore(snapshot, len(IDS))
+        assert model.generate(IDS, **settings).ids == expected
+
+
+def test_the_head_is_planned_on_a_gpu_that_holds_the_model(tmp_path: Path) -> None:
+    path, head = TARGETS["llama"].write(tmp_path / "model.gguf"), HEAD.write(tmp_path / "head.gguf")
+    planned = plan_model(path, draft=head, device="rtx 4090, 64 GiB", context=256)
+    assert planned.plan.draft == "gpu"
+    assert ("draft head", "gpu") in {(item.item, item.device) for item in planned.plan.items}
