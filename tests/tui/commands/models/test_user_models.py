@@ -18,7 +18,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.parent.mkdir(parents=True)
     (tmp_path / "mine.gguf").write_bytes(b"no model")
     tables = {"mine": f"{tmp_path}/mine.gguf", "lost": f"{tmp_path}/lost.gguf", "short": "s.gguf"}
-    file.write_text("".join(f'[{name}]\nfile = "{path}"\n' for name, path in tables.items()))
+    file.write_text("".join(f"[{name}]\nfile = '{path}'\n" for name, path in tables.items()))
     return file
 
 
