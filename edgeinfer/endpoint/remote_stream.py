@@ -127,7 +127,8 @@ class RemoteStream:
         return text + response
 
     def _token(self, text: str) -> Token:
-        self._times[1:] = [self._times[1] if len(self._times) > 1 else time.perf_counter(), time.perf_counter()]
+        now = time.perf_counter()
+        self._times[1:] = [self._times[1] if len(self._times) > 1 else now, now]
         self._tokens.append(Token(NO_ID, text))
         return self._tokens[-1]
 
