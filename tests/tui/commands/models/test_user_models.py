@@ -37,7 +37,8 @@ def test_a_missing_file_of_a_user_entry_is_named_with_the_entry(
     edgeinfer: CommandLine, own: Path, tmp_path: Path
 ) -> None:
     assert edgeinfer("show", "lost").err == (
-        f"edgeinfer: lost: {tmp_path / 'lost.gguf'}: no such file; put it there, or change the entry in {own}\n"
+        f"edgeinfer: lost: {tmp_path / 'lost.gguf'}: no such file; put it there, or change the entry in "
+        f"{own}\n"
     )
     folder = tmp_path / "data" / "edgeinfer" / "models"
     assert f"short: {folder / 's.gguf'}: no such file;" in edgeinfer("show", "short").err
