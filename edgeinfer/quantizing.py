@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from edgeinfer.calibration.checkpoint import Checkpoint
 from edgeinfer.calibration.fitting import Fitted, fit_types
 from edgeinfer.calibration.goals import Goal, goal_of
 from edgeinfer.calibration.hessian_quantizing import calibrated
@@ -125,9 +126,13 @@ def quantize(
         if calibrate is None:
             return replace(done, seconds=_write(file, done.plan, hot, path, metadata, threads, progress))
         start = time.perf_counter()
-        ready = calibrated(file, done.plan, path, calibrate, report)
-        _write(ready.file, ready.plan, hot, path, metadata, threads, progress)
-        ready.saved.remove()
+
+        def rounded() -> Checkpoint:
+            ready = calibrated(file, done.plan, path, calibrate, report)
+            _write(ready.file, ready.plan, hot, path, metadata, threads, progress)
+            return ready.saved
+
+        rounded().remove()  # its arrays are not mapped any more: Windows deletes no mapped file
         return replace(done, seconds=time.perf_counter() - start)
 
 

@@ -208,7 +208,7 @@ def private_names(path: Path) -> list[str]:
 
 def test_tests_use_public_names() -> None:
     result = {
-        str(path.relative_to(ROOT)): names
+        path.relative_to(ROOT).as_posix(): names
         for path in (ROOT / "tests").rglob("*.py")
         if (names := private_names(path))
     }

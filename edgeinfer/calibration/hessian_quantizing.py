@@ -73,7 +73,7 @@ class HessianQuantizer:
         """Encode all tensors that the layers multiply, after the embeddings, which are only rounded."""
         for name in TOKEN_EMBEDDINGS:
             if name in self._planned:
-                self._keep(name, self._rounded(name))
+                self.made[name] = self._kept(name)
         windows = [self._window(ids) for ids in texts]
         indices = list(self.model.spec.indices())
         for done, index in enumerate(indices):
@@ -141,11 +141,14 @@ class HessianQuantizer:
              for each in pieces]
         )  # fmt: skip
 
-    def _keep(self, name: str, values: Bytes) -> None:
-        self.saved.store_mapped(name, values)
+    def _kept(self, name: str) -> Bytes:
+        """A tensor's rounded bytes, of an earlier run if it has stored them."""
         found = self.saved.mapped(name)
+        if found is None:
+            self.saved.store_mapped(name, self._rounded(name))
+            found = self.saved.mapped(name)
         assert found is not None
-        self.made[name] = found
+        return found
 
     def _current(self) -> ReferenceModel:
         """The model with what is encoded already."""

@@ -41,13 +41,14 @@ class EventStream:
         self, url: str, response: http.client.HTTPResponse, connection: socket.socket | None
     ) -> None:
         self._url, self._response, self._connection = url, response, connection
+        self._lock, self._is_closed = threading.Lock(), False
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """Raises `EndpointError`: the connection breaks before the last event, or the server reports a
         failure.
         """
         try:
-            while line := self._response.readline(MAX_EVENT_BYTES):
+            while line := self._line():
                 data = line.strip().removeprefix(b"data:").strip()
                 if not line.startswith(b"data:"):
                     continue
@@ -57,6 +58,10 @@ class EventStream:
         except BROKEN as error:
             raise EndpointError(f"{self._url}: {reason_of(error)} during the response", True) from error
         raise EndpointError(f"{self._url}: the response ended before its last event", True)
+
+    def _line(self) -> bytes:
+        with self._lock:
+            return b"" if self._is_closed else self._response.readline(MAX_EVENT_BYTES)
 
     def _event(self, data: bytes) -> dict[str, Any]:
         event = _json(data)
@@ -71,6 +76,9 @@ class EventStream:
         if self._connection is not None:
             _shut(self._connection)
             self._connection.close()
+            with self._lock, suppress(*BROKEN):  # the response holds the socket too
+                self._is_closed = True
+                self._response.close()
 
 
 def _shut(connection: socket.socket) -> None:

@@ -127,7 +127,7 @@ class RemoteModel:
         """All completions of one request that isn't streamed."""
         refuse_closed(self._closed, self.name)
         path, body = self._request(prompt, options)
-        started = time.monotonic()
+        started = time.perf_counter()
         value = (endpoint or self.endpoint).post(path, body)
         choices = value.get("choices") if isinstance(value, dict) else None
         if (
@@ -138,7 +138,7 @@ class RemoteModel:
             raise EndpointError(
                 f"{self.endpoint.url}{path}: the response has no choices; is this OpenAI's API?"
             )
-        times = [started, started, time.monotonic()]
+        times = [started, started, time.perf_counter()]
         usage = _share(value.get("usage"), len(choices))
         return [_completion(each, usage, times, self.kind.has_limit(body)) for each in choices]
 

@@ -68,7 +68,7 @@ class RemoteStream:
         """The next event; None after the last. Raises the error that ended the stream."""
         if not self._has_begun:
             self._has_begun = True
-            self._times.append(time.monotonic())
+            self._times.append(time.perf_counter())
             threading.Thread(target=self._receive, name="edgeinfer-endpoint", daemon=True).start()
         while not self._has_ended:
             try:
@@ -127,7 +127,8 @@ class RemoteStream:
         return text + response
 
     def _token(self, text: str) -> Token:
-        self._times[1:] = [self._times[1] if len(self._times) > 1 else time.monotonic(), time.monotonic()]
+        now = time.perf_counter()
+        self._times[1:] = [self._times[1] if len(self._times) > 1 else now, now]
         self._tokens.append(Token(NO_ID, text))
         return self._tokens[-1]
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from edgeinfer.errors import SettingError
+from edgeinfer_quant_formats.system.processes import apart_from_terminal
 
 MAX_TEXT_BYTES = 1 << 20
 MAX_SECONDS = 60.0
@@ -96,7 +97,7 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 text=True,
                 encoding="utf-8",
-                start_new_session=True,  # Ctrl-C is for the parent only
+                **apart_from_terminal(),  # Ctrl-C is for the parent only
             )
             self._owner = os.getpid()
         return self._process

@@ -14,10 +14,9 @@ from tests.edgeinfer.download.hostile_server import HostileServer
 from tests.faults.outcomes import ROOT
 from tests.random_models import RandomModel
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform == "win32", reason="signals are those of POSIX"),
-]
+if sys.platform == "win32":
+    pytest.skip("signals are those of POSIX", allow_module_level=True)
+pytestmark = pytest.mark.slow
 POINTS = (0, 1, 3, 6)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 MODEL = RandomModel("llama", width=256, layers=3, heads=4, head_dim=64, feed_forward=1024)

@@ -22,8 +22,7 @@ class BatchOutput:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock_path = path.with_name(f".{path.name}.lock")
-        self._lock = file_lock(self._lock_path, limit_seconds=0)
+        self._lock = file_lock(path.with_name(f".{path.name}.lock"), limit_seconds=0, is_removed=True)
         self.done: set[str] = set()
 
     def __enter__(self) -> Self:
@@ -92,5 +91,4 @@ class BatchOutput:
     ) -> None:
         os.fsync(self._file.fileno())
         self._file.close()
-        self._lock_path.unlink(missing_ok=True)
         self._lock.__exit__(kind, error, trace)

@@ -111,7 +111,7 @@ class ModelPool:
     def _lease(self, loaded: _Loaded, keep_alive: float | None) -> Lease:
         loaded.leases += 1
         loaded.idle.clear()
-        loaded.last_used, loaded.expires = time.monotonic(), None
+        loaded.last_used, loaded.expires = time.perf_counter(), None
         loaded.keep_alive = self._keep_alive if keep_alive is None else keep_alive
         if loaded.timer is not None:
             loaded.timer.cancel()
@@ -132,7 +132,7 @@ class ModelPool:
 
     def _idle(self, loaded: _Loaded) -> None:
         """No request uses the model now."""
-        loaded.last_used = time.monotonic()
+        loaded.last_used = time.perf_counter()
         loaded.idle.set()
         if loaded.keep_alive >= 0 and not loaded.is_leaving:
             loaded.expires = time.time() + loaded.keep_alive

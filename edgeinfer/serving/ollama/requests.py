@@ -53,10 +53,10 @@ _THINK: dict[Any, str] = {True: "on", False: "none"}
 
 @dataclass(frozen=True)
 class OllamaRequest(CompletionRequest):
-    """A request of /api/chat or /api/generate. `began`: when it was read, on the monotonic clock."""
+    """A request of /api/chat or /api/generate. `began`: when it was read, on the clock `perf_counter`."""
 
     is_chat: bool = True
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.perf_counter)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class OllamaEmbedding:
     texts: tuple[str, ...]
     is_single: bool = False
     warnings: tuple[str, ...] = ()
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.perf_counter)
 
 
 def model_name(body: Mapping[str, Any]) -> str:

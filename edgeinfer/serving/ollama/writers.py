@@ -40,7 +40,7 @@ class OllamaFormat:
     _stream: ReplyStream = field(init=False)
     _call: ReplyCall | None = field(default=None, init=False)
     """The call that is being written: it is sent when it is complete."""
-    _ready: float = field(default_factory=time.monotonic, init=False)
+    _ready: float = field(default_factory=time.perf_counter, init=False)
     """When the model was loaded."""
 
     @cached_property
@@ -73,7 +73,7 @@ class OllamaFormat:
         return {"model": self.model.name, "created_at": now(), **text, "done": False}
 
     def _ending(self, completion: Generation) -> Json:
-        speed, now_ = completion.speed, time.monotonic()
+        speed, now_ = completion.speed, time.perf_counter()
         read, generated = len(completion.prompt_ids), len(completion.ids)
         rate = speed.decode_tokens_per_second
         return {
@@ -143,14 +143,14 @@ def _line(value: Json) -> bytes:
 
 async def embed_reply(steps: TextSteps, parsed: OllamaEmbedding) -> Json:
     """The response of /api/embed, and of the older path."""
-    ready = time.monotonic()
+    ready = time.perf_counter()
     of = await steps.vectors(parsed.texts)
     if parsed.is_single:
         return {"embedding": of.vectors[0].tolist()}
     return {
         "model": steps.model.name,
         "embeddings": of.vectors.tolist(),
-        "total_duration": nanoseconds(time.monotonic() - parsed.began),
+        "total_duration": nanoseconds(time.perf_counter() - parsed.began),
         "load_duration": nanoseconds(ready - parsed.began),
         "prompt_eval_count": of.tokens,
     }

@@ -30,12 +30,12 @@ class RequestRecord:
     generated_tokens: int = 0
     status: int = CLIENT_LEFT
     is_logged: bool = True
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=time.perf_counter)
 
     @property
     def seconds(self) -> float:
         """Seconds since the request came."""
-        return time.monotonic() - self.began
+        return time.perf_counter() - self.began
 
 
 class Metrics:

@@ -29,9 +29,10 @@ def file_lock(
     limit_seconds: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
+    is_removed: bool = False,
 ) -> Iterator[None]:
     """Hold the lock at `path` during the context; the operating system releases the lock of a program that
-    ends.
+    ends. `is_removed`: the file is deleted at the end.
 
     Without lock support (some network drives) no lock is held. A symbolic link is refused.
 
@@ -41,9 +42,10 @@ def file_lock(
     """
     flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
     descriptor = os.open(path, flags, 0o600)
+    is_held = False
     try:
         begin, announced = clock(), False
-        while not try_lock(descriptor):
+        while not (is_held := try_lock(descriptor)):
             waited = clock() - begin
             if waited >= limit_seconds:
                 raise LockTimeoutError(f"{path}: held by {_holder(descriptor)} for {waited:.0f} s")
@@ -57,7 +59,13 @@ def file_lock(
             os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
     finally:
+        # Removed while it is held, so that no other program holds it; Windows deletes no open file.
+        if is_removed and is_held and sys.platform != "win32":
+            path.unlink(missing_ok=True)
         os.close(descriptor)
+        if is_removed and is_held and sys.platform == "win32":
+            with suppress(OSError):  # another program has opened it
+                path.unlink()
 
 
 def try_lock(descriptor: int) -> bool:

@@ -2,6 +2,10 @@
 
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("triton")
+
 from edgeinfer.benchmarking.random_files import write_random_file
 from edgeinfer.loading.loading import load
 from edgeinfer.shapes.shape import Shape

@@ -8,6 +8,7 @@ import pytest
 from harness.disk.disk_child import ChildOptions
 from harness.disk.from_disk import HEAD, measured, rows
 from harness.hot_neurons.planted_files import find_planted_model, write_planted
+from tests.kernels.system.marks import NEEDS_PREAD
 
 
 def given(**others: object) -> argparse.Namespace:
@@ -25,6 +26,7 @@ def test_every_way_has_a_row(tmp_path: Path) -> None:
     assert all(len(row) == len(HEAD) and float(row[3]) > 0 for row in table)
 
 
+@NEEDS_PREAD
 def test_a_program_that_can_not_load_the_model_says_why(tmp_path: Path) -> None:
     file = write_planted(tmp_path, find_planted_model("relu-smoke"), "Q4_0")
     result = measured(ChildOptions(str(file.path), "predicted", 1 << 20, 2, 4), None)

@@ -5,6 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytest.importorskip("triton")
+
 import edgeinfer
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError

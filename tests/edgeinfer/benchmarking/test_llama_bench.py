@@ -10,6 +10,7 @@ from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError
 from harness.llama_bench import LlamaBench
 
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="scripts are no programs there")
 SCRIPT = """#!{python}
 import json, sys
 options = dict(zip(sys.argv[1::2], sys.argv[2::2]))

@@ -11,9 +11,11 @@ import edgeinfer
 from edgeinfer.errors import ModelFileError
 from edgeinfer_kernels.cpu.bus_error import MESSAGE
 from edgeinfer_quant_formats import FormatError
+from tests.kernels.system.marks import NEEDS_CUT_MAPPINGS
 from tests.random_models import RandomModel
 
 LARGE = RandomModel("llama", width=256, layers=2, heads=4, head_dim=64, feed_forward=512)
+
 READS_PAST_END = """
 import mmap, os, sys
 from edgeinfer_kernels.cpu.bus_error import explain_bus_errors
@@ -26,6 +28,7 @@ with open(sys.argv[1], "r+b") as file:
 """
 
 
+@NEEDS_CUT_MAPPINGS
 @pytest.mark.parametrize("repack", [True, False])
 def test_a_truncated_file_ends_generation_with_an_error(tmp_path: Path, repack: bool) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
@@ -41,6 +44,7 @@ def test_a_truncated_file_ends_generation_with_an_error(tmp_path: Path, repack: 
         )
 
 
+@NEEDS_CUT_MAPPINGS
 def test_a_file_truncated_during_loading_is_an_error(tmp_path: Path) -> None:
     path = LARGE.write(tmp_path / "model.gguf")
 

@@ -261,7 +261,7 @@ def test_memory_mapped_weights_give_the_same_completion_and_are_in_the_plan(zoo_
             assert plan is not None
             assert plan.repacking is not None
             assert (plan.repacking.bytes > 0, plan.file_bytes > 0) == (repack, not repack)
-            assert plan.repacking.released == repack
+            assert plan.repacking.released == (repack and sys.platform == "linux")
             if repack:
                 assert plan.repacking.seconds > 0
                 assert plan.repacking.bytes == sum(

@@ -1,6 +1,7 @@
 """NaN and infinity in a model file: refused while weights are loaded, or an error instead of text."""
 
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ def model_file(
     model = RandomModel(
         "llama", width=256, layers=1, head_dim=64, feed_forward=256, formats=(name,), biases=("attn_q",)
     )
-    path = model.write(folder / f"{name}.gguf")
+    path = model.write(Path(mkdtemp(dir=folder), f"{name}.gguf"))
     with GGUFFile.open(path) as file:
         info = file.tensors[damaged]
     damage(

@@ -17,6 +17,7 @@ from edgeinfer.options.lora_option import LoraChoice, lora_choices
 from edgeinfer_quant_formats import GGUFWriter
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.lora.random_adapters import adapter_metadata, adapter_tensors, write_adapter
+from tests.kernels.system.marks import NEEDS_ANY_NAME
 
 Change = Callable[[dict[str, Any], dict[str, Any]], None]
 
@@ -53,6 +54,7 @@ def test_other_values_are_refused(given: Any, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
+@NEEDS_ANY_NAME
 def test_a_colon_in_the_name_of_an_existing_file_is_no_scale(tmp_path: Path) -> None:
     path = tmp_path / "a:2"
     path.touch()

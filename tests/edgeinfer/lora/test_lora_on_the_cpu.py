@@ -72,7 +72,7 @@ def test_several_adapters_add_up_and_are_swapped_without_loading_the_model(
     second = write_adapter(path, tmp_path / "second.gguf", rank=20, names=("attn_q", "ffn_down"), seed=5)
     with loaded(merged(path, {first: 0.5, second: -0.25}, tmp_path / "merged.gguf")) as model:
         both = logits(model)
-    with loaded(merged(path, {second: 1.0}, tmp_path / "merged.gguf")) as model:
+    with loaded(merged(path, {second: 1.0}, tmp_path / "merged-second.gguf")) as model:
         only_second = logits(model)
     with loaded(path) as model:
         without = logits(model)

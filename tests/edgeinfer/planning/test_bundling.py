@@ -17,6 +17,7 @@ from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.runtime.bundle_file import bundle_path
+from tests.kernels.system.marks import NEEDS_PREAD
 from tests.model_zoo import ZOO
 
 Sparse = Literal["exact", "off"]
@@ -57,6 +58,7 @@ def backend(model: edgeinfer.Model) -> CpuBackend:
     return model.engine.backend
 
 
+@NEEDS_PREAD
 def test_active_neurons_are_read_from_disk_with_the_logits_of_the_model_in_memory(path: Path) -> None:
     ram = too_little(path)
     assert edgeinfer.bundle_neurons(path) == bundle_path(path)
@@ -79,6 +81,7 @@ def test_active_neurons_are_read_from_disk_with_the_logits_of_the_model_in_memor
         assert slots * windows.windows[0].slot_bytes < own
 
 
+@NEEDS_PREAD
 def test_plan_and_load_read_the_same_neurons_from_disk(path: Path) -> None:
     ram = too_little(path)
     edgeinfer.bundle_neurons(path)
@@ -101,6 +104,7 @@ def test_without_bundles_a_sparse_model_that_does_not_fit_is_refused(path: Path)
         edgeinfer.load(path, **options(ram, "exact"))
 
 
+@NEEDS_PREAD
 def test_bundles_of_another_model_are_not_used(path: Path, tmp_path: Path) -> None:
     ram = too_little(path)
     other = replace(ARCEE, layers=4).write(tmp_path / "other.gguf")
@@ -109,6 +113,7 @@ def test_bundles_of_another_model_are_not_used(path: Path, tmp_path: Path) -> No
         edgeinfer.load(path, **options(ram, "exact"))
 
 
+@NEEDS_PREAD
 @pytest.mark.parametrize("damage", [b"", b"GGUF" + bytes(40), bytes(64)])
 def test_a_damaged_bundle_file_is_named(path: Path, damage: bytes) -> None:
     ram = too_little(path)

@@ -14,6 +14,7 @@ from edgeinfer_offload.machine import this_machine
 from edgeinfer_offload.machine.host_memory import HostMemory
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.plan_types import READ_AHEAD
+from tests.kernels.system.marks import NEEDS_PREAD
 
 DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 MIB = 1 << 20
@@ -40,6 +41,7 @@ def greedy(draft: Path | str | None) -> tuple[str, edgeinfer.Model]:
         return model.generate(PROMPT, max_tokens=40, temperature=0.0).text, model
 
 
+@NEEDS_PREAD
 def test_layers_on_disk_are_read_ahead_with_the_same_text(monkeypatch: pytest.MonkeyPatch) -> None:
     expected, whole = greedy(None)
     assert whole.plan is not None
@@ -60,6 +62,7 @@ def test_layers_on_disk_are_read_ahead_with_the_same_text(monkeypatch: pytest.Mo
     assert "ahead of their use" in planned.explain()
 
 
+@NEEDS_PREAD
 def test_a_requested_draft_model_is_in_memory_while_its_target_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -76,6 +79,7 @@ def test_a_requested_draft_model_is_in_memory_while_its_target_is_read(
         assert done.speed.accepted_share is None or done.speed.accepted_share > 0
 
 
+@NEEDS_PREAD
 def test_an_automatic_draft_model_is_taken_if_the_plan_is_faster_with_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

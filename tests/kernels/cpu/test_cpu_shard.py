@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import mkdtemp
 
 import numpy as np
 import numpy.typing as npt
@@ -198,7 +199,10 @@ def test_memory_mapped_weights_give_the_same_bits(
     result = []
     left = [BlockIndex(0, 0), *(BlockIndex(layer, 1) for layer in range(3))]
     for in_file in ([], left[2:], left):
-        with cpu_shard_of(name, splits, kernels, tmp_path, in_file) as (host, exchange_buffer):
+        with cpu_shard_of(name, splits, kernels, Path(mkdtemp(dir=tmp_path)), in_file) as (
+            host,
+            exchange_buffer,
+        ):
             random = np.random.default_rng(3)
             exchange_buffer.ids[:] = random.integers(-1, 5, len(exchange_buffer.ids))
             exchange_buffer.weights[:] = random.random(len(exchange_buffer.weights))
@@ -234,7 +238,9 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
     splits = [CPU_ONLY, HALF_ON_GPU, SECOND]
     result = []
     for sparse in (None, dict.fromkeys(range(3), predictor)):
-        with cpu_shard_of("arcee in Q8_0", splits, sparse_kernels, tmp_path, (), sparse) as (
+        with cpu_shard_of(
+            "arcee in Q8_0", splits, sparse_kernels, Path(mkdtemp(dir=tmp_path)), (), sparse
+        ) as (
             host,
             exchange_buffer,
         ):

@@ -133,13 +133,14 @@ def test_memory_mapped_weights_give_the_same_logits(tmp_path: Path, heads: int) 
 
 @pytest.mark.parametrize("kind", ["f16", "fp8", "q8_0", "q4_0"])
 def test_attention_scores_equal_the_weights_of_the_reference(tmp_path: Path, kind: CacheType) -> None:
-    engine = engine_for(written(tmp_path), cpu(), kind)
+    path = written(tmp_path)
+    engine = engine_for(path, cpu(), kind)
     engine.append(IDS[:60])
     backend = engine.backend
     scores = backend.attention_scores(backend.embed(IDS[60:64]), 60)
     # Every head of four tokens and two layers distributes a weight of 1.
     assert scores.sum() == pytest.approx(4 * DENSE.heads * DENSE.layers, rel=1e-4)
-    truth = engine_for(written(tmp_path), cpu(), "f32")
+    truth = engine_for(path, cpu(), "f32")
     truth.append(IDS[:60])
     expected = truth.backend.attention_scores(truth.backend.embed(IDS[60:64]), 60)
     assert relative(scores, expected) < {"f16": 1e-3, "fp8": 0.1, "q8_0": 0.02, "q4_0": 0.2}[kind]
@@ -148,8 +149,9 @@ def test_attention_scores_equal_the_weights_of_the_reference(tmp_path: Path, kin
 
 
 def test_all_uses_of_separate_positions_are_possible(tmp_path: Path) -> None:
+    path = written(tmp_path)
     for build in (cpu(), exact):
-        engine = engine_for(written(tmp_path), build)
+        engine = engine_for(path, build)
         can = engine.backend.capabilities
         assert can.can_evict
         assert can.skips_layers

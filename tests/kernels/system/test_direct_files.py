@@ -8,11 +8,12 @@ import pytest
 
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_kernels.system import direct_files
-from edgeinfer_kernels.system.direct_files import can_read_directly, open_direct, read_at, read_function
+from edgeinfer_kernels.system.direct_files import open_direct, read_at, read_function
 from edgeinfer_offload.machine.disk_speed import disk_speed
 from edgeinfer_offload.machine.hardware import Disk
+from tests.kernels.system.marks import NEEDS_PREAD
 
-pytestmark = pytest.mark.skipif(not can_read_directly(), reason="Windows has no pread")
+pytestmark = NEEDS_PREAD
 SECTOR = 512
 
 

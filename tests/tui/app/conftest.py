@@ -21,7 +21,7 @@ from edgeinfer_tui.chat_session import SessionStore
 from edgeinfer_tui.options.parsed_options import ParsedOptions
 from tests.tui.fake_library import FakeModel
 
-TIMEOUT_SECONDS = 10.0
+TIMEOUT_SECONDS = 30.0
 
 
 class PacedModel(FakeModel):

@@ -1,5 +1,6 @@
 """Files in a message, and paths that are pasted."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -53,12 +54,14 @@ def test_a_pasted_path_becomes_a_mention(tmp_path: Path) -> None:
     plain.touch()
     spaced.touch()
     assert mention_of(f"{plain}\n") == f"@{plain}"
-    assert mention_of(f"file://{plain}") == f"@{plain}"
-    escaped = str(spaced).replace(" ", "\\ ")
-    for pasted in (f"'{spaced}'", escaped, f"file://{str(spaced).replace(' ', '%20')}"):
+    assert mention_of(plain.as_uri()) == f"@{plain}"
+    for pasted in (f"'{spaced}'", f'"{spaced}"', spaced.as_uri()):
         assert mention_of(pasted) == f'@"{spaced}"'
-    for pasted in ("", "a word", "/no/such/file", f"{plain}\n{plain}", "'unclosed", str(tmp_path)):
+    if os.sep == "/":  # terminals of Windows escape nothing
+        assert mention_of(str(spaced).replace(" ", "\\ ")) == f'@"{spaced}"'
+    for pasted in ("", "file://", "file://C:/%", "a word", "/no/such/file", "'unclosed", str(tmp_path)):
         assert mention_of(pasted) is None
+    assert mention_of(f"{plain}\n{plain}") is None
 
 
 async def test_a_file_in_a_message_reaches_the_model_and_an_invalid_one_is_reported(

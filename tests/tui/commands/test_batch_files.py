@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.system.marks import NEEDS_SIGNALS
 from tests.tui.conftest import CommandLine
 
 pytest.importorskip("starlette")
@@ -71,6 +72,7 @@ def test_after_a_kill_nothing_is_lost_and_nothing_is_done_twice(source: Path, tm
     assert custom_ids(target) == [str(number) for number in range(LINES)]
 
 
+@NEEDS_SIGNALS
 def test_ctrl_c_keeps_the_rows(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     code, err = interrupted(source, target, signal.SIGINT)

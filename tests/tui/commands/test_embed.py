@@ -26,7 +26,9 @@ def lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def encoder(tmp_path: Path) -> str:
-    return str(encoder_of("bert", "plain").write(tmp_path / "bert.gguf"))
+    path = str(encoder_of("bert", "plain").write(tmp_path / "bert.gguf"))
+    library.load(path, draft=None, device="cpu").close()  # compiles its kernels
+    return path
 
 
 def test_each_line_of_stdin_becomes_a_line_with_its_vector(

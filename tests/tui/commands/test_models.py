@@ -54,6 +54,7 @@ def test_list_has_the_built_in_model_first(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     (tmp_path / "edgeinfer/models").mkdir(parents=True)
     (tmp_path / "edgeinfer/models/own.gguf").write_bytes(b"GGUF")
@@ -72,6 +73,7 @@ def test_list_all_shows_the_registry(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     pulled = tmp_path / "edgeinfer/models/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf"
     pulled.parent.mkdir(parents=True)
@@ -104,6 +106,7 @@ def test_list_all_for_this_machine_fits_a_terminal(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setattr(models_command, "on_terminal", lambda stream: True)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "nothing measured"))

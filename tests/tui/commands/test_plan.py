@@ -79,6 +79,7 @@ def test_a_model_that_is_not_here_is_planned_by_its_shape(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     outcome = edgeinfer("plan", "qwen3-8b", "--device", LAPTOP)
     assert outcome.code == 0

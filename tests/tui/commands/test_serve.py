@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.kernels.system.marks import NEEDS_SIGNALS
 from tests.tui.conftest import CommandLine
 
 pytest.importorskip("starlette")
@@ -59,6 +60,7 @@ def get(address: str, model: str = "tiny", **headers: str) -> str:
         return str(json.load(reply)["choices"][0]["message"]["content"])
 
 
+@NEEDS_SIGNALS
 def test_it_serves_requests_until_ctrl_c() -> None:
     with serving("--key", "secret") as (program, address):
         assert get(address, Authorization="Bearer secret")
@@ -82,7 +84,7 @@ def test_any_installed_model_is_loaded_on_request_and_each_request_is_logged() -
             assert json.load(reply)["status"] == "ok"
         with pytest.raises(urllib.error.HTTPError, match="404"):
             get(address, model="other")
-        program.send_signal(signal.SIGINT)
+        program.terminate()
         _, err = program.communicate(timeout=20)
     lines = [line.removeprefix("edgeinfer: ") for line in err.splitlines()]
     assert "loading tiny" in lines

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kernels.system.marks import NEEDS_SIGNALS
 from tests.tui.conftest import CommandLine
 
 PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()"]
@@ -23,11 +24,13 @@ def config(folder: Path, text: str) -> Path:
     return file
 
 
+@NEEDS_SIGNALS
 def test_serve_offers_the_tools_of_the_settings_file(tmp_path: Path) -> None:
     pytest.importorskip("mcp")
     file = config(
         tmp_path,
-        f'temperature = 0\n[mcp.test]\ncommand = {json.dumps(sys.executable)}\nargs = ["{SERVER}"]\n'
+        f"temperature = 0\n[mcp.test]\ncommand = {json.dumps(sys.executable)}\n"
+        f"args = [{json.dumps(str(SERVER))}]\n"
         '[mcp.gone]\ncommand = "/no/such/program"\n',
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}

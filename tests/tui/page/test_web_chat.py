@@ -17,17 +17,19 @@ pytest.importorskip("uvicorn")
 
 from edgeinfer.history.store import ChatStore
 from edgeinfer_tui.commands.web_chat import has_browser
+from tests.kernels.system.marks import NEEDS_SIGNALS
 from tests.tui.conftest import CommandLine
 
 PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()"]
 
 
+@NEEDS_SIGNALS
 def test_the_address_has_the_key_and_the_chat(tmp_path: Path) -> None:
     with ChatStore(tmp_path / "edgeinfer" / "chats.sqlite") as store:
         chat = store.new_chat("tiny", name="foxes")
         store.add_message(chat.id, None, "user", "Where?")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    environment |= {"XDG_STATE_HOME": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": ""}
+    environment |= {"XDG_STATE_HOME": str(tmp_path), "DISPLAY": "", "WAYLAND_DISPLAY": "", "BROWSER": "true"}
     options = ("--session", "foxes", "--system", "Be brief.", "--temperature", "0", "--device", "cpu")
     process = subprocess.Popen(
         [*PROGRAM, "chat", "--web", "--draft", "none", *options],
@@ -67,5 +69,6 @@ def test_options_that_the_page_has_not_are_refused(
     assert message in outcome.err
 
 
+@pytest.mark.skipif(sys.platform in ("win32", "darwin"), reason="there is always a screen")
 def test_without_a_screen_there_is_no_browser() -> None:
     assert not has_browser({})

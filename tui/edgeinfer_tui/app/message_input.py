@@ -4,7 +4,8 @@ import re
 import shlex
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from urllib.parse import unquote, urlparse
+from urllib.parse import urlparse
+from urllib.request import url2pathname
 
 from textual import events
 from textual.message import Message
@@ -41,13 +42,15 @@ def with_files(message: str) -> str:
 def mention_of(pasted: str) -> str | None:
     """`@path` for a pasted text that is a file path (terminals paste a dropped file's path), else None."""
     text = pasted.strip()
-    if not text or "\n" in text or len(text) > 4096:
+    if "\n" in text or len(text) > 4096:
         return None
-    if text.startswith("file://"):
-        text = unquote(urlparse(text).path)
     try:
+        if text.startswith("file://"):
+            text = url2pathname(urlparse(text).path)
+        if not text:
+            return None
         words = shlex.split(text) if text[0] in "'\"" or "\\ " in text else [text]
-    except ValueError:
+    except (OSError, ValueError):  # no URL of a file on this system, or an unclosed quote
         return None
     if len(words) != 1 or not _rooted(words[0]) or not _is_file(Path(words[0]).expanduser()):
         return None
@@ -61,7 +64,8 @@ def _rooted(text: str) -> bool:
 
 def _path(match: re.Match[str]) -> Path | None:
     quoted, bare = match.groups()
-    for name in [quoted] if quoted else [bare, bare.rstrip(SENTENCE_END)]:
+    # Windows ignores a dot after a name, so the name without it comes first.
+    for name in [quoted] if quoted else [bare.rstrip(SENTENCE_END), bare]:
         path = Path(name).expanduser()
         if _is_file(path):
             return path

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from edgeinfer_tui.system.terminal_calls import is_posix_terminal
+
 PROMPT = ">>> "
 CONTINUED = "... "
 FENCE = '"""'
@@ -18,7 +20,7 @@ readline: ModuleType | None
 try:
     import readline
 except ImportError:
-    # Windows has no readline; input() works without history and editing.
+    # Windows has no readline: its console edits lines, and remembers those of this session.
     readline = None
 
 
@@ -44,7 +46,7 @@ class LineInput:
     def load_history(self) -> str | None:
         """Load earlier messages; returns the error, or None."""
         if readline is None:
-            return "no readline on this machine: no history and no editing"
+            return "no readline on this machine: no history and no editing" if is_posix_terminal() else None
         self._bind_keys()
         if self._history_file is None:
             return None

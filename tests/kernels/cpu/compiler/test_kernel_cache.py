@@ -1,5 +1,6 @@
 """Compiled kernels in their cache: the digest, damaged files, and removal of old folders."""
 
+import errno
 import os
 import platform
 import subprocess
@@ -31,6 +32,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_units import SERVICE, kernel_units, s
 from edgeinfer_kernels.cpu.compiler.units import PARTS
 from edgeinfer_kernels.system.private_folder import distrust_reason, temporary_root
 from edgeinfer_quant_formats import GGUFFile
+from tests.kernels.system.marks import NEEDS_MODES
 from tests.model_zoo import ZOO
 
 LOADED = """
@@ -141,7 +143,9 @@ def test_several_programs_may_clear_at_once(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(removed) == len(set(removed)) == 40
+    assert len(set(removed)) == 40
+    # Programs of Windows that open a folder at once may all rename it.
+    assert len(removed) == 40 or os.name == "nt"
     assert list(tmp_path.iterdir()) == [current]
 
 
@@ -223,14 +227,14 @@ def test_a_build_of_another_program_is_awaited(tmp_path: Path, monkeypatch: pyte
 
 
 def test_kernels_are_built_without_file_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(file: object, operation: int) -> None:
-        raise OSError("no locks here")
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EINVAL, "no locks here")
 
     def compiled(store: KernelCache, units: list[str], folder: str) -> Iterator[str]:
         object_file(folder, "a").write_bytes(b"code")
         yield "a"
 
-    monkeypatch.setattr("fcntl.flock", refuse)
+    monkeypatch.setattr("fcntl.flock" if os.name == "posix" else "msvcrt.locking", refuse)
     monkeypatch.setattr(KernelCache, "compile", compiled)
     assert KernelCache(tmp_path, choose()).objects(["a"]) == [b"code"]
 
@@ -253,14 +257,16 @@ def quick_builds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_an_unwritable_cache_falls_back_to_a_temporary_folder(tmp_path: Path, quick_builds: Path) -> None:
     (tmp_path / "file").write_text("no folder")
+    with pytest.raises(FileExistsError) as refused:
+        (tmp_path / "file").mkdir()
     store = KernelCache(tmp_path / "file" / "cache", choose())
     built = store.objects(["a", "b"])
     root = temporary_root()
     assert root.parent == quick_builds
     assert built == [f"{unit} built in {root}".encode() for unit in "ab"]
     assert store.warning == (
-        f"compiled kernels can't be kept: {tmp_path / 'file'}: File exists; they are in {root} until the "
-        "system clears it"
+        f"compiled kernels can't be kept: {tmp_path / 'file'}: {refused.value.strerror}; they are in {root} "
+        "until the system clears it"
     )
     assert KernelCache(tmp_path / "file" / "cache", choose()).objects(["a"]) == built[:1]  # not built again
 
@@ -278,6 +284,7 @@ def test_without_a_writable_folder_kernels_are_built_for_this_process(
     assert store.warning.endswith("; they are compiled again at every start")
 
 
+@NEEDS_MODES
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, quick_builds: Path) -> None:
     root = tmp_path / "cache"
     KernelCache(root, choose()).objects(["a"])
@@ -294,6 +301,7 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, quick_builds
     assert KernelCache(root, choose()).find("a") is not None
 
 
+@NEEDS_MODES
 def test_an_object_that_others_can_write_is_built_again(tmp_path: Path, quick_builds: Path) -> None:
     store = KernelCache(tmp_path / "cache", choose())
     store.objects(["a"])
@@ -322,6 +330,7 @@ def test_objects_of_another_user_are_not_loaded(tmp_path: Path, quick_builds: Pa
     assert distrust_reason(link) == "is a symbolic link of user 12345"
 
 
+@NEEDS_MODES
 def test_a_symbolic_link_as_lock_does_not_change_its_target(tmp_path: Path, quick_builds: Path) -> None:
     root, target = tmp_path / "cache", tmp_path / "precious"
     root.mkdir(mode=0o700)

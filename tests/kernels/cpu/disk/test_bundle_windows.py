@@ -21,6 +21,7 @@ from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from tests.kernels.conftest import BEST, PORTABLE, built_kernels, isas_and_formats
 from tests.kernels.cpu.sparse.test_sparse import NEURONS, Rows, decoder, inputs, relative, select_all
+from tests.kernels.system.marks import NEEDS_PREAD
 
 
 def write_bundles(path: Path, weights: DecoderWeights, slots: int) -> Bundles:
@@ -72,6 +73,7 @@ CASES: list[tuple[Activation, bool, bool]] = [
 ]  # fmt: skip
 
 
+@NEEDS_PREAD
 @pytest.mark.default_cases(4)
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 @pytest.mark.parametrize(("activation", "gated", "predicted"), CASES)
@@ -97,6 +99,7 @@ def test_bundles_of_a_file_give_the_results_of_neurons_in_memory_bit_by_bit(
         assert hits > 0
 
 
+@NEEDS_PREAD
 def test_a_small_window_reads_again_what_it_has_overwritten(tmp_path: Path) -> None:
     spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
     sparse: SparseLayers = {0: None, 1: None}
@@ -111,6 +114,7 @@ def test_a_small_window_reads_again_what_it_has_overwritten(tmp_path: Path) -> N
         assert hits > reads / 4
 
 
+@NEEDS_PREAD
 @pytest.mark.parametrize(
     ("gated", "predicted", "slots"), [(True, False, 64), (True, True, 70), (False, False, 200)]
 )
@@ -126,6 +130,7 @@ def test_a_step_that_needs_more_neurons_than_the_window_holds_takes_several_roun
             assert relative(feed_forwards(read, inputs(3)), expected) < 1e-6
 
 
+@NEEDS_PREAD
 def test_a_file_that_was_cut_gives_an_error_instead_of_wrong_numbers(tmp_path: Path) -> None:
     spec, weights = decoder("relu", True, ("Q4_0", "Q4_0", "Q4_0"))
     bundles = write_bundles(tmp_path / "b", weights, NEURONS)

@@ -20,6 +20,9 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.cpu.sparse.test_sparse import Rows, decoder, inputs
+from tests.kernels.system.marks import NEEDS_PREAD
+
+pytestmark = NEEDS_PREAD
 
 LAYERS = 5
 FORMATS = ("Q4_0", "Q8_0", "Q6_K")

@@ -35,7 +35,7 @@ FORMATS: list[tuple[str, ...]] = [("Q4_0",), ("Q8_0",), ("Q4_K", "Q6_K"), ("Q5_K
 
 @contextmanager
 def opened(model: RandomModel, folder: Path) -> Iterator[tuple[DecoderSpec, DecoderWeights]]:
-    with GGUFFile.open(model.write(folder / "model.gguf")) as file:
+    with GGUFFile.open(model.write(folder / f"{model.architecture}.gguf")) as file:
         config = read_config(file)
         yield config.specification(), read_weights(file, config)
 

@@ -49,7 +49,11 @@ def with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
 
     def write(*allowed: str) -> None:
         file = tmp_path / "config.toml"
-        lines = ["[mcp.test]", f"command = {json.dumps(sys.executable)}", f'args = ["{SERVER}"]']
+        lines = [
+            "[mcp.test]",
+            f"command = {json.dumps(sys.executable)}",
+            f"args = [{json.dumps(str(SERVER))}]",
+        ]
         file.write_text("\n".join([*lines, f"allow = {json.dumps(allowed)}"]), encoding="utf-8")
         monkeypatch.setenv("EDGEINFER_CONFIG", str(file))
 

@@ -18,7 +18,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     file.parent.mkdir(parents=True)
     (tmp_path / "mine.gguf").write_bytes(b"no model")
     tables = {"mine": f"{tmp_path}/mine.gguf", "lost": f"{tmp_path}/lost.gguf", "short": "s.gguf"}
-    file.write_text("".join(f'[{name}]\nfile = "{path}"\n' for name, path in tables.items()))
+    file.write_text("".join(f"[{name}]\nfile = '{path}'\n" for name, path in tables.items()))
     return file
 
 
@@ -37,10 +37,11 @@ def test_a_missing_file_of_a_user_entry_is_named_with_the_entry(
     edgeinfer: CommandLine, own: Path, tmp_path: Path
 ) -> None:
     assert edgeinfer("show", "lost").err == (
-        f"edgeinfer: lost: {tmp_path}/lost.gguf: no such file; put it there, or change the entry in {own}\n"
+        f"edgeinfer: lost: {tmp_path / 'lost.gguf'}: no such file; put it there, or change the entry in "
+        f"{own}\n"
     )
     folder = tmp_path / "data" / "edgeinfer" / "models"
-    assert f"short: {folder}/s.gguf: no such file;" in edgeinfer("show", "short").err
+    assert f"short: {folder / 's.gguf'}: no such file;" in edgeinfer("show", "short").err
 
 
 def test_last_used_is_the_time_of_loading(edgeinfer: CommandLine, own: Path, tmp_path: Path) -> None:

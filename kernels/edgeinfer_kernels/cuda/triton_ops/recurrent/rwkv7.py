@@ -180,7 +180,7 @@ def prepare_heads_kernel(
     decay = tl.load(vectors.w0 + offsets, mask=mask, other=0.0) + tl.load(
         row + W * WIDTH, mask=mask, other=0.0
     )
-    tl.store(row + W * WIDTH, tl.exp(DECAY * sigmoid(decay)), mask=mask)
+    tl.store(row + W * WIDTH, tl.exp(sigmoid(decay) * DECAY), mask=mask)
     rate = tl.load(vectors.a0 + offsets, mask=mask, other=0.0)
     rate = sigmoid(rate + tl.load(row + ADDED * WIDTH, mask=mask, other=0.0))
     v = tl.load(row + V * WIDTH, mask=mask, other=0.0)
