@@ -17,9 +17,9 @@ DEFAULT_BASE = 10000.0
 
 def rope_parameters(config: Mapping[str, Any], layers: str) -> dict[str, Any]:
     """The parameters of RoPE in layers of a kind ("full_attention", "sliding_attention"), in either layout of
-    config.json.
+    config.json; of both the older one counts, as in transformers.
     """
-    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
     if layers in given:
         given = given[layers] or {}
     elif any(isinstance(value, Mapping) for value in given.values()):

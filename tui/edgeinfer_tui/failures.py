@@ -4,7 +4,8 @@ import functools
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ParamSpec
 
 import typer
@@ -59,6 +60,20 @@ def say(line: str) -> None:
     from edgeinfer.options.option_names import with_flags
 
     print(f"edgeinfer: {with_flags(line)}", file=sys.stderr)
+
+
+@contextmanager
+def resumable(command: str) -> Iterator[None]:
+    """Ctrl-C in the body ends the program with a line that says how the `command` goes on.
+
+    Raises:
+        typer.Exit: after Ctrl-C.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"stopped; what is done is kept, the same {command} resumes with it")
+        raise typer.Exit(INTERRUPTED) from None
 
 
 def one_line(error: BaseException) -> str:

@@ -1,5 +1,6 @@
 """Folders of Hugging Face give the logits of transformers, whatever their family, types and scalings."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,19 @@ def test_scalings_of_rope_are_those_of_transformers(tmp_path: Path, kind: str) -
     model = random_model("llama", rope_parameters={"rope_theta": 5000.0, **ROPES[kind]})
     folder = write_folder(model, tmp_path / "model")
     assert distance(own_logits(folder), logits_of(model, IDS)) < 1e-5
+
+
+def test_a_scaling_that_was_added_to_the_config_is_used(tmp_path: Path) -> None:
+    """Many model cards tell how to add `rope_scaling`; transformers then ignores `rope_parameters`."""
+    import transformers
+
+    model = random_model("qwen3", rope_parameters={"rope_theta": 5000.0, "rope_type": "default"})
+    folder = write_folder(model, tmp_path / "model")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"rope_scaling": ROPES["yarn"], "rope_theta": 5000.0}
+    (folder / "config.json").write_text(json.dumps(config))
+    added = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert distance(own_logits(folder), logits_of(added, IDS)) < 1e-5
 
 
 def test_long_rope_takes_its_factors_by_the_context(tmp_path: Path) -> None:

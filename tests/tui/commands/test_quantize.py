@@ -180,3 +180,18 @@ def test_the_hessian_of_a_text_rounds_the_weights(edgeinfer: CommandLine, tmp_pa
     assert (outcome.code, outcome.out) == (0, "")
     assert f"edgeinfer: {target}: Q4_0, " in outcome.err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["m.gguf", "out.gguf", "text"]
+
+
+@pytest.mark.parametrize("options", [["--fit", "100KiB"], ["--type", "Q4_0", "--calibrate", __file__]])
+def test_ctrl_c_in_a_long_run_says_that_the_same_command_resumes(
+    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str]
+) -> None:
+    def interrupted(*places: object, **settings: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edgeinfer.quantizing.quantize", interrupted)
+    outcome = edgeinfer("quantize", "tiny", str(tmp_path / "out.gguf"), *options)
+    assert outcome.code == 130
+    assert outcome.err.strip() == (
+        "edgeinfer: stopped; what is done is kept, the same edgeinfer quantize resumes with it"
+    )

@@ -1,13 +1,14 @@
 """`edgeinfer quantize`: convert a model file to smaller formats."""
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from typer import BadParameter
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import say
+from edgeinfer_tui.failures import resumable, say
 from edgeinfer_tui.options import quantize_options as own
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import shown_bytes
@@ -50,9 +51,11 @@ def quantize(
         _write_bundles(model)
         return
     _check_usage(type, target, dry_run)
+    keeps_work = not dry_run and (calibrate or fit or bpw or tokens_per_second)
     done = _with_progress(
         "quantizing",
         quantize_file,
+        "edgeinfer quantize" if keeps_work else "",
         model,
         target,
         type,
@@ -119,6 +122,7 @@ def convert(
     done = _with_progress(
         "converting",
         convert_folder,
+        "",
         folder,
         target,
         type,
@@ -135,11 +139,14 @@ def convert(
 
 
 def _with_progress(
-    label: str, write: "Callable[..., Quantization]", *places: Any, **settings: Any
+    label: str, write: "Callable[..., Quantization]", resumed_by: str, *places: Any, **settings: Any
 ) -> "Quantization":
-    """The result of a function that writes a file, with a progress line."""
+    """The result of a function that writes a file, with a progress line. `resumed_by`: the command that
+    resumes after Ctrl-C; empty: nothing is kept.
+    """
     interrupts.raise_exception()
-    with LabelledProgress(time_left=True) as progress:
+    kept = resumable(resumed_by) if resumed_by else nullcontext()
+    with kept, LabelledProgress(time_left=True) as progress:
         return write(*places, **settings, progress=progress.step(label, shown_bytes), report=progress.update)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import BadParameter, Option
 
 from edgeinfer_tui import interrupts
-from edgeinfer_tui.failures import say
+from edgeinfer_tui.failures import resumable, say
 from edgeinfer_tui.options import arguments
 from edgeinfer_tui.options.command_options import command
 from edgeinfer_tui.output.columns import print_columns, shown_bytes
@@ -117,7 +117,7 @@ def _write_importance(model: str | None, text: Path, output: Path, tokens: int) 
     from edgeinfer.calibration.importance import measure_importance
 
     interrupts.raise_exception()
-    with LabelledProgress(time_left=True) as progress:
+    with resumable("edgeinfer profile"), LabelledProgress(time_left=True) as progress:
         count = measure_importance(
             model,
             text_of(text, "--imatrix"),
