@@ -164,8 +164,8 @@ class CpuShard:
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
         self._step_args = list(tables.values())
         if self.state.recent is not None:
-            for _, step_args in self._step_args:
-                step_args.recent = address(self.state.recent.table)
+            for _, args in self._step_args:
+                args.recent = address(self.state.recent.table)
         self.steps = []
         for stage in self.stages:
             steps = []

@@ -80,9 +80,8 @@ class DeviceCache:
         recent = None
         if slots is not None:
             rows = PAGE * recent_device_slots(PAGE * len(slots))
-            recent = RecentRows(
-                *(arena.take((heads, rows, width), torch.float16) for width in widths), slots=slots
-            )
+            of_keys, of_values = (arena.take((heads, rows, width), torch.float16) for width in widths)
+            recent = RecentRows(of_keys, of_values, slots)
         return cls(keys, key_scales, values, value_scales, is_ring, recent)
 
     @property
@@ -132,7 +131,7 @@ class DeviceCache:
     @property
     def nbytes(self) -> int:
         recent = 0 if self.recent is None else self.recent.keys.nbytes + self.recent.values.nbytes
-        return recent + sum(tensor.nbytes for tensor in self.views(self.positions))
+        return int(recent + sum(tensor.nbytes for tensor in self.views(self.positions)))
 
     def views(self, end: int, slots: Any = ()) -> list[Tensor]:
         """Views of the first `end` positions; the whole ring if it is full."""
