@@ -27,6 +27,7 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
+from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.random_models import RandomModel
@@ -37,10 +38,12 @@ WITH_LOOP = RandomModel("arcee", layers=2, draft_head=True, context=256, formats
 """Its embedding can be decoded by a kernel, so that the draft loop runs."""
 
 
-@pytest.fixture(scope="module", params=["qwen35-draft-head", "glm4moe", "loop"])
+@pytest.fixture(scope="module", params=["qwen35-draft-head", "glm4moe", "nemotron_h_moe", "loop"])
 def path(request: pytest.FixtureRequest, zoo_file: ZooFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "loop":
         return WITH_LOOP.write(tmp_path_factory.mktemp("loop") / "loop.gguf")
+    if request.param == "nemotron_h_moe":
+        return nemotron_head().write(tmp_path_factory.mktemp("nemotron") / "nemotron.gguf")
     return zoo_file(request.param)
 
 

@@ -13,8 +13,9 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.speculation.heads.random_steps import HEADS, step_heads
+from tests.edgeinfer.speculation.heads.random_heads import HEADS, HEADS_OF, nemotron_head
 from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 pytestmark = pytest.mark.llama_cpp
 COUNT = 20
@@ -80,9 +81,19 @@ class LlamaCpp:
         return hidden, logits
 
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"])
+MODELS: dict[str, RandomModel] = {
+    **{
+        name: replace(ZOO[name], layers=4, draft_head=True)
+        for name in ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
+    },
+    "nemotron_h_moe": nemotron_head(),
+    "nemotron_h_moe-latent": nemotron_head(latent=True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
-    path = replace(ZOO[name], layers=4, draft_head=True).write(tmp_path / "model.gguf")
+    path = MODELS[name].write(tmp_path / "model.gguf")
     file = GGUFFile.open(path)
     config = read_config(file)
     weights = read_weights(file, config)
@@ -104,8 +115,9 @@ def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("own_outputs", [False, True])
-def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, own_outputs: bool) -> None:
-    path = step_heads(own_outputs).write(tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", HEADS_OF)
+def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, name: str, own_outputs: bool) -> None:
+    path = HEADS_OF[name](own_outputs).write(tmp_path / "model.gguf")
     file = GGUFFile.open(path)
     config = read_config(file)
     weights, factors = read_weights(file, config), rope_factors(file, config, 64)
