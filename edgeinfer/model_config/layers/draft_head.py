@@ -6,7 +6,8 @@ head drafts only this many first ids, with the first rows of the model's output 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
@@ -15,7 +16,14 @@ from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
-from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
+from edgeinfer_kernels.decoder import (
+    BlockIndex,
+    DecoderSpec,
+    DecoderWeights,
+    LayerSpec,
+    LayerWeights,
+    ResidualBlock,
+)
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
@@ -32,7 +40,8 @@ class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
     first rows of the target's output; `own_embedding`, `own_output`: it has separate matrices.
     `target_layers`: after how many layers of the target it reads hidden states, side by side; empty: after
-    all of them and the output norm.
+    all of them and the output norm. `target_caches`: its attention blocks that read the KV cache of a block
+    of the target.
     """
 
     spec: DecoderSpec
@@ -40,19 +49,20 @@ class DraftHeadModel:
     own_output: bool
     own_embedding: bool = False
     target_layers: tuple[int, ...] = ()
+    target_caches: Mapping[BlockIndex, BlockIndex] = field(default_factory=dict)
 
     @property
     def sizes(self) -> ModelSizes:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        is_raw = self.spec.has_raw_draft_states
+        cpu_only = self.spec.has_raw_draft_states or bool(self.target_caches)
         return replace(
             sizes,
             shares_head=not self.own_output,
             shares_embedding=shares_table,
             target_layers=self.target_layers,
-            cpu_only=is_raw,
+            cpu_only=cpu_only,
         )
 
 
