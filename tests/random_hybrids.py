@@ -171,16 +171,16 @@ def selective_scan(
 def mamba_layers(
     kinds: str, heads: int, head_dim: int, state_size: int, groups: int = 1, normed: bool = True
 ) -> Hybrid:
-    """One letter for each layer: m Mamba-2, a attention, p both in parallel, f feed-forward. Layers of mamba2
-    and nemotron_h are this block only; those of granitehybrid and falcon-h1 have a feed-forward too. `heads`:
-    for a width of 64. `normed`: the results of the heads have a norm.
+    """One letter for each layer: m Mamba-2, a attention, p both in parallel, f feed-forward, h both of
+    a draft head. Layers of mamba2 and nemotron_h are this block only; those of granitehybrid and falcon-h1
+    have a feed-forward too. `heads`: for a width of 64. `normed`: the results of the heads have a norm.
     """
     taps = 4
 
     def metadata(model: Model) -> Mapping[str, Any]:
         count = heads * model.width // 64
-        kv_heads = [model.kv_heads if kind in "ap" else 0 for kind in kinds]
-        lengths = [model.feed_forward if kind == "f" else 0 for kind in kinds]
+        kv_heads = [model.kv_heads if kind in "aph" else 0 for kind in kinds]
+        lengths = [model.feed_forward if kind in "fh" else 0 for kind in kinds]
         single = {"feed_forward_length": np.array(lengths, np.int32)} if is_single(model) else {}
         return {
             "attention.head_count_kv": np.array(kv_heads, np.int32),
@@ -218,7 +218,8 @@ def mamba_layers(
             "ssm_out.weight": (width, inner),
         }
         both = {**mamba, **attention}
-        block: Shapes = {"m": mamba, "a": attention, "p": both, "f": feed_forward}[kind]
+        head = {**attention, **feed_forward, "post_attention_norm.weight": (width,)}
+        block: Shapes = {"m": mamba, "a": attention, "p": both, "f": feed_forward, "h": head}[kind]
         return {**norm, **block, **({} if is_single(model) else feed_forward)}
 
     return Hybrid(metadata, layer)
@@ -317,9 +318,12 @@ def patterned_heads(pattern: str, *, head_gate: bool = True, routed_from: int = 
     return Hybrid(metadata, layer, is_recurrent=False)
 
 
-def short_values(pattern: str, value_dim: int, *, fused: bool = False) -> Hybrid:
+def short_values(
+    pattern: str, value_dim: int, *, fused: bool = False, dense_from: int | None = None
+) -> Hybrid:
     """Layers by letter: w with a window, sinks and twice the KV heads, g without. Values are shorter than
-    keys; `fused`: queries, keys and values are one tensor. The first layer is dense.
+    keys; `fused`: queries, keys and values are one tensor. The first layer is dense, and all from
+    `dense_from` on.
     """
 
     def kv_heads_of(model: Model, index: int) -> int:
@@ -341,7 +345,8 @@ def short_values(pattern: str, value_dim: int, *, fused: bool = False) -> Hybrid
         width, kv_heads = model.width, kv_heads_of(model, index)
         rows = {"q": model.heads * model.head_dim, "k": kv_heads * model.head_dim, "v": kv_heads * value_dim}
         parts = {f"attn_{part}.weight": (count, width) for part, count in rows.items()}
-        found = dict(shapes) if index else dict(with_dense(model, shapes))
+        is_dense = index == 0 or (dense_from is not None and index >= dense_from)
+        found = dict(with_dense(model, shapes)) if is_dense else dict(shapes)
         found = {name: shape for name, shape in found.items() if name not in parts}
         if pattern[index] == "g":
             del found["attn_sinks.weight"]

@@ -1,22 +1,26 @@
 """The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
+
+import numpy as np
 
 from edgeinfer.errors import EdgeInferError, SettingError, UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
+from edgeinfer.model_config.layers.assistant_head import is_assistant_file, read_assistant_head
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_head
 from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.speculation.heads.assistant import Assistant
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer.user_folders import user_folder
-from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
@@ -51,8 +55,7 @@ class HeadFile:
         own_file = file is not target
         try:
             tables = read_weights(target, config, shapes_only=True)
-            read = read_eagle_head if is_eagle_file(file) else read_draft_head
-            sizes = read(file, config, tables, shapes_only=True).sizes
+            sizes = _reader(file)(file, config, tables, shapes_only=True).sizes
             others = [
                 read_draft_head(file, config, tables, head=index, shapes_only=True).sizes
                 for index in range(1, 1 if own_file else config.draft_heads)
@@ -66,7 +69,7 @@ class HeadFile:
         if self.own_file:
             self.file.close()
 
-    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead:
+    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead | Assistant:
         """The head on the device of its target, whose matrices it shares.
 
         Raises:
@@ -80,14 +83,23 @@ class HeadFile:
             return self._on_gpu(heads[0], source, target)
         loaded = [self._on_cpu(head, source, target) for head in heads]
         nbytes = sum(map(self._nbytes, heads, loaded, len(heads) * [target]))
+        if heads[0].target_caches:
+            table, scale = source.weights.token_embd, target.engine.specification.embedding_scale
+            return Assistant(
+                loaded[0],
+                target.engine,
+                lambda token: np.asarray(table.decoded_rows(np.array([token])) * scale, np.float32),
+                nbytes,
+                self.close,
+            )
         if len(heads) > 1:
             return SeveralHeads(loaded, target.engine, heads[0], nbytes, self.close)
         width = 1 + source.options.draft_tree_width
         return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
 
     def _heads(self, source: ModelSource) -> list[DraftHeadModel]:
-        if is_eagle_file(self.file):
-            return [read_eagle_head(self.file, source.config, source.weights, source.context)]
+        if is_eagle_file(self.file) or is_assistant_file(self.file):
+            return [_reader(self.file)(self.file, source.config, source.weights, source.context)]
         return [
             read_draft_head(self.file, source.config, source.weights, source.factors, head=head)
             for head in range(1 + len(self.sizes.further_heads))
@@ -121,10 +133,10 @@ class HeadFile:
         return CpuBackend(
             head.spec,
             head.weights,
-            DecoderState.allocate(head.spec, source.context, options.kv),
+            _state(head, source, backend.state),
             kernels,
             CpuOptions(
-                HEAD_BATCH,
+                head.sizes.draft_batch,
                 in_file=in_file if options.repack else head.weights.matrices(),
                 packed={id(output): backend.decoder.packed[id(source.weights.output)]} if shares else {},
             ),
@@ -135,9 +147,25 @@ class HeadFile:
     def _nbytes(head: DraftHeadModel, loaded: CpuBackend, target: LoadedEngine) -> int:
         """Bytes of a head on the CPU, as the plan counts them."""
         repack = target.placed.options.repack
-        buffers = workspace_bytes(head.sizes, HEAD_BATCH, loaded.pool.threads, repack)
+        buffers = workspace_bytes(head.sizes, head.sizes.draft_batch, loaded.pool.threads, repack)
         observed = observed_bytes(head.sizes, target.engine.batch)
-        return loaded.repacked_bytes + loaded.state_nbytes + buffers + observed
+        caches = 0 if head.target_caches else loaded.state_nbytes
+        return loaded.repacked_bytes + caches + buffers + observed
+
+
+def _reader(file: GGUFFile) -> Callable[..., DraftHeadModel]:
+    """The function that reads the head of a file."""
+    if is_assistant_file(file):
+        return read_assistant_head
+    return read_eagle_head if is_eagle_file(file) else read_draft_head
+
+
+def _state(head: DraftHeadModel, source: ModelSource, target: DecoderState) -> DecoderState:
+    """The KV cache of a head, or those of its target that it reads."""
+    if not head.target_caches:
+        return DecoderState.allocate(head.spec, source.context, source.options.kv)
+    found = {own: target.get(index) for own, index in head.target_caches.items()}
+    return DecoderState({own: state for own, state in found.items() if state}, recent=target.recent)
 
 
 def _kernel_units(head: DraftHeadModel) -> list[str]:

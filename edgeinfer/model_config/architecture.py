@@ -128,6 +128,11 @@ class Architecture:
     """Whether the embedding is normalized, with weights or without."""
     raw_draft_states: bool = False
     """Draft heads read hidden states before the norm, and each is a layer with its own entries in arrays."""
+    draft_norms: tuple[str, ...] = ("nextn.shared_head_norm",)
+    """The tensor names of the last norm of draft heads, of which the first in the file is used; without one
+    it is that of the model."""
+    layer_normed_drafts: bool = False
+    """The last norm of draft heads is a LayerNorm, whatever the other norms are, and needs a tensor."""
     recurrent_layers: Literal["no_kv_heads", "interval", "parallel"] = "no_kv_heads"
     """Which layers: those without KV heads; all but every `full_attention_interval`-th; or all, in parallel
     with attention on the same normed input.

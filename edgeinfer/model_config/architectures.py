@@ -299,6 +299,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         experts="by_router",
         gating="sigmoid",
         expert_selection_bias="always",
+        draft_head=True,
+        draft_norms=("nextn.shared_head_norm", "layer_output_norm"),
+        raw_draft_states=True,
     ),
     "minicpm": Architecture(experts="maybe", shared_expert="plain", minicpm_scales=True),
     "minimax-m2": Architecture(
@@ -347,6 +350,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         expert_selection_bias="sigmoid",
         expert_length_by_share=True,
         shared_expert="plain",
+        draft_head=True,
+        layer_normed_drafts=True,
     ),
     "nomic-bert": Architecture(**_BERT, rope_neox=True, encoder=Encoder(token_types=True)),
     "nomic-bert-moe": Architecture(

@@ -99,6 +99,8 @@ class ModelConfig:
     """The layers with experts; None: all after the dense ones."""
     draft_heads: int = 0
     """Number of draft heads (MTP), whose tensors follow those of the last layer."""
+    draft_norm: NormSpec | None = None
+    """The last norm of draft heads; None: as the others."""
 
     @property
     def is_encoder(self) -> bool:

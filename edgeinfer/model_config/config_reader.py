@@ -100,6 +100,12 @@ class _ConfigReader(ExpertsReader):
         epsilon = self.number(f"attention.{key}", default, above=0)
         return NormSpec(self.architecture_spec.norm, epsilon, self.architecture_spec.norm_weights)
 
+    def draft_norm(self) -> NormSpec | None:
+        """The last norm of draft heads; None: as the others."""
+        if not self.architecture_spec.layer_normed_drafts:
+            return None
+        return NormSpec("layer", self.number("attention.layer_norm_epsilon", 1e-5, above=0))
+
     def scaling(self, trained_context: int) -> RopeScaling:
         kind = str(self.get("rope.scaling.type", "linear"))
         if kind not in ROPE_SCALINGS:
@@ -343,4 +349,5 @@ class _ConfigReader(ExpertsReader):
             limits=self.swiglu_limits("swiglu_clamp_shexp", layers),
             routed_layers=self.routed_layers,
             draft_heads=draft_heads,
+            draft_norm=self.draft_norm(),
         )

@@ -25,8 +25,8 @@ SCALED = re.compile(
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 HEAD_FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
-EAGLE, MEDUSA = "eagle3", "medusa"
-"""The architectures of files that have only an EAGLE-3 head, or Medusa heads."""
+EAGLE, MEDUSA, ASSISTANT = "eagle3", "medusa", "gemma4-assistant"
+"""The architectures of files that have only an EAGLE-3 head, Medusa heads, or a Gemma 4 assistant."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -246,7 +246,8 @@ class LayerTensors:
 
 def is_head_file(file: GGUFFile) -> bool:
     """Whether a file has only a draft head."""
-    return file.has_text("general.type", HEAD_FILE_TYPE) or file.has_text("general.architecture", EAGLE)
+    is_named = any(file.has_text("general.architecture", name) for name in (EAGLE, ASSISTANT))
+    return is_named or file.has_text("general.type", HEAD_FILE_TYPE)
 
 
 def embedding_rows(file: GGUFFile) -> int:

@@ -6,7 +6,8 @@ head drafts only this many first ids, with the first rows of the model's output 
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
@@ -15,8 +16,15 @@ from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
-from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.decoder import (
+    BlockIndex,
+    DecoderSpec,
+    DecoderWeights,
+    LayerSpec,
+    LayerWeights,
+    ResidualBlock,
+)
+from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
@@ -32,7 +40,8 @@ class DraftHeadModel:
     """A draft head as a decoder of one layer. It reads the embedding of its target, and multiplies with the
     first rows of the target's output; `own_embedding`, `own_output`: it has separate matrices.
     `target_layers`: after how many layers of the target it reads hidden states, side by side; empty: after
-    all of them and the output norm.
+    all of them and the output norm. `target_caches`: its attention blocks that read the KV cache of a block
+    of the target.
     """
 
     spec: DecoderSpec
@@ -40,19 +49,20 @@ class DraftHeadModel:
     own_output: bool
     own_embedding: bool = False
     target_layers: tuple[int, ...] = ()
+    target_caches: Mapping[BlockIndex, BlockIndex] = field(default_factory=dict)
 
     @property
     def sizes(self) -> ModelSizes:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        is_raw = self.spec.has_raw_draft_states
+        cpu_only = self.spec.has_raw_draft_states or bool(self.target_caches)
         return replace(
             sizes,
             shares_head=not self.own_output,
             shares_embedding=shares_table,
             target_layers=self.target_layers,
-            cpu_only=is_raw,
+            cpu_only=cpu_only,
         )
 
 
@@ -80,15 +90,12 @@ def read_draft_head(
     layer = len(config.shapes) + head
     tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
     reader = LayerTensors(tensors, layer, config.width)
-    blocks_of_head = None
-    if config.architecture_spec.raw_draft_states:
-        blocks_of_head = _with_heads(file, config).layer(layer, factors)
-    spec = head_specification(config, vocabulary, factors, blocks_of_head)
+    spec = head_specification(config, vocabulary, factors, _own_layer(file, config, layer, factors))
     blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
-    width, shape = config.width, (target.vocabulary_size, config.width)
+    shape = target.vocabulary_size, config.width
     embedding = tensors.matrix(f"blk.{layer}.nextn.embed_tokens.weight", shape)
     output = tensors.matrix(f"blk.{layer}.nextn.shared_head_head.weight", shape)
-    norm = reader.vector("nextn.shared_head_norm.weight", width)
+    norm = _last_norm(reader, config)
     _check_used(tensors, layer)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
@@ -100,11 +107,28 @@ def read_draft_head(
     return DraftHeadModel(spec, weights, output is not None, embedding is not None)
 
 
-def _with_heads(file: GGUFFile, config: ModelConfig) -> ModelConfig:
-    """The config of a model whose layers include the draft heads."""
+def _own_layer(file: GGUFFile, config: ModelConfig, layer: int, factors: Factors | None) -> LayerSpec | None:
+    """A head's layer by its entries in the arrays of the file; None: it is as the model's attention layers.
+
+    That of a model whose layers are single blocks has attention and a feed-forward.
+    """
+    spec = config.architecture_spec
+    if not spec.raw_draft_states and not spec.single_blocks:
+        return None
+    if spec.single_blocks:
+        spec = replace(spec, single_blocks=False, feed_forward_norm="post_attention_norm")
     metadata = {**file.metadata, f"{config.architecture}.nextn_predict_layers": 0}
     whole = config_from_metadata(metadata, config.vocabulary_size, config.routed_layers)
-    return replace(whole, architecture_spec=config.architecture_spec)
+    return replace(whole, architecture_spec=spec).layer(layer, factors)
+
+
+def _last_norm(reader: LayerTensors, config: ModelConfig) -> Vector | None:
+    """The weights of the norm before a head's output; None: those of the model."""
+    names = [f"{name}.weight" for name in config.architecture_spec.draft_norms]
+    found = [norm for name in names if (norm := reader.vector(name, config.width)) is not None]
+    if config.draft_norm is not None and not found:
+        return reader.required(names[0], config.width)
+    return found[0] if found else None
 
 
 def head_specification(
@@ -114,7 +138,8 @@ def head_specification(
     first = ResidualBlock(DraftInputSpec(config.norm, config.architecture_spec.raw_draft_states), config.norm)
     layer = _next_layer(config, factors) if layer is None else layer
     whole = replace(config, shapes=config.shapes[:1]).specification(factors)
-    spec = replace(whole, vocabulary_size=vocabulary, layers=(LayerSpec((first, *layer.blocks)),))
+    layers, norm = (LayerSpec((first, *layer.blocks)),), config.draft_norm or config.norm
+    spec = replace(whole, vocabulary_size=vocabulary, layers=layers, norm=norm)
     return spec.with_whole_caches()
 
 

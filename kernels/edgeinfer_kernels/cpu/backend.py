@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, OnHidden
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
@@ -247,7 +248,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
         take_states(self.decoder, states, start)
 
     def set_own_hidden(self, x: Activations, start: int) -> None:
-        if own_state(self.decoder) == (0, 0):
+        if self.spec.specs(AssistantInputSpec):
+            take_own_states(self.decoder, self.final_norm(x))
+        elif own_state(self.decoder) == (0, 0):
             self.set_hidden(x if self.spec.has_raw_draft_states else self.final_norm(x), start)
         else:
             take_own_states(self.decoder, x)

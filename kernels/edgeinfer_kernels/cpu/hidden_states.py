@@ -5,12 +5,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
-from edgeinfer_kernels.cpu.runtime.embedding_args import DraftInputArgs, EagleInputArgs
+from edgeinfer_kernels.cpu.runtime.embedding_args import AssistantInputArgs, DraftInputArgs, EagleInputArgs
 from edgeinfer_kernels.decoder import BlockIndex
 
 
@@ -53,7 +54,7 @@ def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
 
 
 def take_own_states(decoder: CpuDecoder, x: Activations) -> None:
-    """As `take_states`, with rows of a head of EAGLE-3 after its layer."""
+    """As `take_states`, with rows of a head of EAGLE-3 after its layer, or of an assistant after its norm."""
     at, stride = decoder.workspace.rows(OWN_STATES)
     float_rows(at, len(x), stride // 4)[:, : x.shape[1]] = x
     _input_args(decoder).start = -1
@@ -68,9 +69,11 @@ def own_state(decoder: CpuDecoder) -> tuple[int, int]:
     return decoder.workspace.rows(OWN_STATES)[0], padded(decoder.spec.hidden_size)
 
 
-def _input_args(decoder: CpuDecoder) -> DraftInputArgs | EagleInputArgs:
+def _input_args(decoder: CpuDecoder) -> DraftInputArgs | EagleInputArgs | AssistantInputArgs:
     """The arguments of the block that reads hidden states."""
     address = decoder.calls[BlockIndex(0, 0)][0].block
     if decoder.spec.specs(EagleInputSpec):
         return EagleInputArgs.from_address(address)
+    if decoder.spec.specs(AssistantInputSpec):
+        return AssistantInputArgs.from_address(address)
     return DraftInputArgs.from_address(address)

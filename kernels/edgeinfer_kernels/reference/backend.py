@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions, Capabilities
+from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
@@ -110,12 +111,15 @@ class ReferenceBackend(MainMemoryBackend[Array]):
         return [self._kept[layers][:tokens] for layers in self._kept_layers]
 
     def set_hidden(self, states: Array, start: int) -> None:
+        self.shared.pop(OWN_STATES, None)
         self.shared[STATES] = states
 
     def set_own_hidden(self, x: Array, start: int) -> None:
         if self.spec.specs(EagleInputSpec):
             self.shared.pop(STATES, None)
             self.shared[OWN_STATES] = x.copy()
+        elif self.spec.specs(AssistantInputSpec):
+            self.shared[OWN_STATES] = final_norm(self.spec, self.weights, x)
         elif self.spec.has_raw_draft_states:
             self.shared[STATES] = x.copy()
         else:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
+from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSizes
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
 from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
@@ -139,7 +140,8 @@ class ModelSizes:
     @property
     def is_draft_head(self) -> bool:
         """Whether it is a draft head, which reads the hidden states of its target."""
-        return any(self.of_kind(kind) for kind in (DraftInputSizes, EagleInputSizes, MedusaHeadSizes))
+        kinds = (DraftInputSizes, EagleInputSizes, AssistantInputSizes, MedusaHeadSizes)
+        return any(self.of_kind(kind) for kind in kinds)
 
     @property
     def state_width(self) -> int:
@@ -158,8 +160,8 @@ class ModelSizes:
 
     @property
     def reads_prompts(self) -> bool:
-        """Whether it processes the tokens of prompts: Medusa heads don't."""
-        return not self.of_kind(MedusaHeadSizes)
+        """Whether it processes the tokens of prompts: Medusa heads and assistants don't."""
+        return not (self.of_kind(MedusaHeadSizes) or self.of_kind(AssistantInputSizes))
 
     @property
     def draft_batch(self) -> int:

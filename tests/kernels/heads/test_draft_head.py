@@ -16,6 +16,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.kernels.conftest import BEST, built_kernels
 from tests.model_zoo import ZOO
 from tests.random_models import VOCABULARY, RandomModel
@@ -25,6 +26,7 @@ IDS = np.random.default_rng(5).integers(3, VOCABULARY, PAIRS).tolist()
 MODELS = {
     "qwen35": ZOO["qwen35-draft-head"],
     "glm4moe": ZOO["glm4moe"],
+    "nemotron_h_moe": nemotron_head(),
     "odd": RandomModel("arcee", layers=2, width=60, head_dim=20, heads=3, kv_heads=1, draft_head=True),
     "Q8_0": RandomModel("arcee", layers=2, draft_head=True, formats=("Q8_0",)),
 }

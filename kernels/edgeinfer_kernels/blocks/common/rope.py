@@ -13,12 +13,13 @@ class RopeSpec:
     """RoPE: pair i is rotated by position · inverse_frequencies[i]; all scalings are already applied.
 
     `neox`: pairs are (i, i + dimensions/2) as in NeoX; otherwise (2i, 2i + 1). Cosine and sine are
-    multiplied by `magnitude`.
+    multiplied by `magnitude`. `shift` is added to positions.
     """
 
     inverse_frequencies: tuple[float, ...]
     neox: bool
     magnitude: float = 1.0
+    shift: int = 0
 
     @property
     def dimensions(self) -> int:
@@ -26,7 +27,7 @@ class RopeSpec:
 
     def table(self, start: int, count: int, dtype: npt.DTypeLike = np.float32) -> Array:
         """(count, dimensions): the cosines, then the sines, of positions start…"""
-        positions = np.arange(start, start + count, dtype=np.float64)
+        positions = self.shift + np.arange(start, start + count, dtype=np.float64)
         angles = positions[:, None] * np.asarray(self.inverse_frequencies, np.float64)
         both = np.concatenate([np.cos(angles), np.sin(angles)], axis=1) * self.magnitude
         return np.ascontiguousarray(both.astype(dtype))

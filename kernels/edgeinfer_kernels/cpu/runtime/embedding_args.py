@@ -83,3 +83,19 @@ class MedusaHeadArgs(Structure):
     logits_stride: Int
     scratch: Int
     scratch_stride: Int
+
+
+@structure()
+class AssistantInputArgs(Structure):
+    """The input of a Gemma 4 assistant. states: a row of a token: the target's embedding, and `state_offset`
+    bytes later a hidden state. start: below 0 if the state is post · `own`.
+    """
+
+    states: Input
+    start: Int
+    own: Input
+    state_offset: Int
+    pre: Matrix
+    post: Matrix
+    scratch: Int
+    scratch_stride: Int

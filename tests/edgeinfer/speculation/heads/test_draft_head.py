@@ -27,8 +27,10 @@ from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
+from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
+from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 PROMPT = "Once upon a time, there was a little fox."
@@ -37,10 +39,12 @@ WITH_LOOP = RandomModel("arcee", layers=2, draft_head=True, context=256, formats
 """Its embedding can be decoded by a kernel, so that the draft loop runs."""
 
 
-@pytest.fixture(scope="module", params=["qwen35-draft-head", "glm4moe", "loop"])
+@pytest.fixture(scope="module", params=["qwen35-draft-head", "glm4moe", "nemotron_h_moe", "loop"])
 def path(request: pytest.FixtureRequest, zoo_file: ZooFile, tmp_path_factory: pytest.TempPathFactory) -> Path:
     if request.param == "loop":
         return WITH_LOOP.write(tmp_path_factory.mktemp("loop") / "loop.gguf")
+    if request.param == "nemotron_h_moe":
+        return nemotron_head().write(tmp_path_factory.mktemp("nemotron") / "nemotron.gguf")
     return zoo_file(request.param)
 
 
@@ -353,3 +357,14 @@ def test_the_first_path_of_a_tree_is_the_chain(growing: Model) -> None:
     chain = drafter.propose(ids, DraftRequest(4, SamplingParams(temperature=0.0)))
     assert draft.chain.ids == chain.ids
     assert draft.chain.probs == pytest.approx(chain.probs, rel=1e-3)
+
+
+@pytest.mark.default_cases(2)
+@pytest.mark.parametrize("name", ["exaone4", "nemotron_h", "bailingmoe2", "exaone-moe", "glm4"])
+def test_a_head_that_cannot_be_run_is_left_in_its_file_with_one_line(tmp_path: Path, name: str) -> None:
+    path = replace(ZOO[name], draft_head=True).write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, **CPU) as model:
+        assert isinstance(drafter_of(model), PromptLookup)
+        assert len(model.generate(PROMPT, **GREEDY).ids) > 0
+        (line,) = [each for each in model.details if "draft head" in each]
+        assert line.endswith(f"doesn't know that of {name}")

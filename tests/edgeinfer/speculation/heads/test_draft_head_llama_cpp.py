@@ -13,8 +13,10 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.speculation.heads.random_steps import HEADS, step_heads
+from tests.edgeinfer.speculation.heads.random_assistant import assistant_logits, random_assistant
+from tests.edgeinfer.speculation.heads.random_heads import HEADS, HEADS_OF, nemotron_head
 from tests.model_zoo import ZOO
+from tests.random_models import VOCABULARY, RandomModel
 
 pytestmark = pytest.mark.llama_cpp
 COUNT = 20
@@ -29,32 +31,35 @@ class LlamaCpp:
         library = ctypes.CDLL(str(next(Path(self.api.__file__).parent.glob("lib/libllama.so"))))
         self._hand_out = library["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
         self._hand_out.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
-        self._hidden = library["_Z26llama_get_embeddings_nextnP13llama_context"]
-        self._hidden.argtypes, self._hidden.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
+        self.hidden = library["_Z26llama_get_embeddings_nextnP13llama_context"]
+        self.hidden.argtypes, self.hidden.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
         self._select = library["_Z28llama_set_nextn_layer_offsetP13llama_contexti"]
         self._select.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         params = self.api.llama_model_default_params()
         params.n_gpu_layers, params.load_mtp = 0, True
-        self._model = self.api.llama_model_load_from_file(str(path).encode(), params)
-        self.width = self.api.llama_model_n_embd(self._model)
-        self.vocabulary = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self._model))
+        self.model = self.api.llama_model_load_from_file(str(path).encode(), params)
+        self.width = self.api.llama_model_n_embd(self.model)
+        self.vocabulary = self.api.llama_vocab_n_tokens(self.api.llama_model_get_vocab(self.model))
 
-    def _context(self, kind: int) -> ctypes.c_void_p:
+    def context(self, kind: int, other: ctypes.c_void_p | None = None) -> ctypes.c_void_p:
         params = self.api.llama_context_default_params()
         params.n_ctx, params.n_batch, params.n_ubatch = 128, 64, 64
         params.n_threads = params.n_threads_batch = 1
         params.ctx_type, params.type_k, params.type_v, params.flash_attn_type = kind, 0, 0, 0
-        context: ctypes.c_void_p = self.api.llama_init_from_model(self._model, params)
+        params.ctx_other = other
+        context: ctypes.c_void_p = self.api.llama_init_from_model(self.model, params)
         self._hand_out(context, True, kind == 1)
         return context
 
-    def _decode(self, context: ctypes.c_void_p, ids: list[int], hidden: Floats | None) -> Floats:
+    def decode(
+        self, context: ctypes.c_void_p, ids: list[int], hidden: Floats | None, start: int = 0
+    ) -> Floats:
         batch = self.api.llama_batch_init(64, 0, 1)
         if hidden is not None:
             batch.embd = hidden.ctypes.data_as(type(batch.embd))
         batch.n_tokens = len(ids)
         for index, token in enumerate(ids):
-            batch.token[index], batch.pos[index] = token, index
+            batch.token[index], batch.pos[index] = token, start + index
             batch.n_seq_id[index], batch.seq_id[index][0], batch.logits[index] = 1, 0, 1
         assert self.api.llama_decode(context, batch) == 0
         batch.embd = type(batch.embd)()  # the array isn't the library's
@@ -65,24 +70,52 @@ class LlamaCpp:
         """The target's hidden states of some tokens, and the logits of each head for each token and the state
         before it, which is 0 for the first.
         """
-        target = self._context(0)
-        self._decode(target, ids, None)
-        hidden = np.ctypeslib.as_array(self._hidden(target), (len(ids), self.width)).copy()
+        target = self.context(0)
+        self.decode(target, ids, None)
+        hidden = np.ctypeslib.as_array(self.hidden(target), (len(ids), self.width)).copy()
         shifted = np.concatenate([np.zeros((1, self.width), np.float32), hidden[:-1]])
         contexts, logits = [target], list[Floats]()
         for head in range(heads):
-            contexts.append(self._context(1))
+            contexts.append(self.context(1))
             self._select(contexts[-1], head)
-            logits.append(self._decode(contexts[-1], ids, np.ascontiguousarray(shifted)))
+            logits.append(self.decode(contexts[-1], ids, np.ascontiguousarray(shifted)))
         for context in contexts:
             self.api.llama_free(context)
-        self.api.llama_model_free(self._model)
+        self.api.llama_model_free(self.model)
         return hidden, logits
 
+    def with_assistant(self, path: Path, ids: list[int], drafted: list[int]) -> list[Floats]:
+        """The logits of an assistant after a text, whose last token the target hasn't processed, and after
+        each of some drafted tokens.
+        """
+        target, assistant = self.context(0), LlamaCpp(path)
+        context = assistant.context(1, target)  # it empties the cells that both share
+        self.decode(target, ids[:-1], None)
+        states = np.ctypeslib.as_array(self.hidden(target), (len(ids) - 1, self.width))[-1:].copy()
+        logits = list[Floats]()
+        for token in (ids[-1], *drafted):
+            logits.append(assistant.decode(context, [token], states, len(ids) - 1)[0])
+            states = np.ctypeslib.as_array(self.hidden(context), (1, self.width)).copy()
+        self.api.llama_free(context)
+        self.api.llama_free(target)
+        self.api.llama_model_free(assistant.model)
+        self.api.llama_model_free(self.model)
+        return logits
 
-@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2"])
+
+MODELS: dict[str, RandomModel] = {
+    **{
+        name: replace(ZOO[name], layers=4, draft_head=True)
+        for name in ("qwen35", "qwen35moe", "qwen3next", "glm4moe", "deepseek2")
+    },
+    "nemotron_h_moe": nemotron_head(),
+    "nemotron_h_moe-latent": nemotron_head(latent=True),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
 def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
-    path = replace(ZOO[name], layers=4, draft_head=True).write(tmp_path / "model.gguf")
+    path = MODELS[name].write(tmp_path / "model.gguf")
     file = GGUFFile.open(path)
     config = read_config(file)
     weights = read_weights(file, config)
@@ -104,8 +137,9 @@ def test_a_head_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("own_outputs", [False, True])
-def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, own_outputs: bool) -> None:
-    path = step_heads(own_outputs).write(tmp_path / "model.gguf")
+@pytest.mark.parametrize("name", HEADS_OF)
+def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, name: str, own_outputs: bool) -> None:
+    path = HEADS_OF[name](own_outputs).write(tmp_path / "model.gguf")
     file = GGUFFile.open(path)
     config = read_config(file)
     weights, factors = read_weights(file, config), rope_factors(file, config, 64)
@@ -125,3 +159,17 @@ def test_several_heads_have_the_logits_of_llama_cpp(tmp_path: Path, own_outputs:
         x = draft.embed(ids)
         draft.forward(x, 0)
         np.testing.assert_allclose(draft.logits(x), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize(("target", "pattern"), [("gemma4", "wwg"), ("gemma4-per-layer", "gw")])
+@pytest.mark.parametrize("count", [3, COUNT])
+def test_an_assistant_has_the_logits_of_llama_cpp(
+    tmp_path: Path, target: str, pattern: str, count: int
+) -> None:
+    paths = ZOO[target].write(tmp_path / "model.gguf"), tmp_path / "assistant.gguf"
+    random_assistant(pattern).write(paths[1])
+    ids, drafted = np.split(np.random.default_rng(5).integers(3, VOCABULARY, count + 4), [count])
+    expected = LlamaCpp(paths[0]).with_assistant(paths[1], ids.tolist(), drafted.tolist())
+    actual = assistant_logits(*paths, ids.tolist(), drafted.tolist())
+    # llama.cpp reads GELU from a table in f16.
+    np.testing.assert_allclose(actual, expected, atol=3e-4 * np.abs(expected).max())

@@ -1,4 +1,4 @@
-"""Several draft heads in one file (Step 3.5): each drafts one token, and completions stay the same."""
+"""Several draft heads in one file (Step 3.5, MiMo-V2): each drafts a token, and completions stay the same."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,16 +21,16 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of
-from tests.edgeinfer.speculation.heads.random_steps import HEADS, step_heads
+from tests.edgeinfer.speculation.heads.random_heads import HEADS, HEADS_OF
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.model_zoo import ZOO
 
 PROMPT = "Once upon a time, there was a little fox."
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return step_heads(own_outputs=True).write(tmp_path_factory.mktemp("step") / "step.gguf")
+@pytest.fixture(scope="module", params=HEADS_OF)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return HEADS_OF[request.param](own_outputs=True).write(tmp_path_factory.mktemp("heads") / "heads.gguf")
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,7 @@ from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import SMALL
 from tests.kernels.cuda.test_device_sizes import divisible_bytes, most_over
@@ -36,6 +37,7 @@ MODELS = {
     "F16": replace(LAYER, formats=("F16",)),
     "qwen35": replace(ZOO["qwen35-draft-head"], formats=("F16",)),
     "glm4moe": replace(ZOO["glm4moe"], formats=("F16",)),
+    "nemotron_h_moe": replace(nemotron_head(), formats=("F16",), seed=0),
     "deepseek2": replace(ZOO["deepseek2"], draft_head=True, formats=("F16",)),
 }
 States = npt.NDArray[np.float64]

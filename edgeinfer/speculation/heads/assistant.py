@@ -1,0 +1,79 @@
+"""Drafting with a Gemma 4 assistant, which reads the KV caches of its target.
+
+It keeps nothing of a text: a draft begins with the target's hidden state at the token before the last one.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
+from edgeinfer.speculation.heads.recent_states import RecentStates
+from edgeinfer_kernels.backend import Backend
+
+Floats = npt.NDArray[np.float32]
+
+
+class Assistant(AutoregressiveDrafter):
+    """The assistant on `backend`, whose caches are those of `target`. `embed`: the target's scaled embedding
+    of a token, (1, hidden size).
+    """
+
+    name = "assistant"
+
+    def __init__(
+        self,
+        backend: Backend[Any],
+        target: NativeEngine,
+        embed: Callable[[int], Floats],
+        nbytes: int,
+        on_close: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(target.vocabulary_size, target.vocabulary_size)
+        self._backend, self._embed, self._nbytes, self._on_close = backend, embed, nbytes, on_close
+        self._states = RecentStates(target)
+        self._x: Any = None
+        """The rows after the last layer."""
+        self._position = 0
+        """That of the last cached token, at which all tokens of a draft are processed."""
+
+    @property
+    def nbytes(self) -> int:
+        return self._nbytes
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        return self._states.layers
+
+    def observe(self, step: HiddenStep) -> None:
+        """As `Drafter.observe`."""
+        self._states.observe(step)
+
+    def _logits_after(self, history: Sequence[int]) -> Floats | None:
+        state = self._states.before_last(history)
+        if state is None:
+            return None
+        self._position = len(history) - 2
+        pair = np.concatenate([self._embed(history[-1]), state], axis=1)
+        self._backend.set_hidden(pair, self._position)
+        return self._logits(history[-1])
+
+    def _logits_after_next(self, token: int) -> Floats:
+        self._backend.set_hidden(self._embed(token), self._position)
+        self._backend.set_own_hidden(self._x, self._position)
+        return self._logits(token)
+
+    def _logits(self, token: int) -> Floats:
+        self._x = self._backend.embed([token])
+        self._backend.forward(self._x, self._position)
+        logits: Floats = self._backend.logits(self._x)[0]
+        return logits
+
+    def close(self) -> None:
+        self._backend.close()
+        if self._on_close:
+            self._on_close()
