@@ -12,7 +12,7 @@ from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import Detail
 from edgeinfer.loading.file_weights import blocks_in_file, left_in_file, prepare_reading, streamed_file
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
-from edgeinfer.planning.device_plan import DevicePlan
+from edgeinfer.planning.planned_devices import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer.user_folders import user_folder

@@ -6,10 +6,11 @@ from functools import partial
 from edgeinfer.errors import OutOfMemoryError, SettingError
 from edgeinfer.loading.engine_building import EngineBuilder
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.planning.device_plan import DevicePlan, plan_devices
+from edgeinfer.planning.device_plan import plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpus
 from edgeinfer.planning.model_request import request_for
 from edgeinfer.planning.plan_request import PlanRequest
+from edgeinfer.planning.planned_devices import DevicePlan
 from edgeinfer.planning.sparse_selection import SparseSelection, select_sparse_layers
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import BackendError

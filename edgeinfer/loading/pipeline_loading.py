@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from edgeinfer.loading.gpu_loading import exchange_buffer, load_on_gpu, prepared
 from edgeinfer.loading.model_source import LoadProgress, ModelSource, PartSource, planned_specification
-from edgeinfer.planning.device_plan import DevicePlan
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.planning.planned_devices import DevicePlan
 from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device

@@ -5,10 +5,11 @@ from dataclasses import replace
 import pytest
 
 from edgeinfer.errors import OutOfMemoryError
-from edgeinfer.planning.device_plan import SEVERAL_QUEUE, plan_devices, with_one_gib_more
+from edgeinfer.planning.device_plan import plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.parallel_sequences import MIN_RATE_SHARE, SPLIT_QUEUE, WHOLE_CACHES
 from edgeinfer.planning.plan_request import PlanRequest
+from edgeinfer.planning.several_gpus import SEVERAL_QUEUE
 from edgeinfer_kernels.blocks.attention import AttentionSizes
 from edgeinfer_kernels.lora.sizes import LoraSizes
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes

@@ -15,10 +15,11 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import DeviceError, SettingError
 from edgeinfer.loading import engine_loading, gpu_loading
 from edgeinfer.loading.tensor import loading as tensor_loading
-from edgeinfer.planning import device_plan
-from edgeinfer.planning.device_plan import DevicePlan, plan_devices
+from edgeinfer.planning import several_gpus
+from edgeinfer.planning.device_plan import plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.plan_request import PlanRequest
+from edgeinfer.planning.planned_devices import DevicePlan
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -223,7 +224,7 @@ def test_ranks_that_fail_to_load_are_named_or_layers_are_loaded_instead(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tensor_loading, "RANK_MODULE", "tests.no_such_module")
-    monkeypatch.setattr(device_plan, "MAX_TENSOR_RATIO", 1e9)
+    monkeypatch.setattr(several_gpus, "MAX_TENSOR_RATIO", 1e9)
     path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
     with pytest.raises(GpuUnavailableError, match=r"the process of .* with status 1: .*No module named"):
         edgeinfer.load(path, **TENSOR)  # type: ignore[call-overload]
