@@ -142,12 +142,18 @@ def test_config_exits_with_1_on_invalid_settings(
     assert edgeinfer("config").code == 1
 
 
-def test_list_and_plan_predict_the_same_speed() -> None:
+def test_list_and_plan_predict_the_same_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgeinfer.planning import fit
     from edgeinfer.planning.fit import known_machine
     from edgeinfer.planning.model_plan import plan_model
     from edgeinfer.registry.model_listing import listed
     from edgeinfer.registry.registry import find_model
+    from edgeinfer_offload.machine import measure, this_machine
+    from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
+    figures = MeasuredFigures(tmp_path, "figures that no other process replaces")
+    for module in (fit, measure, this_machine):
+        monkeypatch.setattr(module, "stored_figures", lambda _: figures)
     planned = plan_model("tiny", draft=None).plan
     result = listed(find_model("tiny"), known_machine()).fit
     assert result is not None
