@@ -37,12 +37,12 @@ class Inputs:
             self.total, self.rows = self.hessian(), []
 
     def hessian(self) -> Hessian:
-        """(columns, columns)"""
-        total = (
-            np.zeros((self.columns, self.columns), np.float32) if self.total is None else self.total.copy()
-        )
+        """(columns, columns); the sum itself if there is one, to which the rows are then added."""
+        total = np.zeros((self.columns, self.columns), np.float32) if self.total is None else self.total
         for rows in self.rows:
             total += rows.T @ rows
+        if self.total is not None:
+            self.rows = []
         return total
 
 

@@ -64,7 +64,7 @@ def say(line: str) -> None:
 
 @contextmanager
 def resumable(command: str) -> Iterator[None]:
-    """Ctrl-C in the body ends the program with a line that says how the `command` continues.
+    """Ctrl-C in the body ends the program with a line that says that the `command` resumes.
 
     Raises:
         typer.Exit: after Ctrl-C.

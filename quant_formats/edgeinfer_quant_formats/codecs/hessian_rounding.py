@@ -19,6 +19,8 @@ DAMPING = 0.01
 """Added to the diagonal of H, as a share of its mean."""
 STEP = 32
 """Columns after which the correction of all later columns is computed as one product."""
+FACTOR_BLOCK = 256
+"""Columns that are factorized at a time."""
 
 Floats = NDArray[np.float32]
 
@@ -48,12 +50,42 @@ def encode_by_hessian(
 
 
 def inverse_factor(hessian: NDArray[np.floating]) -> Floats:
-    """The upper Cholesky factor of the inverse of the damped `hessian`, (columns, columns)."""
-    damped = hessian.astype(np.float64)
-    mean = float(np.trace(damped)) / len(damped)
-    damped[np.diag_indices_from(damped)] += DAMPING * mean if mean > 0 else 1.0
-    lower = np.linalg.cholesky(np.linalg.inv(damped))
-    return np.ascontiguousarray(lower.T, np.float32)
+    """The upper Cholesky factor of the inverse of the damped `hessian`, (columns, columns).
+
+    With the columns in reverse order, H = M·Mᵀ for a lower M, whose inverse in that order is the factor. Both
+    are computed in place, so that one copy of a large Hessian in float64 is needed.
+    """
+    flipped = hessian[::-1, ::-1].astype(np.float64)
+    mean = float(np.trace(flipped)) / len(flipped)
+    flipped[np.diag_indices_from(flipped)] += DAMPING * mean if mean > 0 else 1.0
+    _factorize(flipped)
+    _invert_lower(flipped)
+    return np.ascontiguousarray(flipped[::-1, ::-1], np.float32)
+
+
+def _factorize(matrix: NDArray[np.float64]) -> None:
+    """Replace a positive definite matrix by its lower Cholesky factor."""
+    for block, below in _blocks(len(matrix)):
+        matrix[block, below] = 0
+        matrix[block, block] = np.linalg.cholesky(matrix[block, block])
+        matrix[below, block] = np.linalg.solve(matrix[block, block], matrix[below, block].T).T
+        for first in range(below.start, len(matrix), FACTOR_BLOCK):
+            rows, columns = slice(first, None), slice(first, first + FACTOR_BLOCK)
+            matrix[rows, columns] -= matrix[rows, block] @ matrix[columns, block].T
+
+
+def _invert_lower(matrix: NDArray[np.float64]) -> None:
+    """Replace a lower triangular matrix by its inverse."""
+    for block, below in reversed(_blocks(len(matrix))):
+        matrix[block, block] = np.tril(np.linalg.inv(matrix[block, block]))
+        matrix[below, block] = -(matrix[below, below] @ matrix[below, block]) @ matrix[block, block]
+
+
+def _blocks(count: int) -> list[tuple[slice, slice]]:
+    """Blocks of rows, each with all rows below it."""
+    starts = range(0, count, FACTOR_BLOCK)
+    ends = [min(start + FACTOR_BLOCK, count) for start in starts]
+    return [(slice(start, end), slice(end, count)) for start, end in zip(starts, ends, strict=True)]
 
 
 def _rounded(

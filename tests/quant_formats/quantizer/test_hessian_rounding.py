@@ -44,6 +44,15 @@ def test_the_correction_is_the_least_squares_change_of_the_later_columns() -> No
     np.testing.assert_allclose(-factor[0, 1:] / factor[0, 0], expected, rtol=1e-3, atol=1e-5)
 
 
+@pytest.mark.parametrize("columns", [256, 300, 700])
+def test_the_factor_of_several_blocks_is_that_of_the_inverse(columns: int) -> None:
+    inputs = np.random.default_rng(7).standard_normal((2 * columns, columns))
+    hessian = inputs.T @ inputs
+    damped = hessian + 0.01 * np.trace(hessian) / columns * np.eye(columns)
+    expected = np.linalg.cholesky(np.linalg.inv(damped)).T
+    np.testing.assert_allclose(inverse_factor(hessian), expected, rtol=1e-5, atol=1e-7)
+
+
 def test_without_inputs_and_with_zeros_the_weights_are_rounded_to_the_nearest() -> None:
     weights = np.random.default_rng(4).standard_normal((3, 64)).astype(np.float32)
     weights[1] = 0
