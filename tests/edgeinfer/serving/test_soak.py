@@ -96,4 +96,5 @@ async def test_mixed_requests_leave_no_memory_and_no_slot(scaled: Callable[[int]
                 sizes.append(psutil.Process().memory_info().rss)
     assert statuses.keys() == {200, 400}
     assert len(loads) > 20
-    assert sizes[-1] - sizes[1] < MAX_GROWTH, [size >> 20 for size in sizes]
+    # What the allocator holds varies from round to round.
+    assert min(sizes[-2:]) - min(sizes[:2]) < MAX_GROWTH, [size >> 20 for size in sizes]
