@@ -30,7 +30,7 @@ MODELS = {
     "arcee": RandomModel("arcee", layers=1, formats=("Q8_0",)),
     "gemma3": replace(ZOO["gemma3"], formats=("Q8_0",)),
     "deepseek2": replace(ZOO["deepseek2"], formats=("Q8_0",)),
-    "lfm2": replace(ZOO["lfm2"], formats=("Q8_0",)),
+    "lfm2": replace(ZOO["lfm2"], formats=("Q8_0",), seed=1),
 }
 HEADS = {
     "arcee": RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",)),
