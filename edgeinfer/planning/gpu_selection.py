@@ -1,6 +1,7 @@
 """Selects the GPU for a model, without loading anything."""
 
 import importlib.util
+from contextlib import suppress
 
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.options.load_options import device_names
@@ -15,19 +16,13 @@ class GpuUnavailableError(EdgeInferError):
 
 def usable_gpus(device: str) -> tuple[Gpu, ...]:
     """The GPUs of "cuda:0,cuda:1"; of "auto" all that can be used, if any. Raises as `usable_gpu`."""
-    names = device_names(device)
-    if device == "auto" and len(list_gpus()) > 1:
-        names = tuple(f"cuda:{index}" for index in range(len(list_gpus())) if _is_usable(index)) or names
-    found = (usable_gpu(name) for name in names)
+    several: list[Gpu | None] = []
+    if device == "auto":
+        for index in range(len(list_gpus())):
+            with suppress(GpuUnavailableError):
+                several.append(usable_gpu(f"cuda:{index}"))
+    found = several or [usable_gpu(name) for name in device_names(device)]
     return tuple(gpu for gpu in found if gpu is not None)
-
-
-def _is_usable(index: int) -> bool:
-    try:
-        usable_gpu(f"cuda:{index}")
-    except GpuUnavailableError:
-        return False
-    return True
 
 
 def usable_gpu(device: str) -> Gpu | None:

@@ -35,10 +35,10 @@ def plan_on_gpus(request: PlanRequest, machine: Machine, measured: Measured) -> 
         )
     given = request.vram_of_each or (None,)
     budgets = given if len(given) == len(machine.gpus) else (given[0],) * len(machine.gpus)
-    alone = _alone(request, machine, budgets)
     tensor = None if request.split == "layers" else _divided(request, machine, budgets)
     if tensor is not None and request.split == "tensor":
         return tensor
+    alone = _alone(request, machine, budgets)
     if alone is not None:
         if tensor is not None and _is_faster(tensor.memory, alone.memory):
             return tensor

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
-from edgeinfer.speculation.heads.recent_states import RecentStates
+from edgeinfer.speculation.heads.recent_states import RecentStatesDrafter
 from edgeinfer_kernels.backend import Backend
 
 Floats = npt.NDArray[np.float32]
 
 
-class Assistant(AutoregressiveDrafter):
+class Assistant(RecentStatesDrafter, AutoregressiveDrafter):
     """The assistant on `backend`, whose caches are those of `target`. `embed`: the target's scaled embedding
     of a token, (1, hidden size).
     """
@@ -33,25 +32,13 @@ class Assistant(AutoregressiveDrafter):
         nbytes: int,
         on_close: Callable[[], None] | None = None,
     ) -> None:
-        super().__init__(target.vocabulary_size, target.vocabulary_size)
-        self._backend, self._embed, self._nbytes, self._on_close = backend, embed, nbytes, on_close
-        self._states = RecentStates(target)
+        RecentStatesDrafter.__init__(self, backend, target, nbytes, on_close)
+        AutoregressiveDrafter.__init__(self, target.vocabulary_size, target.vocabulary_size)
+        self._embed = embed
         self._x: Any = None
         """The rows after the last layer."""
         self._position = 0
         """That of the last cached token, at which all tokens of a draft are processed."""
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    @property
-    def hidden_layers(self) -> Sequence[int]:
-        return self._states.layers
-
-    def observe(self, step: HiddenStep) -> None:
-        """As `Drafter.observe`."""
-        self._states.observe(step)
 
     def _logits_after(self, history: Sequence[int]) -> Floats | None:
         state = self._states.before_last(history)
@@ -72,8 +59,3 @@ class Assistant(AutoregressiveDrafter):
         self._backend.forward(self._x, self._position)
         logits: Floats = self._backend.logits(self._x)[0]
         return logits
-
-    def close(self) -> None:
-        self._backend.close()
-        if self._on_close:
-            self._on_close()

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
-from edgeinfer.speculation.heads.recent_states import RecentStates
+from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.heads.recent_states import RecentStatesDrafter
 from edgeinfer.speculation.trees.tree_growth import ROOT, Candidates, TreeGrowth
 
 
@@ -25,7 +24,7 @@ class MedusaCandidates(Protocol):
     def close(self) -> None: ...
 
 
-class DeviceMedusa(Drafter):
+class DeviceMedusa(RecentStatesDrafter):
     """The heads on `backend`, for the text of `target`. As those of `DeviceHead`, draft tokens are the most
     probable ones, whatever the sampling parameters except the temperature.
     """
@@ -41,21 +40,8 @@ class DeviceMedusa(Drafter):
         tree_width: int = 1,
         on_close: Callable[[], None] | None = None,
     ) -> None:
+        super().__init__(backend, target, nbytes, on_close)
         self.tree_width = tree_width
-        self._backend, self._nbytes, self._on_close = backend, nbytes, on_close
-        self._states = RecentStates(target)
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    @property
-    def hidden_layers(self) -> Sequence[int]:
-        return self._states.layers
-
-    def observe(self, step: HiddenStep) -> None:
-        """As `Drafter.observe`."""
-        self._states.observe(step)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`; no more levels than there are heads."""
@@ -75,8 +61,3 @@ class DeviceMedusa(Drafter):
             if not nodes:
                 break
         return growth.draft()
-
-    def close(self) -> None:
-        self._backend.close()
-        if self._on_close:
-            self._on_close()

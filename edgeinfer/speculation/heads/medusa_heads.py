@@ -6,16 +6,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.autoregressive_drafter import AutoregressiveDrafter
 from edgeinfer.speculation.drafter import Draft, DraftRequest
-from edgeinfer.speculation.heads.recent_states import RecentStates
+from edgeinfer.speculation.heads.recent_states import RecentStatesDrafter
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 
 
-class MedusaHeads(AutoregressiveDrafter):
+class MedusaHeads(RecentStatesDrafter, AutoregressiveDrafter):
     """The heads on `backend`, for the text of `target`; `heads`: their number, `vocabulary`: that of their
     output. Head i is evaluated when the first token of level i + 1 is drafted. No token depends on those of
     earlier levels.
@@ -34,25 +33,12 @@ class MedusaHeads(AutoregressiveDrafter):
         on_close: Callable[[], None] | None = None,
     ) -> None:
         size = target.vocabulary_size
-        super().__init__(size, size, tree_width)
+        RecentStatesDrafter.__init__(self, backend, target, nbytes, on_close)
+        AutoregressiveDrafter.__init__(self, size, size, tree_width)
         self.max_expanded = tree_width
-        self._backend, self._nbytes, self._on_close = backend, nbytes, on_close
         self._heads, self._drafted = heads, vocabulary
-        self._states = RecentStates(target)
         self._state: Any = None
         self._level = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self._nbytes
-
-    @property
-    def hidden_layers(self) -> Sequence[int]:
-        return self._states.layers
-
-    def observe(self, step: HiddenStep) -> None:
-        """As `Drafter.observe`."""
-        self._states.observe(step)
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`; no more levels than there are heads."""
@@ -76,8 +62,3 @@ class MedusaHeads(AutoregressiveDrafter):
         logits[: self._drafted] = self._backend.medusa_logits(self._state, self._level)[0]
         self._level += 1
         return logits
-
-    def close(self) -> None:
-        self._backend.close()
-        if self._on_close:
-            self._on_close()

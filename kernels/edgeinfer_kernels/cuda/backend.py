@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import torch
 from edgeinfer_kernels.backend import (
     BatchPositions,
     Capabilities,
-    OnHidden,
     SamplingSettings,
 )
 from edgeinfer_kernels.caches.cache_types import element_types
@@ -38,11 +36,7 @@ from edgeinfer_kernels.cuda.device_parts import (
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, device_lora
-from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host, PrefillExchange
-from edgeinfer_kernels.cuda.offload.expert_loading import (
-    CountingHost,
-)
-from edgeinfer_kernels.cuda.offload.streamed_layers import StreamingHost
+from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.trees.path_steps import PathSteps
 from edgeinfer_kernels.cuda.trees.tree_words import tree_rows
@@ -76,10 +70,6 @@ ends.
 """
 ON_DEVICE = ("_drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
 """Attributes of a backend that refer to the device memory."""
-
-
-class ServingHost(Host, StreamingHost, CountingHost, Protocol):
-    """The CPU shard, as `edgeinfer_kernels.cpu.cpu_shard.CpuShard`."""
 
 
 class CudaBackend(DeviceStateBackend):
@@ -327,10 +317,6 @@ class CudaBackend(DeviceStateBackend):
         model.lora.clear()
         model.lora.update(adapters)
         model.embedding_lora = of_embedding
-
-    def observe(self, on_hidden: OnHidden) -> None:
-        """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""
-        self._parts.prefill.on_hidden = on_hidden
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= self._options.longest_step and not self.spec.is_encoder)

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import BatchPositions
+from edgeinfer_kernels.backend import BatchPositions, OnHidden
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
@@ -85,6 +85,10 @@ class GpuShard(CudaBackend):
     @on_open_device
     def _connect(self, host: ServingHost) -> int:
         return self._parts.sent.connect(host) if self._parts.sent else 0
+
+    def observe(self, on_hidden: OnHidden) -> None:
+        """Call `on_hidden` with some of the hidden rows of prompts whose weights are streamed."""
+        self._parts.prefill.on_hidden = on_hidden
 
     @on_open_device
     def start_expert_cache(self, policy: ExpertPolicy) -> str | None:
