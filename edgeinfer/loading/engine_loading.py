@@ -153,8 +153,9 @@ class _Loading:
         budgets = self.request.vram_of_each
         own = budgets[at] if len(budgets) == len(gpus) else self.request.vram
         self.request = replace(self.request, vram=own, vram_of_each=())
-        self.warnings += [line for line in planned.warnings if line not in self.warnings]
-        return self.on_gpu(gpus[at])
+        loaded = self.on_gpu(gpus[at])
+        loaded.warnings[:0] = [line for line in planned.warnings if line not in loaded.warnings]
+        return loaded
 
     def _built(self, planned: DevicePlan, gpus: tuple[Gpu, ...]) -> LoadedEngine:
         """The engine of a plan for some of the GPUs."""

@@ -18,6 +18,7 @@ from edgeinfer.loading.tensor import loading as tensor_loading
 from edgeinfer.planning import several_gpus
 from edgeinfer.planning.device_plan import plan_devices
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
+from edgeinfer.planning.parallel_sequences import WHOLE_CACHES
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.planned_devices import DevicePlan
 from edgeinfer_kernels.backend import BackendError
@@ -163,6 +164,14 @@ def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(tmp_pa
         assert any(line.startswith("all of the model is on cuda:0") for line in model.details)
         assert model.speculator is not None
         assert model.generate(IDS, max_tokens=6, temperature=0.0).ids
+
+
+def test_a_note_of_the_selected_gpu_is_shown_once(tmp_path: Path) -> None:
+    path = replace(ZOO["gemma3"], layers=2).write(tmp_path / "model.gguf")
+    options = {**LOADING, "device": "auto", "context": 4096, "parallel": 2}
+    with edgeinfer.load(path, **options) as model:  # type: ignore[call-overload]
+        assert model.details.count(WHOLE_CACHES) == 1
+        assert sum(line.startswith("all of the model is on cuda:0") for line in model.details) == 1
 
 
 def test_auto_uses_every_usable_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
