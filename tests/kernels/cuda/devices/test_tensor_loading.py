@@ -166,7 +166,7 @@ def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(tmp_pa
         assert model.generate(IDS, max_tokens=6, temperature=0.0).ids
 
 
-def test_a_note_of_the_selected_gpu_is_shown_once(tmp_path: Path) -> None:
+def test_a_detail_of_the_selected_gpu_is_shown_once(tmp_path: Path) -> None:
     path = replace(ZOO["gemma3"], layers=2).write(tmp_path / "model.gguf")
     options = {**LOADING, "device": "auto", "context": 4096, "parallel": 2}
     with edgeinfer.load(path, **options) as model:  # type: ignore[call-overload]
