@@ -80,7 +80,7 @@ class HeadFile:
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         if target.gpu is not None:
-            return self._on_gpu(heads[0], source, target)
+            return self._on_gpu(heads, source, target)
         loaded = [self._on_cpu(head, source, target) for head in heads]
         nbytes = sum(map(self._nbytes, heads, loaded, len(heads) * [target]))
         if heads[0].target_caches:
@@ -105,17 +105,17 @@ class HeadFile:
             for head in range(1 + len(self.sizes.further_heads))
         ]
 
-    def _on_gpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
-        from edgeinfer.loading.gpu_loading import load_gpu_head
+    def _on_gpu(self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine) -> DraftHead:
+        from edgeinfer.loading.gpu_loading import load_gpu_heads
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
         try:
-            loaded = load_gpu_head(head, source, target)
+            loaded = load_gpu_heads(heads, source, target)
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        nbytes = loaded.nbytes + kept_state_bytes(head.sizes)
+        nbytes = loaded.nbytes + kept_state_bytes(heads[0].sizes)
         width = 1 + source.options.draft_tree_width
-        return DeviceHead(loaded, target.engine, head, nbytes, self.close, loaded.batch, width)
+        return DeviceHead(loaded, target.engine, heads[0], nbytes, self.close, loaded.batch, width)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""

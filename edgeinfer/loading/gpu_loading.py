@@ -1,6 +1,6 @@
 """Loads the part of a model that is on a GPU: memory, tuning and compiled steps. Imports torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,6 +18,7 @@ from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
+from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
@@ -116,35 +117,47 @@ def _gpu_shard_of(target: LoadedEngine) -> tuple[CudaBackend, Gpu]:
     return shard, target.gpu
 
 
-def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
-    """A draft head on the GPU of its target, whose embedding and output it reads there. Next to a split
-    target it has a copy of an embedding that is on the CPU.
+def load_gpu_heads(heads: Sequence[DraftHeadModel], source: ModelSource, target: LoadedEngine) -> CudaBackend:
+    """The draft heads of a file on the GPU of their target, whose embedding and output they read there. Next
+    to a split target they have copies of an embedding that is on the CPU.
 
     Raises:
         GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
     backend, gpu = _gpu_shard_of(target)
-    has_table = head.own_embedding or not backend.has_table
-    shared = backend.as_target(embedding=not has_table, output=not head.own_output)
-    options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
-    with _refusals(source):
-        loaded = CudaBackend(
-            head.spec,
-            head.weights,
-            pool_positions(source.context, 1),
-            backend.device,
-            options,
-            tuning=backend.step.tuning,
-        )
-    return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+    loaded, table = list[CudaBackend](), backend.table
+    try:
+        for head in heads:
+            shared = backend.as_target(None if head.own_embedding else table, output=not head.own_output)
+            options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
+            kind = CudaBackend if loaded or len(heads) == 1 else FirstHead
+            with _refusals(source):
+                own = kind(
+                    head.spec,
+                    head.weights,
+                    pool_positions(source.context, 1),
+                    backend.device,
+                    options,
+                    tuning=backend.step.tuning,
+                )
+            loaded.append(own)
+            table = table or (None if head.own_embedding else own.table)
+    except BaseException:
+        for each in loaded:
+            each.close()
+        raise
+    first = loaded[0]
+    if isinstance(first, FirstHead):
+        first.lead(loaded[1:])
+    return warmed_up(first, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
 
 
 def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
-    """Medusa heads on the GPU of their target. Raises as `load_gpu_head`."""
+    """Medusa heads on the GPU of their target. Raises as `load_gpu_heads`."""
     backend, gpu = _gpu_shard_of(target)
     context, launches = pool_positions(source.context, 1), backend.step.launches
-    shared = backend.as_target(embedding=True, output=False)
+    shared = backend.as_target(backend.step.model.embedding, output=False)
     with _refusals(source):
         loaded = MedusaBackend(
             heads.spec,

@@ -97,7 +97,8 @@ def _split_with_head(request: PlanRequest, machine: Machine) -> DevicePlan:
     """The plan of a model that is split between the GPU and the CPU, with a required head if possible."""
     head, note = request.draft, NO_HEAD
     if head is not None and head.is_draft_head:
-        head, note = head.as_head_of_split(request.sizes), NO_STATES if head.target_layers else NO_HEAD
+        between = head.reads_between(len(request.sizes.layers))
+        head, note = head.as_head_of_split(request.sizes), NO_STATES if between else NO_HEAD
     return with_draft_head(request, lambda own: _split(own, machine), head, note)
 
 

@@ -56,7 +56,7 @@ class DraftHeadModel:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        cpu_only = self.spec.has_raw_draft_states or bool(self.target_caches)
+        cpu_only = bool(self.target_caches)
         return replace(
             sizes,
             shares_head=not self.own_output,
@@ -104,7 +104,8 @@ def read_draft_head(
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
     )
-    return DraftHeadModel(spec, weights, output is not None, embedding is not None)
+    raw = (len(target.shapes),) if config.architecture_spec.raw_draft_states else ()
+    return DraftHeadModel(spec, weights, output is not None, embedding is not None, target_layers=raw)
 
 
 def _own_layer(file: GGUFFile, config: ModelConfig, layer: int, factors: Factors | None) -> LayerSpec | None:

@@ -143,20 +143,26 @@ class ModelSizes:
         kinds = (DraftInputSizes, EagleInputSizes, AssistantInputSizes, MedusaHeadSizes)
         return any(self.of_kind(kind) for kind in kinds)
 
+    def reads_between(self, layers: int) -> bool:
+        """Whether a draft head reads states between the layers of its target, which has this number."""
+        return any(each < layers for each in self.target_layers)
+
     @property
     def state_width(self) -> int:
         """Elements of the hidden states of one position that a draft head reads of its target."""
         return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
 
     def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
-        """A draft head on the GPU of a split target, which embeds on the CPU: the head has a copy of the
-        embedding, unless it is the target's output, or the head reads no tokens.
+        """A draft head on the GPU of a split target, which embeds on the CPU: the head, or the first one that
+        shares it, has a copy of the embedding, unless it is the target's output, or the head reads no tokens.
         """
-        return (
-            self
-            if target.embedding is None or not self.reads_prompts
-            else replace(self, shares_embedding=False)
-        )
+        if target.embedding is None or not self.reads_prompts:
+            return self
+        if self.shares_embedding or not self.further_heads:
+            return replace(self, shares_embedding=False)
+        first, *others = self.further_heads
+        following = replace(first, further_heads=tuple(others)).as_head_of_split(target)
+        return replace(self, further_heads=(replace(following, further_heads=()), *following.further_heads))
 
     @property
     def reads_prompts(self) -> bool:

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.decode.workspace import Workspace
 from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
-from edgeinfer_kernels.cuda.draft.state_steps import read_states
+from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaParts, MedusaSteps
-from edgeinfer_kernels.cuda.draft.state_ring import StateRing
+from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
