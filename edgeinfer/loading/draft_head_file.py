@@ -17,6 +17,7 @@ from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_h
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.heads.assistant import Assistant
+from edgeinfer.speculation.heads.device_assistant import DeviceAssistant
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
@@ -69,7 +70,7 @@ class HeadFile:
         if self.own_file:
             self.file.close()
 
-    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead | Assistant:
+    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead | Assistant | DeviceAssistant:
         """The head on the device of its target, whose matrices it shares.
 
         Raises:
@@ -105,15 +106,21 @@ class HeadFile:
             for head in range(1 + len(self.sizes.further_heads))
         ]
 
-    def _on_gpu(self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine) -> DraftHead:
-        from edgeinfer.loading.gpu_loading import load_gpu_heads
+    def _on_gpu(
+        self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine
+    ) -> DraftHead | DeviceAssistant:
+        from edgeinfer.loading.gpu_loading import load_gpu_assistant, load_gpu_heads
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
+        kept = kept_state_bytes(heads[0].sizes)
         try:
+            if heads[0].target_caches:
+                assistant = load_gpu_assistant(heads[0], source, target)
+                return DeviceAssistant(assistant, target.engine, assistant.nbytes + kept, self.close)
             loaded = load_gpu_heads(heads, source, target)
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        nbytes = loaded.nbytes + kept_state_bytes(heads[0].sizes)
+        nbytes = loaded.nbytes + kept
         width = 1 + source.options.draft_tree_width
         return DeviceHead(loaded, target.engine, heads[0], nbytes, self.close, loaded.batch, width)
 

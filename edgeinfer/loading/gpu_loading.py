@@ -17,7 +17,9 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
+from edgeinfer_kernels.cuda.draft.assistant_backend import AssistantBackend
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
+from edgeinfer_kernels.cuda.draft.promptless_head import PromptlessHead
 from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
@@ -36,6 +38,7 @@ TUNED_FROM_BYTES = 200 << 20
 """Weight bytes per token below which a step is bound by latency, and tuning doesn't help."""
 
 B = TypeVar("B", bound=CudaBackend)
+H = TypeVar("H", bound=PromptlessHead)
 
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
@@ -168,6 +171,31 @@ def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngin
             launches.tuning,
             dependent=launches.dependent,
         )
+    return _warmed_up_head(loaded, gpu)
+
+
+def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> AssistantBackend:
+    """A Gemma 4 assistant on the GPU of its target. Raises as `load_gpu_heads`."""
+    backend, gpu = _gpu_shard_of(target)
+    launches = backend.step.launches
+    own = head.with_embedding_of(target.engine.specification, source.weights.token_embd)
+    shared = backend.as_target(backend.table, output=False, caches=head.target_caches)
+    with _refusals(source):
+        loaded = AssistantBackend(
+            own.spec,
+            own.weights,
+            pool_positions(source.context, 1),
+            backend.device,
+            shared,
+            launches.tuning,
+            kv=source.options.kv,
+            dependent=launches.dependent,
+        )
+    return _warmed_up_head(loaded, gpu)
+
+
+def _warmed_up_head(loaded: H, gpu: Gpu) -> H:
+    """The head with its drafts captured. Raises `GpuUnavailableError`."""
     try:
         loaded.warm_up()
     except BaseException as error:

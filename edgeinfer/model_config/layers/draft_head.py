@@ -56,14 +56,21 @@ class DraftHeadModel:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        cpu_only = bool(self.target_caches)
         return replace(
             sizes,
             shares_head=not self.own_output,
             shares_embedding=shares_table,
             target_layers=self.target_layers,
-            cpu_only=cpu_only,
         )
+
+    def with_embedding_of(self, spec: DecoderSpec, table: Matrix) -> "DraftHeadModel":
+        """As it is on a GPU, for a target with this specification and embedding: an assistant's is that one,
+        and its own only the output.
+        """
+        if not self.target_caches:
+            return self
+        own = replace(self.spec, embedding_scale=spec.embedding_scale)
+        return replace(self, spec=own, weights=replace(self.weights, token_embd=table), own_embedding=False)
 
 
 def read_draft_head(

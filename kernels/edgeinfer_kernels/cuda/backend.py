@@ -1,6 +1,6 @@
 """The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.shards import shard_lora
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
@@ -342,11 +342,19 @@ class CudaBackend(DeviceStateBackend):
         is_here = not self._options.stages or self._weights.token_embd is self._weights.output
         return self._parts.model.embedding if is_here else None
 
-    def as_target(self, embedding: DeviceMatrix | None, *, output: bool) -> HeadTarget:
-        """This model as the target of a draft head, which reads this `embedding`, its output, or both."""
+    def as_target(
+        self,
+        embedding: DeviceMatrix | None,
+        *,
+        output: bool,
+        caches: Mapping[BlockIndex, BlockIndex] | None = None,
+    ) -> HeadTarget:
+        """This model as the target of a draft head, which reads this `embedding`, its output, or both;
+        `caches`: the blocks of the head that read a cache, and whose.
+        """
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(embedding, model.head if output else None, kept.rows)
+        return HeadTarget(embedding, model.head if output else None, kept.rows, model.caches_of(caches or {}))
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,
@@ -468,7 +476,7 @@ class CudaBackend(DeviceStateBackend):
         else:
             self.steps.warm_up(widths, on_compiled, layouts)
             if self.drafts is not None:
-                self.drafts.warm_up(widths)
+                self.drafts.warm_up(widths[:-1], padded=widths[-1])
             elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
                 self._paths.warm_up()
                 self.steps.warm_up_trees()

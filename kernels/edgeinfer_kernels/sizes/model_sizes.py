@@ -80,8 +80,6 @@ class ModelSizes:
     """The sizes of further draft heads, each a decoder with its own buffers."""
     target_layers: tuple[int, ...] = ()
     """After how many layers of its target a draft head reads hidden states; empty: after the output norm."""
-    cpu_only: bool = False
-    """Whether no GPU runs it, besides blocks without kernels there."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -144,20 +142,26 @@ class ModelSizes:
         return any(self.of_kind(kind) for kind in kinds)
 
     def reads_between(self, layers: int) -> bool:
-        """Whether a draft head reads states between the layers of its target, which has this number."""
-        return any(each < layers for each in self.target_layers)
+        """Whether a draft head reads states between the layers of its target, which has this number, or the
+        target's caches.
+        """
+        return any(each < layers for each in self.target_layers) or bool(self.of_kind(AssistantInputSizes))
 
     @property
     def state_width(self) -> int:
         """Elements of the hidden states of one position that a draft head reads of its target."""
+        for assistant in self.of_kind(AssistantInputSizes):
+            return int(assistant.post.rows)
         return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
 
     def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
         """A draft head on the GPU of a split target, which embeds on the CPU: the head, or the first one that
         shares it, has a copy of the embedding, unless it is the target's output, or the head reads no tokens.
         """
-        if target.embedding is None or not self.reads_prompts:
+        if target.embedding is None or self.of_kind(MedusaHeadSizes):
             return self
+        if self.of_kind(AssistantInputSizes):  # On a GPU it doesn't read its own.
+            return replace(self, embedding=target.embedding)
         if self.shares_embedding or not self.further_heads:
             return replace(self, shares_embedding=False)
         first, *others = self.further_heads
@@ -173,11 +177,6 @@ class ModelSizes:
     def draft_batch(self) -> int:
         """Maximum tokens of a step of a draft head."""
         return HEAD_BATCH if self.reads_prompts else 1
-
-    @property
-    def has_device_kernels(self) -> bool:
-        """Whether a GPU has kernels of all blocks."""
-        return not self.cpu_only and all(block.has_device_kernels for block in self.blocks)
 
     def has_pages(self, positions: int) -> bool:
         """Whether sequences can share caches of this number of positions: there are no recurrent states, and

@@ -231,6 +231,8 @@ class DecodeStep:
 
     def _embed(self, tokens: int) -> Source:
         target, norm = self.target(-1), self.norm_after(-1)
+        if getattr(self._modules[0], "EMBEDS", False):
+            return target
         out, sum_squares = target.activations, target.sum_squares
         self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:

@@ -101,15 +101,18 @@ class DraftSteps:
         """Maximum tokens of a draft."""
         return min(MAX_DRAFTED, 1 + len(self._others)) if self._others else MAX_DRAFTED
 
-    def warm_up(self, widths: Sequence[int]) -> None:
-        """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
+    def warm_up(self, widths: Sequence[int], padded: int = 0) -> None:
+        """Capture the first steps of these numbers of tokens, those that may be `padded` to a number, and all
+        numbers of usual further steps.
+        """
         if not self._cuda:
             return
         for each in (self, *self._others):
             each._steps.set_state([0], 0)
-        for width in widths[:-1]:
+        for width in widths:
             self._captured(("first", width), partial(self.launch_first, width))
-        self._captured(("padded", widths[-1]), partial(self.launch_first, widths[-1], True))
+        if padded:
+            self._captured(("padded", padded), partial(self.launch_first, padded, True))
         for count in range(1, min(PREPARED, self._most)):
             self._captured(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
@@ -228,6 +231,7 @@ class DraftSteps:
             self._probs,
             index,
             repeated,
+            repeated or int(self._space.stays),
             vocabulary,
             slices,
             SLICES=next_power_of_two(slices),

@@ -46,12 +46,12 @@ def token_ids(rows, table, vocabulary, MAPPED: tl.constexpr):
 
 
 @triton.jit
-def _set_next_step(words, following, token, repeated):
-    """Make the last `repeated` tokens of the step of `words`, and this one, those of the next step. They read
-    the first rows of the head's own states.
+def _set_next_step(words, following, token, repeated, back):
+    """Make the last `repeated` tokens of the step of `words`, and this one, those of the next step, which
+    begins `back` positions before the end of this one. They read the first rows of the head's own states.
     """
-    end = step_start(words) + step_tokens(words)
-    start, index = end - repeated, tl.arange(0, POSITIONS_AT)
+    start = step_start(words) + step_tokens(words) - back
+    index = tl.arange(0, POSITIONS_AT)
     tokens = tl.load(words + index, mask=index < repeated, other=0)
     tl.debug_barrier()  # All threads have read the words.
     used = index <= repeated
@@ -64,14 +64,14 @@ def _set_next_step(words, following, token, repeated):
     tl.store(following + (SEQUENCES_AT + 4), repeated + 1)
 
 
-@triton.jit(do_not_specialize=["index", "repeated"])
+@triton.jit(do_not_specialize=["index", "repeated", "back"])
 def draft_token_kernel(
-    keys, masses, words, following, table, ids, probs, index, repeated, vocabulary, slices,
+    keys, masses, words, following, table, ids, probs, index, repeated, back, vocabulary, slices,
     SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The id of the largest logit, the lowest among equals, and its softmax, to `ids` and `probs` at `index`,
     in memory that the host can read. The next step, of the words `following`, gets this token after the
-    `repeated` last ones of this step. The softmax is NaN if a logit is.
+    `repeated` last ones of this step, `back` positions before its end. The softmax is NaN if a logit is.
 
     Reads slices · 12 bytes.
     """
@@ -86,4 +86,4 @@ def draft_token_kernel(
     token = token_ids(ids_of(best), table, vocabulary, MAPPED)
     tl.store(ids + index, token)
     tl.store(probs + index, 1.0 / total)
-    _set_next_step(words, following, token, repeated)
+    _set_next_step(words, following, token, repeated, back)

@@ -1,5 +1,7 @@
 """The states that a draft head on a GPU keeps at the tokens it drafts, for its next step."""
 
+from typing import ClassVar
+
 import torch
 
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -13,6 +15,9 @@ class OwnStates:
     the next step reads them, as it continues a draft. `raw`: they are those after the layer, else after the
     head's norm.
     """
+
+    stays: ClassVar[bool] = False
+    """Whether the tokens of a draft are all processed at the same position."""
 
     def __init__(self, arena: Arena, tokens: int, width: int, *, raw: bool) -> None:
         self.raw = raw
