@@ -98,8 +98,13 @@ def _planned_options(source: ModelSource, plan: MemoryPlan) -> DeviceOptions:
         gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
         sequences=plan.options.sequences if planned_specification(source, plan).is_recurrent else 1,
         kept_states=KEPT_STATES if plan.has_gpu_head else 0,
-        kept_layers=plan.options.draft.target_layers if plan.options.draft is not None else (),
+        kept_layers=kept_layers(plan),
     )
+
+
+def kept_layers(plan: MemoryPlan) -> tuple[int, ...]:
+    """After how many layers a planned draft head reads states; empty: after the output norm, or none."""
+    return () if plan.options.draft is None else plan.options.draft.target_layers
 
 
 @contextmanager

@@ -145,7 +145,12 @@ class ModelSizes:
         """Whether a draft head reads states between the layers of its target, which has this number, or the
         target's caches.
         """
-        return any(each < layers for each in self.target_layers) or bool(self.of_kind(AssistantInputSizes))
+        return any(each < layers for each in self.target_layers) or self.reads_caches
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether it is a draft head that reads caches of its target."""
+        return bool(self.of_kind(AssistantInputSizes))
 
     @property
     def state_width(self) -> int:
@@ -160,13 +165,24 @@ class ModelSizes:
         """
         if target.embedding is None or self.of_kind(MedusaHeadSizes):
             return self
-        if self.of_kind(AssistantInputSizes):  # On a GPU it doesn't read its own.
+        if self.reads_caches:  # On a GPU it doesn't read its own.
             return replace(self, embedding=target.embedding)
-        if self.shares_embedding or not self.further_heads:
-            return replace(self, shares_embedding=False)
-        first, *others = self.further_heads
-        following = replace(first, further_heads=tuple(others)).as_head_of_split(target)
-        return replace(self, further_heads=(replace(following, further_heads=()), *following.further_heads))
+        return self._with_copy("shares_embedding")
+
+    def as_head_of_ranks(self, target: "ModelSizes") -> "ModelSizes":
+        """A draft head on one rank of tensor parallel, which has the target's embedding, but only some rows
+        of its output: the head has a copy of the output, unless that is the embedding.
+        """
+        return self if target.embedding is None else self._with_copy("shares_head")
+
+    def _with_copy(self, name: str) -> "ModelSizes":
+        """The heads with a copy of a matrix that they share with the target, in the first that reads it."""
+        heads = [self, *self.further_heads]
+        for index, head in enumerate(heads):
+            if getattr(head, name):
+                heads[index] = replace(head, **{name: False})
+                break
+        return replace(heads[0], further_heads=tuple(heads[1:]))
 
     @property
     def reads_prompts(self) -> bool:
