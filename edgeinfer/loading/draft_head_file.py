@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -31,6 +31,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -77,7 +78,7 @@ class HeadFile:
             SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
         try:
-            heads = self._heads(source)
+            heads = self.heads(source)
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         if target.gpu is not None:
@@ -98,7 +99,8 @@ class HeadFile:
         width = 1 + source.options.draft_tree_width
         return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
 
-    def _heads(self, source: ModelSource) -> list[DraftHeadModel]:
+    def heads(self, source: ModelSource) -> list[DraftHeadModel]:
+        """All heads of the file, for a target. Raises `UnsupportedModelError`."""
         if is_eagle_file(self.file) or is_assistant_file(self.file):
             return [_reader(self.file)(self.file, source.config, source.weights, source.context)]
         return [
@@ -110,6 +112,7 @@ class HeadFile:
         self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine
     ) -> DraftHead | DeviceAssistant:
         from edgeinfer.loading.gpu_loading import load_gpu_assistant, load_gpu_heads
+        from edgeinfer.loading.tensor.loading import load_tensor_head
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
         kept = kept_state_bytes(heads[0].sizes)
@@ -117,7 +120,11 @@ class HeadFile:
             if heads[0].target_caches:
                 assistant = load_gpu_assistant(heads[0], source, target)
                 return DeviceAssistant(assistant, target.engine, assistant.nbytes + kept, self.close)
-            loaded = load_gpu_heads(heads, source, target)
+            loaded: Any = (
+                load_tensor_head(self.file.origin if self.own_file else None, target)
+                if isinstance(target.placed, TensorPlan)
+                else load_gpu_heads(heads, source, target)
+            )
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept

@@ -126,19 +126,31 @@ def _gpu_shard_of(target: LoadedEngine) -> tuple[CudaBackend, Gpu]:
 
 
 def load_gpu_heads(heads: Sequence[DraftHeadModel], source: ModelSource, target: LoadedEngine) -> CudaBackend:
-    """The draft heads of a file on the GPU of their target, whose embedding and output they read there. Next
-    to a split target they have copies of an embedding that is on the CPU.
+    """The draft heads of a file on the GPU of their target.
 
     Raises:
         GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
     backend, gpu = _gpu_shard_of(target)
-    loaded, table = list[CudaBackend](), backend.table
+    loaded = gpu_heads(heads, source, backend, target.placed.options.chunk)
+    return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+
+
+def gpu_heads(
+    heads: Sequence[DraftHeadModel], source: ModelSource, backend: CudaBackend, chunk: int
+) -> CudaBackend:
+    """The draft heads of a file next to the part of their target that is on a GPU. They read its embedding
+    and its output there; if it has none, or only rows of the output, they have one copy together.
+
+    Raises as `load_gpu_heads`, but compiles nothing.
+    """
+    loaded, table, output = list[CudaBackend](), backend.table, backend.output
     try:
         for head in heads:
-            shared = backend.as_target(None if head.own_embedding else table, output=not head.own_output)
-            options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
+            shared = backend.as_target(
+                None if head.own_embedding else table, None if head.own_output else output
+            )
             kind = CudaBackend if loaded or len(heads) == 1 else FirstHead
             with _refusals(source):
                 own = kind(
@@ -146,11 +158,12 @@ def load_gpu_heads(heads: Sequence[DraftHeadModel], source: ModelSource, target:
                     head.weights,
                     pool_positions(source.context, 1),
                     backend.device,
-                    options,
+                    DeviceOptions(kv=source.options.kv, chunk=chunk, target=shared),
                     tuning=backend.step.tuning,
                 )
             loaded.append(own)
             table = table or (None if head.own_embedding else own.table)
+            output = output or (None if head.own_output else own.output)
     except BaseException:
         for each in loaded:
             each.close()
@@ -158,16 +171,21 @@ def load_gpu_heads(heads: Sequence[DraftHeadModel], source: ModelSource, target:
     first = loaded[0]
     if isinstance(first, FirstHead):
         first.lead(loaded[1:])
-    return warmed_up(first, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
+    return first
 
 
 def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
     """Medusa heads on the GPU of their target. Raises as `load_gpu_heads`."""
     backend, gpu = _gpu_shard_of(target)
+    return _warmed_up_head(gpu_medusa(heads, source, backend), gpu)
+
+
+def gpu_medusa(heads: MedusaModel, source: ModelSource, backend: CudaBackend) -> MedusaBackend:
+    """As `gpu_heads`, of Medusa heads."""
     context, launches = pool_positions(source.context, 1), backend.step.launches
-    shared = backend.as_target(backend.step.model.embedding, output=False)
+    shared = backend.as_target(launches.model.embedding, None)
     with _refusals(source):
-        loaded = MedusaBackend(
+        return MedusaBackend(
             heads.spec,
             heads.weights,
             context,
@@ -176,7 +194,6 @@ def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngin
             launches.tuning,
             dependent=launches.dependent,
         )
-    return _warmed_up_head(loaded, gpu)
 
 
 def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> AssistantBackend:
@@ -184,7 +201,7 @@ def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: Loaded
     backend, gpu = _gpu_shard_of(target)
     launches = backend.step.launches
     own = head.with_embedding_of(target.engine.specification, source.weights.token_embd)
-    shared = backend.as_target(backend.table, output=False, caches=head.target_caches)
+    shared = backend.as_target(backend.table, None, head.target_caches)
     with _refusals(source):
         loaded = AssistantBackend(
             own.spec,

@@ -17,10 +17,6 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
 
-HEAD_ON_RANKS = (
-    "tensor parallel divides the caches that this draft head reads: using prompt lookup instead; "
-    "device='cuda:0' uses the head if that GPU holds the model"
-)
 HEAD_ON_LAYERS = (
     "this draft head reads hidden states or caches of layers that are on other GPUs: using prompt lookup "
     "instead; device='cuda:0' uses the head if that GPU holds the model"
@@ -103,12 +99,9 @@ def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | Non
     def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
 
-    head, note = request.draft, NO_HEAD
-    if head is not None and head.is_draft_head:
-        head = None if head.reads_caches else head.as_head_of_ranks(request.sizes)
-        note = NO_HEAD if head else HEAD_ON_RANKS
+    head = request.draft.as_head_of_ranks(request.sizes) if request.draft else None
     try:
-        return with_draft_head(request, planned, head, note)
+        return with_draft_head(request, planned, head, NO_HEAD)
     except PlanError as error:
         if request.split == "auto":
             return None

@@ -342,19 +342,28 @@ class CudaBackend(DeviceStateBackend):
         is_here = not self._options.stages or self._weights.token_embd is self._weights.output
         return self._parts.model.embedding if is_here else None
 
+    @property
+    def output(self) -> DeviceMatrix | None:
+        """The output on the device, if all of its rows are here; a rank of tensor parallel has it only if it
+        is the embedding.
+        """
+        model, part = self._parts.model, self._options.part
+        if part is None:
+            return model.head
+        return model.embedding if part.is_tied else None
+
     def as_target(
         self,
         embedding: DeviceMatrix | None,
-        *,
-        output: bool,
+        output: DeviceMatrix | None,
         caches: Mapping[BlockIndex, BlockIndex] | None = None,
     ) -> HeadTarget:
-        """This model as the target of a draft head, which reads this `embedding`, its output, or both;
-        `caches`: the blocks of the head that read a cache, and whose.
+        """This model as the target of a draft head, which reads this `embedding` and this `output`, None: its
+        own. `caches`: the blocks of the head that read a cache, and whose.
         """
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(embedding, model.head if output else None, kept.rows, model.caches_of(caches or {}))
+        return HeadTarget(embedding, output, kept.rows, model.caches_of(caches or {}))
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,

@@ -1,6 +1,6 @@
 """The sizes of a decoder without its weights, from which all byte counts are computed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -167,20 +167,28 @@ class ModelSizes:
             return self
         if self.reads_caches:  # On a GPU it doesn't read its own.
             return replace(self, embedding=target.embedding)
-        return self._with_copy("shares_embedding")
+        return self._first_of_heads(
+            lambda head: head.shares_embedding, lambda head: replace(head, shares_embedding=False)
+        )
 
     def as_head_of_ranks(self, target: "ModelSizes") -> "ModelSizes":
         """A draft head on one rank of tensor parallel, which has the target's embedding, but only some rows
         of its output: the head has a copy of the output, unless that is the embedding.
         """
-        return self if target.embedding is None else self._with_copy("shares_head")
+        if target.embedding is None:
+            return self
+        return self._first_of_heads(
+            lambda head: head.shares_head, lambda head: replace(head, shares_head=False)
+        )
 
-    def _with_copy(self, name: str) -> "ModelSizes":
-        """The heads with a copy of a matrix that they share with the target, in the first that reads it."""
+    def _first_of_heads(
+        self, found: Callable[["ModelSizes"], bool], changed: Callable[["ModelSizes"], "ModelSizes"]
+    ) -> "ModelSizes":
+        """The heads, with the first one of a kind changed."""
         heads = [self, *self.further_heads]
         for index, head in enumerate(heads):
-            if getattr(head, name):
-                heads[index] = replace(head, **{name: False})
+            if found(head):
+                heads[index] = changed(head)
                 break
         return replace(heads[0], further_heads=tuple(heads[1:]))
 

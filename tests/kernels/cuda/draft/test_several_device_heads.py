@@ -73,7 +73,7 @@ def heads(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterat
         read = [read_draft_head(file, config, weights, factors, head=head) for head in range(HEADS)]
         kept = DeviceOptions(chunk=CHUNK, kept_states=KEPT_STATES, kept_layers=read[0].target_layers)
         target = on_device(spec, weights, device, kept)
-        own = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, output=False))
+        own = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, None))
         first = FirstHead(
             read[0].spec, read[0].weights, 64, torch.device(device), own, tuning=target.step.tuning
         )

@@ -1,4 +1,4 @@
-"""Draft heads of models on two GPUs: with layers on each the head is on the last one."""
+"""Draft heads of models with consecutive layers on two GPUs: they are on the last one."""
 
 from collections.abc import Callable
 from dataclasses import replace
