@@ -75,7 +75,6 @@ def draft_token_kernel(
 
     Reads slices · 12 bytes.
     """
-    release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     piece = tl.arange(0, SLICES)
     own = tl.load(keys + piece, mask=piece < slices, other=NO_KEY)
@@ -87,3 +86,4 @@ def draft_token_kernel(
     tl.store(ids + index, token)
     tl.store(probs + index, 1.0 / total)
     _set_next_step(words, following, token, repeated, back)
+    release_consumers(DEPENDENT)  # Attention reads the cached length of the next step before it waits.
