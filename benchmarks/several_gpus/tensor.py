@@ -2,6 +2,7 @@
 
 python benchmarks/several_gpus/tensor.py --models llama-3.3-70b:20:Q4_K_M,llama-3.1-8b:32:Q4_K_M \
     --llama-bench PATH
+python benchmarks/several_gpus/tensor.py --models qwen3-30b-a3b:24:Q4_K_M --settings one,half,tensor,halves
 
 Each setting is loaded alone. "logits": the distance of the last logits after the prompt from those of one
 GPU, over their length. With --smoke, or without two GPUs, the built-in model runs on what is here, and the
@@ -25,7 +26,7 @@ from edgeinfer.benchmarking.measuring import SEED
 from edgeinfer.benchmarking.tables import NOTHING, markdown, shown_rate
 from edgeinfer.benchmarking.timings import BEST_DECILE, MEDIAN, Timings
 from edgeinfer.benchmarking.workloads import Workload, needed_context, random_ids
-from edgeinfer.errors import EdgeInferError
+from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.loading import load
 from edgeinfer.loading.tensor import loading as tensor_loading
 from edgeinfer.planning.model_plan import plan_model
@@ -36,7 +37,17 @@ from harness.cuda_runs import workload_seconds
 from harness.llama_bench import LlamaBench
 
 HEAD = ("model", "test", "setting", "best decile t/s", "median t/s", "of one GPU", "planned t/s", "logits")
-TORCH_SUMS = "2 GPUs, tensor, torch's sums"
+SETTINGS = {
+    "one": "1 GPU",
+    "half": "1 GPU, half the bytes, and the CPU",
+    "layers": "2 GPUs, layers",
+    "tensor": "2 GPUs, tensor",
+    "torch": "2 GPUs, tensor, torch's sums",
+    "halves": "2 GPUs of half the bytes, tensor",
+    "unequal": "2 GPUs, budgets 3:1, tensor",
+}
+OWN_BYTES = 1536 << 20
+"""What each of two GPUs needs besides its part."""
 LAYERS_SHARE = 0.62
 """Budget of each GPU, of the bytes on one, with which neither holds the model alone."""
 LLAMA_CPP = {"llama.cpp, 1 GPU": "none", "llama.cpp, layer": "layer", "llama.cpp, tensor": "tensor"}
@@ -61,13 +72,18 @@ class TensorSuite:
     workloads: Sequence[Workload]
     gpus: Sequence[int]
     """Indices of two, or none: the built-in model on what is here."""
+    settings: Sequence[str]
 
     def rows(self, path: Path) -> Iterator[list[str]]:
         """The rows of a model under HEAD."""
         found: list[Measured] = []
         for name, options in self._settings(path):
-            tensor_loading.SUMS = "torch" if name == TORCH_SUMS else "auto"
-            found.append(self._ours(path, name, options))
+            tensor_loading.SUMS = "torch" if name == SETTINGS["torch"] else "auto"
+            try:
+                found.append(self._ours(path, name, options))
+            except EdgeInferError as error:
+                print(f"{name}: {error}", file=sys.stderr, flush=True)
+                continue
             yield from self._cells(path.stem, found[0], found[-1])
         for name, mode in LLAMA_CPP.items() if self.program else ():
             theirs = self._theirs(path, name, mode)
@@ -79,13 +95,20 @@ class TensorSuite:
             yield "what is here", {"device": "auto"}
             return
         one, both = f"cuda:{self.gpus[0]}", ",".join(f"cuda:{index}" for index in self.gpus)
-        yield "1 GPU", {"device": one}
         context = needed_context(self.workloads) + 1
         held = plan_model(path, context=context, device=one, draft=None).plan.bytes_on("gpu")
-        budget = int(LAYERS_SHARE * held)
-        yield "2 GPUs, layers", {"device": both, "split": "layers", "vram": (budget, budget)}
-        for name in ("2 GPUs, tensor", TORCH_SUMS):
-            yield name, {"device": both, "split": "tensor"}
+        part, half, quarter = int(LAYERS_SHARE * held), held // 2, held // 4 + OWN_BYTES
+        tensor: dict[str, Any] = {"device": both, "split": "tensor"}
+        options: dict[str, dict[str, Any]] = {
+            "one": {"device": one},
+            "half": {"device": one, "vram": half},
+            "layers": {"device": both, "split": "layers", "vram": (part, part)},
+            "tensor": tensor,
+            "torch": tensor,
+            "halves": {**tensor, "vram": (half + OWN_BYTES, half + OWN_BYTES)},
+            "unequal": {**tensor, "vram": (3 * quarter, quarter)},
+        }
+        yield from ((SETTINGS[name], options[name]) for name in self.settings)
 
     def _ours(self, path: Path, name: str, options: dict[str, Any]) -> Measured:
         context = needed_context(self.workloads) + 1
@@ -147,6 +170,9 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument("--folder", type=Path, help="keep the random files there")
     parser.add_argument("--gpus", default="0,1", help="indices (%(default)s)")
+    parser.add_argument(
+        "--settings", default="one,layers,tensor,torch", help=f"of {', '.join(SETTINGS)} (%(default)s)"
+    )
     parser.add_argument("--repetitions", type=int, default=5, help="(%(default)s)")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to check that it runs")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
@@ -156,7 +182,11 @@ def main() -> None:
     gpus = here if len(here) > 1 else ()
     generated, prompt = (8, 32) if options.smoke else (128, 512)
     workloads = [Workload("generate", generated, 0), Workload("prompt", prompt, 0)]
-    suite = TensorSuite(options.llama_bench, 2 if options.smoke else options.repetitions, workloads, gpus)
+    settings = suites.words(options.settings)
+    if wrong := sorted(set(settings) - set(SETTINGS)):
+        raise SettingError(f"--settings: saw {wrong[0]!r}, wanted some of {', '.join(SETTINGS)}")
+    repetitions = 2 if options.smoke else options.repetitions
+    suite = TensorSuite(options.llama_bench, repetitions, workloads, gpus, settings)
     models = ("tiny",) if options.smoke or not gpus else suites.words(options.models)
     devices = [f"cuda:{index}" for index in gpus] or ["cpu", "cpu"]
     sections = [("Sums over the devices", sums_table(devices))]

@@ -38,6 +38,7 @@ from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
+from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
 from edgeinfer_kernels.cuda.trees.path_steps import PathSteps
 from edgeinfer_kernels.cuda.trees.tree_words import tree_rows
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
@@ -153,6 +154,9 @@ class CudaBackend(DeviceStateBackend):
         if self._collective is not None:
             workspace.y = self._collective.shared(workspace.y)
             self._parts.prefill.collective = self._collective
+            if len(model.blocks) % BUFFERS == 0:
+                sums = self._collective.chunk_sums(self.batch, model.spec.hidden_size)
+                self._parts.prefill.sums = sums
         self.step = DecodeStep(launches, step_exchange, self._collective)
         slots = model.spec.slots if any(block.residual.block.recurrent for block in model.blocks) else 0
         self._sequences = DeviceSequences(self._options.sequences, model.context, slots)

@@ -20,7 +20,7 @@ class PeerSumsRank:
         with current(device):
             join_group(device, store, self.rank, ranks)
             collective = TorchCollective(device)
-            seconds, rate = sum_speed(collective, device)
+            seconds, rate = sum_speed(collective, TorchCollective(device, store, "auto"), device)
         self._figures = {
             "sum_seconds": seconds,
             "bytes_per_second": rate,

@@ -362,7 +362,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         h = ScaledRows(space.queries[: attn_out.numel()].view(attn_out.shape), prompt.products.scales(tokens))
         norm_rows(attn_out, w.sub_norm.spec, w.sub_norm.weight, None, h.rows, h.scales)
         attn_out, scales = h.rows, h.scales
-    y = prompt.products.product(attn_out, w.output)
+    y = prompt.result(attn_out, scales, w.output, w.output_bias)
     prompt.add(chunk, number, y, w.output_bias, scales)
 
 

@@ -215,11 +215,13 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         y, scales = prompt.products.dense(spec.activation, part, chunk.h)
         prompt.add_part(chunk, number, y, scales, part.down_bias)
     if parts:
-        y, scales = prompt.products.dense(spec.activation, parts[-1], chunk.h)
+        last = parts[-1]
+        inner = prompt.products.hidden_of(spec.activation, last, chunk.h)
+        y = prompt.result(inner.rows, inner.scales, last.down, last.down_bias)
     prompt.report_hidden(block.index.layer)
     if stage:
         stage.receive(chunk.x, chunk.start)
     if parts:
-        prompt.add(chunk, number, y, parts[-1].down_bias, scales)
+        prompt.add(chunk, number, y, last.down_bias, inner.scales)
     else:
         prompt.apply_next_norm(chunk, number)

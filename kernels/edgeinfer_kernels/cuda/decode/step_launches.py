@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted, embedding_args
+from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS
 from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
@@ -37,10 +38,6 @@ from edgeinfer_kernels.cuda.weights.plane_formats import Tile
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
     from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
-
-
-MAX_PEER_POLLS = 1 << 30
-"""Minutes: a rank may compile kernels first; if one has ended, the model's process ends all."""
 
 
 class StepLaunches:

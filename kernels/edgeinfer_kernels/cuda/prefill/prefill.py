@@ -29,9 +29,12 @@ from edgeinfer_kernels.cuda.prefill.prefill_experts import PrefillExperts
 from edgeinfer_kernels.cuda.prefill.prefill_matmul import Products
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, add_norm_rows, norm_rows
 from edgeinfer_kernels.cuda.prefill.prompt_blocks import PromptBlock, device_blocks
+from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix
+from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_rows_kernel
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
 from edgeinfer_kernels.sizes.cuda_buffers import SEQUENCES_AT, STATE_WORDS, STATES_AT
@@ -101,6 +104,8 @@ class Prefill:
         """The CPU stages of a split model."""
         self.collective: Collective | None = None
         """Of a rank of tensor parallel."""
+        self.sums: ChunkSums | None = None
+        """Those of the collective for blocks of a chunk; None: it adds up a whole result."""
         self.kept: StateRing | None = None
         """The states of the last positions, for a draft head."""
         self.chunk = chunk
@@ -198,6 +203,8 @@ class Prefill:
         """Launch the kernels of a chunk; in a split model, with the exchanges between them."""
         x, exchange, layers = chunk.x, chunk.exchange, self.model.layers
         self._ones.fill_(1.0)
+        if self.sums is not None:
+            self.sums.begin()
         if self.exchange is None:
             self._embed(x)
         self.apply_next_norm(chunk, -1)
@@ -278,13 +285,48 @@ class Prefill:
     ) -> None:
         """x += residual_scale · post_norm(scales · y + bias) of block `number`; then the next norm."""
         if self.collective is not None:
-            _sum_up(self.collective, y, bias, scales)
+            self._finish_sum(self.collective, y, bias, scales)
             bias = scales = None
         block, (norm, is_applied) = chunk.blocks[number], self._norm_after(chunk, number)
         rows = ScaledRows(y, self._ones[: len(chunk.x)] if scales is None else scales)
         post_norm = NextNorm.of_result(block.residual, block.norms)
         scale, out = block.residual.residual_scale, chunk.h if is_applied else None
         add_norm_rows(chunk.x, rows, bias, post_norm, scale, norm, out)
+
+    def result(
+        self, rows: Tensor, scales: Tensor | None, matrix: DeviceMatrix, bias: Tensor | None
+    ) -> Tensor:
+        """The product of rows and a matrix that ends a block, for `add` with these scales and bias.
+
+        With tensor parallel its columns are added up over the ranks while the next ones are computed.
+        """
+        if self.sums is None or isinstance(matrix, ColumnMatrix):
+            return self.products.product(rows, matrix)
+        tokens = len(rows)
+        total = self.products.floats(tokens, matrix.shapes.rows)
+        own = self.sums.rows(tokens, scales if bias is None else None)
+        at_once = self.sums.columns_at_once(tokens)
+        for first, count in self.products.by_columns(rows, matrix, own, at_once):
+            if bias is not None:
+                _apply(own[:, first : first + count], bias[first : first + count], scales)
+            self.sums.add_up(first, count, total)
+        return total
+
+    def _finish_sum(
+        self, collective: Collective, y: Tensor, bias: Tensor | None, scales: Tensor | None
+    ) -> None:
+        """y = Σ scales · y + bias over the ranks, whose scales differ; the bias is that of one of them. The
+        sum of a `result` has begun.
+        """
+        if self.sums is None:
+            _apply(y, bias, scales)
+            collective.add_up(y)
+            return
+        if not self.sums.has_begun(y):
+            own = self.sums.rows(len(y), None)
+            _apply(own.copy_(y), bias, scales)
+            self.sums.add_up(0, y.shape[1], y)
+        self.sums.finish()
 
     def add_part(self, chunk: Chunk, number: int, y: Tensor, scales: Tensor, bias: Tensor | None) -> None:
         """x += residual_scale · (scales · y + bias) of a part of block `number`."""
@@ -310,10 +352,9 @@ class Prefill:
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias), True
 
 
-def _sum_up(collective: Collective, y: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
-    """y = Σ scales · y + bias over the ranks, whose scales differ; the bias is that of one of them."""
+def _apply(y: Tensor, bias: Tensor | None, scales: Tensor | None) -> None:
+    """y = scales · y + bias."""
     if scales is not None:
         y *= scales[:, None]
     if bias is not None:
         y += bias[: y.shape[1]]
-    collective.add_up(y)

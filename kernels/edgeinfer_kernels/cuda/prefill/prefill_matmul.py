@@ -81,14 +81,27 @@ class Products:
         """out (tokens, outputs) float32 = rows (tokens, columns) float16 · the matrix transposed."""
         if isinstance(matrix, ColumnMatrix):
             self._multiply_columns(rows, matrix, out)
-            return
-        if isinstance(matrix, StreamedMatrix) and matrix.order_in_memory == "columns":
+        elif isinstance(matrix, StreamedMatrix) and matrix.order_in_memory == "columns":
             self._multiply_by_neuron(rows, matrix, out)
-            return
-        for first, weights in self._slices(matrix, ROWS_PER_GROUP):
+        else:
+            for _ in self.by_columns(rows, matrix, out, matrix.shapes.rows):
+                pass
+
+    def by_columns(
+        self, rows: Tensor, matrix: DeviceMatrix, out: Tensor, at_once: int
+    ) -> Iterator[tuple[int, int]]:
+        """As `multiply`; yields (first column, number of columns) of `out` when they are computed, about
+        `at_once` of them, or all if the matrix has an adapter.
+        """
+        loras = adapted(self.lora, (matrix,))
+        for first, weights in self._slices(matrix, ROWS_PER_GROUP, at_once):
             _matrix_product(rows, weights, out[:, first : first + len(weights)])
-        for lora in adapted(self.lora, (matrix,)):
+            if not loras:
+                yield first, len(weights)
+        for lora in loras:
             lora.add(rows, out)
+        if loras:
+            yield 0, matrix.shapes.rows
 
     def _multiply_by_neuron(self, rows: Tensor, matrix: StreamedMatrix, out: Tensor) -> None:
         """The same with down by neuron: each slice of neurons adds its share of all outputs."""
@@ -132,14 +145,20 @@ class Products:
             heads = slice(first // outputs, (first + len(weights)) // outputs)
             _head_products(rows[:, heads], weights.unflatten(0, (-1, outputs)), out[:, heads])
 
-    def _slices(self, matrix: DeviceMatrix, multiple: int) -> Iterator[tuple[int, Tensor]]:
-        """(first row, rows dequantized to float16) of a matrix, slice by slice; whole multiples of rows."""
+    def _slices(
+        self, matrix: DeviceMatrix, multiple: int, at_once: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(first row, rows dequantized to float16) of a matrix, slice by slice; whole multiples of rows, on
+        the GPU about `at_once`.
+        """
         if isinstance(matrix, StreamedMatrix):
             yield from self._streamed_slices(matrix, multiple)
             return
         shapes = matrix.shapes
         columns = shapes.columns
         step = self.rows_at_once(columns, multiple)
+        if at_once is not None:
+            step = min(step, max(1, at_once // multiple) * multiple)
         for first in range(0, shapes.rows, step):
             count = min(step, shapes.rows - first)
             weights = self.scratch[: count * columns].view(count, columns)
@@ -198,6 +217,11 @@ class Products:
         """down · hidden without its bias, (tokens, hidden_size) float32, and the row scales that remain to be
         multiplied. Both are overwritten by the next matmul.
         """
+        inner = self.hidden_of(activation, w, h)
+        return self.product(inner.rows, w.down), inner.scales
+
+    def hidden_of(self, activation: Activation, w: "DeviceFeedForward", h: ScaledRows) -> ScaledRows:
+        """The hidden rows of a feed-forward, which the next one overwrites."""
         tokens, hidden = len(h.rows), w.neurons
         both = self.floats(2, tokens, hidden)
         up, gate = both[0], None
@@ -215,7 +239,7 @@ class Products:
             activation_norm_rows(gate, up, w.gate_bias, w.up_bias, h.scales, activation, w.sub_norm, inner)
         if self.kept is not None:
             self.kept.append(inner.rows[:: -(-tokens // KEPT_TOKENS)].to("cpu", copy=True))
-        return self.product(inner.rows, w.down), inner.scales
+        return inner
 
     def stacked(self, rows: Tensor, stack: Stack) -> Tensor:
         """rows (tokens, columns) float16 · each matrix of the stack, side by side, float32.

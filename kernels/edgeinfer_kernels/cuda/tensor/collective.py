@@ -4,6 +4,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
 from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
 
 
@@ -20,6 +21,10 @@ class Collective(Protocol):
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
         """The sum over the ranks of the first rows of a `shared` buffer."""
+        ...
+
+    def chunk_sums(self, tokens: int, columns: int) -> ChunkSums | None:
+        """What adds up the results of chunks of up to `tokens`; None: `add_up`."""
         ...
 
     def add_up(self, rows: Tensor) -> None:
@@ -46,6 +51,9 @@ class Alone:
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
         return rows
+
+    def chunk_sums(self, tokens: int, columns: int) -> ChunkSums | None:
+        """Nothing is added up."""
 
     def add_up(self, rows: Tensor) -> None:
         """There are no other ranks."""

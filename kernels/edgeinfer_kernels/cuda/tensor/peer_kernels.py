@@ -1,35 +1,11 @@
-"""The sum over the ranks of tensor parallel, in the kernel that adds a block's result to x and normalizes it.
-
-Each rank reads the others' partial sums from their memory, after all have raised a number there.
-"""
+"""A sum over the ranks of tensor parallel, in the kernel that adds a result to x and normalizes it."""
 
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.tensor.peer_columns import meet
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
-
-
-@triton.jit
-def _meet(peers, token, POLLS: tl.constexpr):
-    """Raise this rank's number of the token in the memory of all ranks, and wait for theirs in its own.
-
-    Partial sums that were written before are then visible to the others. After POLLS polls it waits no more.
-    """
-    RANKS: tl.constexpr = len(peers.arrived)
-    number = tl.load(peers.numbers + token) + 1
-    tl.debug_barrier()
-    tl.store(peers.numbers + token, number)
-    for other in tl.static_range(RANKS):
-        at = peers.arrived[other] + peers.rank * peers.tokens + token
-        tl.atomic_xchg(at, number, sem="release", scope="sys")
-    for other in tl.static_range(RANKS):
-        at = peers.arrived_here + other * peers.tokens + token
-        seen = tl.atomic_add(at, 0, sem="acquire", scope="sys")
-        polls = 0
-        while (seen < number) & (polls < POLLS):
-            seen = tl.atomic_add(at, 0, sem="acquire", scope="sys")
-            polls += 1
 
 
 @triton.jit
@@ -57,7 +33,7 @@ def sum_norm_kernel(
     if NORM.has_norm:
         norm_loaded = load_norm(norm, inside, column, NORM.has_bias)
     wait_for_producers(DEPENDENT)
-    _meet(peers, token, POLLS)
+    meet(peers, token, POLLS)
     at = token * stride + column
     value = tl.load(peers.rows[0] + at, mask=inside, other=0.0)
     for other in tl.static_range(1, RANKS):

@@ -20,12 +20,15 @@ class PeerRows:
     """
 
     def __init__(self, tokens: int, columns: int, device: torch.device, store: str) -> None:
-        self._tokens, self.rank, self.ranks = tokens, dist.get_rank(), dist.get_world_size()
+        self.tokens, self.rank, self.ranks = tokens, dist.get_rank(), dist.get_world_size()
         sums = BUFFERS * 4 * tokens * columns
-        numbers = -(-sums // ALIGNMENT) * ALIGNMENT
+        scales = _aligned(sums)
+        numbers = _aligned(scales + BUFFERS * 4 * tokens)
         nbytes = numbers + 8 * self.ranks * tokens
         self._held, memory = _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
         self._all = [each[:sums].view(torch.float32).view(BUFFERS, tokens, columns) for each in memory]
+        ends = scales + BUFFERS * 4 * tokens
+        self._scales = [each[scales:ends].view(torch.float32).view(BUFFERS, tokens) for each in memory]
         self._arrived = [each[numbers:].view(torch.int64) for each in memory]
         self._numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
 
@@ -33,11 +36,19 @@ class PeerRows:
         """The buffer in which this rank writes the partial sums of sum `number` of a step."""
         return self._all[self.rank][number % BUFFERS]
 
+    def own_scales(self, number: int) -> Tensor:
+        """The scales of the rows in `own`, (tokens,)."""
+        return self._scales[self.rank][number % BUFFERS]
+
     def args(self, number: int) -> PeerArgs:
         """What the kernel of sum `number` needs."""
-        rows = tuple(each[number % BUFFERS] for each in self._all)
+        rows, scales = (tuple(each[number % BUFFERS] for each in of) for of in (self._all, self._scales))
         arrived = tuple(self._arrived)
-        return PeerArgs(rows, arrived, arrived[self.rank], self._numbers, self.rank, self._tokens)
+        return PeerArgs(rows, arrived, arrived[self.rank], self._numbers, self.rank, self.tokens, scales)
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
 def _on_gpus(nbytes: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:

@@ -8,20 +8,33 @@ from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective
 from edgeinfer_kernels.cuda.tuning.step_timer import replay_seconds
 
-STEP_FLOATS, PROMPT_FLOATS = 4096, 4 << 20
-"""The hidden states of a token of an 8B, and of a chunk of 512 tokens of a 70B."""
+STEP_FLOATS, PROMPT_TOKENS, PROMPT_FLOATS = 4096, 512, 8192
+"""The hidden states of a token of an 8B, and of a chunk of a 70B."""
 SUMS_PER_GRAPH, REPLAYS, ROUNDS = 64, 8, 3
 
 
-def sum_speed(collective: TorchCollective, device: torch.device) -> tuple[float, float]:
-    """Seconds of a sum of a step, and bytes per second of a large one. All ranks measure together."""
+def sum_speed(
+    collective: TorchCollective, chunks: TorchCollective, device: torch.device
+) -> tuple[float, float]:
+    """Seconds of a sum of a step, and bytes per second of one of a chunk by `chunks`. All ranks measure
+    together.
+    """
     step = collective.shared(torch.zeros((1, STEP_FLOATS), dtype=torch.float32, device=device))
-    prompt = torch.zeros((1, PROMPT_FLOATS), dtype=torch.float32, device=device)
+    prompt = torch.zeros((PROMPT_TOKENS, PROMPT_FLOATS), dtype=torch.float32, device=device)
+    sums = chunks.chunk_sums(*prompt.shape)
     if device.type != "cuda":
         seconds = [_timed(collective, rows) for rows in (step, prompt)]
         return seconds[0], prompt.nbytes / seconds[1]
     graphs = []
-    for run in (lambda: collective.sum_of_step(step), lambda: collective.add_up(prompt)):
+
+    def add_up() -> None:
+        if sums is None:
+            collective.add_up(prompt)
+        else:
+            sums.add_up(0, PROMPT_FLOATS, prompt)
+            sums.finish()
+
+    for run in (lambda: collective.sum_of_step(step), add_up):
         run()
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()

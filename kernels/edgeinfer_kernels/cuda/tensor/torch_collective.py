@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.driver import list_links
+from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
 from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
 from edgeinfer_kernels.cuda.tensor.peer_trial import peers_add_up
 
@@ -60,7 +61,7 @@ class TorchCollective:
 
     def shared(self, rows: Tensor) -> Tensor:
         if self._tries_peers:
-            self.peers = self._tried_peers(*rows.shape)
+            self.peers = self._tried_peers(*rows.shape, self._store)
             if self.peers is not None:
                 return self.peers.own(0)
         if not self._symmetric:
@@ -73,11 +74,15 @@ class TorchCollective:
         self._out = torch.zeros_like(rows)
         return held
 
-    def _tried_peers(self, tokens: int, columns: int) -> PeerRows | None:
+    def chunk_sums(self, tokens: int, columns: int) -> ChunkSums | None:
+        peers = self._tried_peers(tokens, columns, f"{self._store}.chunk") if self._tries_peers else None
+        return None if peers is None else ChunkSums(peers, self.device)
+
+    def _tried_peers(self, tokens: int, columns: int, store: str) -> PeerRows | None:
         """Buffers that all ranks read with the right sums; None: on some rank they don't work."""
         peers, works = None, False
         with suppress(RuntimeError, ImportError, AttributeError, TypeError):
-            peers = PeerRows(tokens, columns, self.device, self._store)
+            peers = PeerRows(tokens, columns, self.device, store)
         if not _all_agree(peers is not None, self.device):
             return None
         assert peers is not None

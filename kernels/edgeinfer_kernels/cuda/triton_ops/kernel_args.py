@@ -28,7 +28,8 @@ class NormArgs(NamedTuple):
 class PeerArgs(NamedTuple):
     """Partial sums of each rank of tensor parallel, (tokens, columns) float32, and the numbers of their
     tokens: `arrived` (ranks, tokens) int64 in the memory of each rank, `arrived_here` that of this `rank`;
-    `numbers` (tokens,) int64 counts its sums.
+    `numbers` (tokens,) int64 counts its sums. `scales` (tokens,) float32 of each rank are those of a chunk's
+    rows, which steps don't have.
     """
 
     rows: tuple[Any, ...]
@@ -37,6 +38,7 @@ class PeerArgs(NamedTuple):
     numbers: Any
     rank: Any
     tokens: Any
+    scales: tuple[Any, ...]
 
 
 class RecentArgs(NamedTuple):

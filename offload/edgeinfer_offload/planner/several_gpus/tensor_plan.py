@@ -96,7 +96,7 @@ def _plan_of(
     shares: tuple[float, ...],
 ) -> TensorPlan:
     parts, host = [], _draft_rank(machine, vram, shares)
-    used = RANK_BYTES + exchange_bytes(sizes, shares)
+    used = RANK_BYTES + exchange_bytes(sizes, shares, options.chunk)
     for rank, budget in enumerate(vram):
         here, own = alone_on(machine, options, rank, None if budget is None else budget - used)
         own = own if rank == host else replace(own, draft=None)

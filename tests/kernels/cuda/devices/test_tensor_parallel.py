@@ -36,6 +36,12 @@ MODELS: dict[str, tuple[RandomModel, tuple[float, ...], Sums]] = {
     "llama, 3:1": (replace(ZOO["llama"], layers=2, kv_heads=4, heads=8), (3.0, 1.0), "torch"),
     "qwen3, peer memory": (replace(ZOO["qwen3"], layers=2), (1.0, 1.0), "peers"),
     "experts and a shared one": (replace(ZOO["qwen2moe"], layers=2), (1.0, 1.0), "torch"),
+    "experts, peer memory": (replace(ZOO["qwen2moe"], layers=2), (1.0, 1.0), "peers"),
+    "biases, peer memory": (
+        replace(ZOO["llama-tied-biases"], layers=2, biases=("attn_q", "attn_output")),
+        (1.0, 1.0),
+        "peers",
+    ),
     "tied, biases": (
         replace(ZOO["llama-tied-biases"], layers=2, biases=("attn_q", "attn_output")),
         (1.0, 1.0),
