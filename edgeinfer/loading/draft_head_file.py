@@ -12,7 +12,7 @@ from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.layers.assistant_head import is_assistant_file, read_assistant_head
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_head
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel, head_count, read_draft_head
 from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -55,13 +55,14 @@ class HeadFile:
         own_file = file is not target
         try:
             tables = read_weights(target, config, shapes_only=True)
-            sizes = _reader(file)(file, config, tables, shapes_only=True).sizes
+            read = _reader(file)
+            sizes = read(file, config, tables, shapes_only=True).sizes
             others = [
                 read_draft_head(file, config, tables, head=index, shapes_only=True).sizes
-                for index in range(1, 1 if own_file else config.draft_heads)
+                for index in range(1, head_count(file, config) if read is read_draft_head else 1)
             ]
         except UnsupportedModelError as error:
-            raise SettingError(f"draft: {error}") from error
+            raise SettingError(f"draft: {f'{file.path.name}: ' if own_file else ''}{error}") from error
         name = file.path.stem if own_file else "draft head"
         return cls(name, file, replace(sizes, further_heads=tuple(others)), required, own_file)
 
