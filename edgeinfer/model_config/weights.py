@@ -25,8 +25,9 @@ SCALED = re.compile(
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 HEAD_FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
-EAGLE, MEDUSA, ASSISTANT = "eagle3", "medusa", "gemma4-assistant"
-"""The architectures of files that have only an EAGLE-3 head, Medusa heads, or a Gemma 4 assistant."""
+EAGLE, MEDUSA, ASSISTANT, DFLASH = "eagle3", "medusa", "gemma4-assistant", "dflash"
+"""The architectures of files that have only an EAGLE-3 head, Medusa heads, a Gemma 4 assistant, or a block
+drafter."""
 LAYER, HEAD_LAYER = re.compile(r"blk\.(\d+)\."), re.compile(r"blk\.(\d+)\.nextn\.eh_proj\.weight")
 """The names of the tensors of a layer, and of the one that each layer of a draft head (MTP) has."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -248,7 +249,7 @@ class LayerTensors:
 
 def is_head_file(file: GGUFFile) -> bool:
     """Whether a file has only a draft head."""
-    is_named = any(file.has_text("general.architecture", name) for name in (EAGLE, ASSISTANT))
+    is_named = any(file.has_text("general.architecture", name) for name in (EAGLE, ASSISTANT, DFLASH))
     return is_named or file.has_text("general.type", HEAD_FILE_TYPE) or _has_only_head_layers(file)
 
 

@@ -17,6 +17,7 @@ from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file, routed_layers
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -25,6 +26,7 @@ from edgeinfer_kernels.decoder import (
     LayerWeights,
     ResidualBlock,
 )
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
@@ -66,6 +68,10 @@ class DraftHeadModel:
             target_layers=self.target_layers,
             cpu_only=cpu_only,
         )
+
+    def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
+        """Its zeroed KV caches for `context` tokens."""
+        return DecoderState.allocate(self.spec, context, kind)
 
 
 def read_draft_head(

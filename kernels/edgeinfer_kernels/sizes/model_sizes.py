@@ -8,6 +8,7 @@ from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, No
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSizes
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
+from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSizes
 from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.caches.layer_cache import pool_positions
@@ -139,14 +140,22 @@ class ModelSizes:
 
     @property
     def is_draft_head(self) -> bool:
-        """Whether it is a draft head, which reads the hidden states of its target."""
-        kinds = (DraftInputSizes, EagleInputSizes, AssistantInputSizes, MedusaHeadSizes)
-        return any(self.of_kind(kind) for kind in kinds)
+        """Whether it is a draft head, which reads hidden states of its target, or a Markov head, which has
+        no layers.
+        """
+        kinds = DraftInputSizes, EagleInputSizes, FusedStatesSizes, AssistantInputSizes, MedusaHeadSizes
+        return not self.layers or any(self.of_kind(kind) for kind in kinds)
 
     @property
     def state_width(self) -> int:
         """Elements of the hidden states of one position that a draft head reads of its target."""
-        return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
+        return next(iter(self.fused_widths), self.hidden_size)
+
+    @property
+    def fused_widths(self) -> list[int]:
+        """Elements of the states after several layers that a draft head fuses; empty: it does not."""
+        blocks = [*self.of_kind(EagleInputSizes), *self.of_kind(FusedStatesSizes)]
+        return [block.fc.columns for block in blocks]
 
     def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
         """A draft head on the GPU of a split target, which embeds on the CPU: the head has a copy of the

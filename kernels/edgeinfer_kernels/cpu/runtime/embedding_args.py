@@ -71,6 +71,17 @@ class EagleInputArgs(Structure):
 
 
 @structure()
+class FusedStatesArgs(Structure):
+    """The fused states of a target. features: its hidden states of the tokens of a step, of all layers."""
+
+    features: Input
+    fc: Matrix
+    norm: Norm
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class MedusaHeadArgs(Structure):
     """A Medusa head. normed: the rows of x; hidden: x + silu(linear · x + b); logits: float32."""
 

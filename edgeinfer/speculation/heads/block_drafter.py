@@ -1,0 +1,98 @@
+"""Drafting with a block drafter (DFlash, DSpark): one step of a few layers gives all tokens of a draft.
+
+Each token of the text has its target's hidden states, whose keys and values are written to the caches of the
+layers. A block begins after them, with the last token of the text, which the target hasn't processed. Its own
+keys and values are overwritten by those of the tokens that were accepted.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.model_config.layers.block_drafts import BlockDraftModel
+from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.heads.draft_head import DraftHead
+from edgeinfer.speculation.trees.tree_growth import TreeGrowth
+from edgeinfer_kernels.backend import Backend
+
+Floats = npt.NDArray[np.float32]
+
+
+class BlockDrafter(DraftHead):
+    """The drafter on the first of `backends`, for the text of `target`; the second has its Markov head.
+
+    Without a Markov head no token of a draft depends on those before it.
+    """
+
+    name = "block drafter"
+
+    def __init__(
+        self,
+        backends: Sequence[Backend[Any]],
+        target: NativeEngine,
+        model: BlockDraftModel,
+        nbytes: int,
+        on_close: Callable[[], None] | None = None,
+        *,
+        tree_width: int = 1,
+    ) -> None:
+        super().__init__(backends[0], target, model, nbytes, on_close, tree_width=tree_width)
+        self.max_prompt = 0
+        self._model = model
+        self._markov = backends[1] if len(backends) > 1 else None
+        self._block_layers = range(1, len(model.spec.layers))
+        self._length = 0
+        """The number of tokens of the next draft."""
+        self._rows: Floats = np.empty((0, 0), np.float32)
+        """The logits of each token of the draft, without those of the Markov head."""
+        self._level = 0
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """As `Drafter.propose`; no more tokens than a block drafts."""
+        self._length = min(request.max_tokens, self._model.max_drafted)
+        return super().propose(history, request._replace(max_tokens=self._length))
+
+    def _forward(self, tokens: Sequence[int], last: int) -> Any:
+        """Write the keys and values of the states from `_done` to `last`; the tokens after them don't
+        matter.
+        """
+        self._set_states(last)
+        x = self._backend.embed([self._model.mask_token] * (last - self._done))
+        self._backend.forward_layers(x, self._done, [0])
+        return x
+
+    def _logits_after(self, history: Sequence[int]) -> Floats | None:
+        self._idle, last = 0, self._observed.last_before(history)
+        rows = self._length + (not self._model.from_first)
+        if last is None or last + 1 + rows > self._target.context:
+            return None
+        self._process(last + 1)
+        x = self._backend.embed([history[-1], *[self._model.mask_token] * (rows - 1)])
+        self._backend.forward_layers(x, last + 1, self._block_layers)
+        self._rows, self._level = self._backend.logits(x[rows - self._length :]), 0
+        return self._logits_of(history[-1:])[0]
+
+    def _logits_after_next(self, token: int) -> Floats:
+        self._level += 1
+        return self._logits_of([token])[0]
+
+    def _expand(self, growth: TreeGrowth, nodes: Sequence[int]) -> list[tuple[int, Floats]]:
+        """As `AutoregressiveDrafter._expand`: all nodes of a level have the logits of the same row."""
+        self._level += 1
+        logits = self._logits_of([growth.ids[node] for node in nodes])
+        return list(zip(nodes, logits, strict=True))
+
+    def _logits_of(self, before: Sequence[int]) -> list[Floats]:
+        """The logits of the next token of the draft after each of these tokens."""
+        row = self._rows[self._level]
+        if self._markov is None:
+            return [self._of_target(row) for _ in before]
+        return [self._of_target(row + more) for more in self._markov.logits(self._markov.embed(before))]
+
+    def close(self) -> None:
+        if self._markov is not None:
+            self._markov.close()
+        super().close()
