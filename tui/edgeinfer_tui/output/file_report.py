@@ -23,6 +23,7 @@ METADATA_KEYS = (
     ("experts in use", "expert_used_count"),
     ("draft heads", "nextn_predict_layers"),
     ("target layers", "target_layers"),
+    ("block size", "block_size"),
 )
 
 

@@ -20,8 +20,8 @@ from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.block_drafter import BlockDrafter
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
+from tests.edgeinfer.speculation.heads.dflash.random_dflash import VARIANTS, RandomDFlash
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
-from tests.edgeinfer.speculation.heads.random_dflash import VARIANTS, RandomDFlash
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.random_models import RandomModel
@@ -201,3 +201,10 @@ def test_a_drafter_that_does_not_fit_is_refused_in_one_line(
     with pytest.raises(SettingError, match=rf"^draft: wrong\.gguf: .*{message}") as caught:
         edgeinfer.load(path, draft=wrong.write(tmp_path / "wrong.gguf"), **CPU)
     assert "\n" not in str(caught.value)
+
+
+def test_a_model_on_a_gpu_leaves_the_drafter_out_with_one_line(path: Path, draft: Path) -> None:
+    planned = plan_model(path, draft=draft, device="rtx 4090", context=256)
+    (line,) = [line for line in planned.warnings if "a block drafter) runs on the CPU only" in line]
+    assert "\n" not in line
+    assert not any(item.item.startswith("draft head") for item in planned.plan.items)
