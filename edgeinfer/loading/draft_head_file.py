@@ -23,6 +23,7 @@ from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.heads.assistant import Assistant
 from edgeinfer.speculation.heads.block_drafter import BlockDrafter
+from edgeinfer.speculation.heads.device_block_drafter import DeviceBlockDrafter
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
@@ -114,7 +115,10 @@ class HeadFile:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept_state_bytes(head.sizes)
         width = 1 + source.options.draft_tree_width
-        return DeviceHead(loaded, target.engine, head, nbytes, self.close, loaded.batch, width)
+        given = nbytes, self.close, loaded.batch, width
+        if isinstance(head, BlockDraftModel):
+            return DeviceBlockDrafter(loaded, target.engine, head, *given)
+        return DeviceHead(loaded, target.engine, head, *given)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""

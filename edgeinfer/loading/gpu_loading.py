@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
+from edgeinfer.model_config.layers.block_drafts import BlockDraftModel
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.model_config.layers.medusa_heads import MedusaModel
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -17,6 +18,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
+from edgeinfer_kernels.cuda.draft.block_backend import BlockBackend
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
@@ -128,8 +130,9 @@ def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngin
     has_table = head.own_embedding or not backend.has_table
     shared = backend.as_target(embedding=not has_table, output=not head.own_output)
     options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
+    kind = BlockBackend if isinstance(head, BlockDraftModel) else CudaBackend
     with _refusals(source):
-        loaded = CudaBackend(
+        loaded = kind(
             head.spec,
             head.weights,
             pool_positions(source.context, 1),

@@ -33,6 +33,7 @@ from edgeinfer_kernels.decoder import (
 )
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
 NEEDED_BY = "a block drafter"
@@ -61,6 +62,16 @@ class BlockDraftModel(DraftHeadModel):
     def max_drafted(self) -> int:
         """The number of tokens that a block drafts at most."""
         return self.block_size if self.from_first else self.block_size - 1
+
+    def rows_of(self, drafted: int) -> int:
+        """The rows of a block that drafts this many tokens."""
+        return drafted if self.from_first else 1 + drafted
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """As `DraftHeadModel.sizes`; no GPU runs a Markov head."""
+        sizes = super().sizes
+        return replace(sizes, cpu_only=sizes.cpu_only or self.markov is not None)
 
     def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
         """As `DraftHeadModel.allocate_state`; layer 0 has the caches of the others."""
@@ -172,7 +183,7 @@ def _specification(
         attention, *others = config.layer(index, factors).blocks
         block = replace(attention.block, whole_step=whole_step)
         layers.append(LayerSpec((replace(attention, block=block), *others)))
-    keys = (DraftKeysSpec(layer.blocks[0].block) for layer in layers)
+    keys = (DraftKeysSpec(layer.blocks[0].block, 1 + index) for index, layer in enumerate(layers))
     first = (FusedStatesSpec(config.norm, features), *keys)
     spec = replace(
         config.specification(factors),

@@ -17,6 +17,7 @@ from edgeinfer.speculation.drafter import Draft, DraftRequest
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 
 Floats = npt.NDArray[np.float32]
 
@@ -36,10 +37,10 @@ class BlockDrafter(DraftHead):
         model: BlockDraftModel,
         nbytes: int,
         on_close: Callable[[], None] | None = None,
-        *,
+        batch: int = HEAD_BATCH,
         tree_width: int = 1,
     ) -> None:
-        super().__init__(backends[0], target, model, nbytes, on_close, tree_width=tree_width)
+        super().__init__(backends[0], target, model, nbytes, on_close, batch, tree_width)
         self.max_prompt = 0
         self._model = model
         self._markov = backends[1] if len(backends) > 1 else None
@@ -56,23 +57,33 @@ class BlockDrafter(DraftHead):
         return super().propose(history, request._replace(max_tokens=self._length))
 
     def _forward(self, tokens: Sequence[int], last: int) -> Any:
-        """Write the keys and values of the states from `_done` to `last`; the tokens after them don't
-        matter.
-        """
+        """Write the keys and values of the states from `_done` to `last`; no tokens are needed."""
         self._set_states(last)
         x = self._backend.embed([self._model.mask_token] * (last - self._done))
         self._backend.forward_layers(x, self._done, [0])
         return x
 
-    def _logits_after(self, history: Sequence[int]) -> Floats | None:
+    def _begin(self, history: Sequence[int]) -> int | None:
+        """Process the states of a text; return the position of a block after them, that of its last token.
+        None: no draft is possible.
+        """
         self._idle, last = 0, self._observed.last_before(history)
-        rows = self._length + (not self._model.from_first)
-        if last is None or last + 1 + rows > self._target.context:
+        if last is None or last + 1 + self._model.rows_of(self._length) > self._target.context:
             return None
         self._process(last + 1)
-        x = self._backend.embed([history[-1], *[self._model.mask_token] * (rows - 1)])
-        self._backend.forward_layers(x, last + 1, self._block_layers)
-        self._rows, self._level = self._backend.logits(x[rows - self._length :]), 0
+        return last + 1
+
+    def _block(self, history: Sequence[int]) -> list[int]:
+        """The tokens of a block."""
+        return [history[-1], *[self._model.mask_token] * (self._model.rows_of(self._length) - 1)]
+
+    def _logits_after(self, history: Sequence[int]) -> Floats | None:
+        position = self._begin(history)
+        if position is None:
+            return None
+        x = self._backend.embed(self._block(history))
+        self._backend.forward_layers(x, position, self._block_layers)
+        self._rows, self._level = self._backend.logits(x[len(x) - self._length :]), 0
         return self._logits_of(history[-1:])[0]
 
     def _logits_after_next(self, token: int) -> Floats:

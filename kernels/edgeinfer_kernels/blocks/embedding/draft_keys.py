@@ -10,14 +10,15 @@ from edgeinfer_kernels.matrix import Matrix, MatrixSize
 
 @dataclass(frozen=True)
 class DraftKeysSpec(StatelessSpec):
-    """The cache of an attention block gets the keys and values of x, as if its tokens were those of x. x
-    remains as it is.
+    """The cache of the attention block at the begin of a later `layer` gets the keys and values of x, as if
+    its tokens were those of x. x remains as it is.
     """
 
     kind: ClassVar[str] = "embedding.draft_keys"
     is_divisible: ClassVar[bool] = False
 
     attention: AttentionSpec
+    layer: int
 
     def sizes(self, weights: "DraftKeysWeights", norms: NormLengths) -> "DraftKeysSizes":
         return DraftKeysSizes()
@@ -44,7 +45,6 @@ class DraftKeysSizes(BlockSizes):
     """No sizes besides those of the attention block, whose buffers the kernel uses."""
 
     label: ClassVar[str] = "draft keys"
-    has_device_kernels: ClassVar[bool] = False
 
     def undivided(self) -> list[MatrixSize]:
         return []

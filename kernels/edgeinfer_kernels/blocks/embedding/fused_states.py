@@ -1,20 +1,29 @@
 """The fused hidden states of a target, whose keys a block drafter reads: specification, weights and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.common.block import (
     BlockSizes,
+    ChunkRows,
     NormLengths,
     NormSpec,
     StatelessSpec,
+    StepShape,
     TensorReader,
 )
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
-from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes, vector_bytes
+from edgeinfer_kernels.sizes.cuda_matrices import (
+    activation_bytes,
+    matrix_bytes,
+    padded_rows,
+    taken,
+    vector_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +72,6 @@ class FusedStatesSizes(BlockSizes):
     """The sizes of the projection of the target's states."""
 
     label: ClassVar[str] = "draft input"
-    has_device_kernels: ClassVar[bool] = False
 
     fc: MatrixSize
 
@@ -75,6 +83,15 @@ class FusedStatesSizes(BlockSizes):
 
     def streamed_vector_bytes(self) -> int:
         return vector_bytes((self.fc.rows,))
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["FusedStatesSizes"], step: StepShape) -> int:
+        columns = (blocks[0].fc.columns, step.hidden_size)
+        activations = sum(activation_bytes(step.tokens, each, step.input_floats) for each in columns)
+        return activations + taken(step.tokens * padded_rows(step.hidden_size), 4)
+
+    def chunk_rows(self, chunk: int, hidden_size: int) -> ChunkRows:
+        return ChunkRows(chunk * self.fc.columns, chunk, chunk * hidden_size)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         states = padded(self.fc.columns)

@@ -203,8 +203,10 @@ def test_a_drafter_that_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_model_on_a_gpu_leaves_the_drafter_out_with_one_line(path: Path, draft: Path) -> None:
+def test_a_markov_head_is_left_out_with_one_line_next_to_a_gpu(path: Path, draft: Path) -> None:
     planned = plan_model(path, draft=draft, device="rtx 4090", context=256)
-    (line,) = [line for line in planned.warnings if "a block drafter) runs on the CPU only" in line]
-    assert "\n" not in line
-    assert not any(item.item.startswith("draft head") for item in planned.plan.items)
+    lines = [line for line in planned.warnings if "a Markov head) runs on the CPU only" in line]
+    with GGUFFile.open(draft) as file:
+        has_markov = "markov_w1.weight" in file.tensors
+    assert len(lines) == has_markov
+    assert planned.plan.draft == (None if has_markov else "gpu")
