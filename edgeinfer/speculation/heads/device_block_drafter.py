@@ -7,7 +7,7 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.block_drafts import BlockDraftModel
 from edgeinfer.speculation.drafter import Draft, DraftRequest
 from edgeinfer.speculation.heads.block_drafter import BlockDrafter
-from edgeinfer.speculation.trees.tree_growth import grow_levels
+from edgeinfer.speculation.trees.tree_growth import Candidates, grow_levels
 
 
 class DeviceBlockDrafter(BlockDrafter):
@@ -26,6 +26,8 @@ class DeviceBlockDrafter(BlockDrafter):
         tree_width: int = 1,
     ) -> None:
         super().__init__([backend], target, model, nbytes, on_close, batch, tree_width)
+        self._candidates_of_rows: Callable[[Sequence[int], int, int, float], list[Candidates]]
+        self._candidates_of_rows = backend.candidates
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`; no more levels than a block drafts."""
@@ -36,6 +38,6 @@ class DeviceBlockDrafter(BlockDrafter):
         is_tree = request.max_nodes > 0
         power = request.sharpness / (request.params.temperature or 1.0) if is_tree else 1.0
         width = self.tree_width if is_tree else 1
-        found = self._backend.candidates(self._block(history), position, width, power)
+        found = self._candidates_of_rows(self._block(history), position, width, power)
         levels = [[each for each in best if each[0] < self._vocabulary_size] for best in found]
         return grow_levels(request, width, levels[len(levels) - self._length :])
