@@ -33,8 +33,8 @@ NO_STATES = (
     "the head reads: using prompt lookup instead; device='cpu' uses the head"
 )
 CPU_HEAD = (
-    "this draft head (several heads, an assistant, or a block drafter with a Markov head) runs on the CPU "
-    "only, with all of its model: using prompt lookup instead; device='cpu' uses the head"
+    "this draft head (several heads, an assistant, or a block drafter with a Markov head or a selector) "
+    "runs on the CPU only, with all of its model: using prompt lookup instead; device='cpu' uses the head"
 )
 MAX_SPARSE_RATIO = 0.9
 """Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""

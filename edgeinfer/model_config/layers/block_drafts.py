@@ -1,14 +1,16 @@
-"""Block drafters (DFlash, DSpark): files of llama.cpp's architecture `dflash`.
+"""Block drafters (DFlash, DFlash 2, DSpark): files of llama.cpp's architecture `dflash`.
 
 A few layers evaluate a block of tokens at once: the last token of the text, and masks. Each attends to the
 whole block and to the text, of which the layers' caches have the keys and values of the target's hidden
 states after some of its layers, fused by one matrix. Each row of the block gives the logits of one token.
-With a Markov head (DSpark) the token before it adds to them.
+With a Markov head (DSpark) the token before it adds to them. With a selector (DFlash 2) it adds to those of
+the best candidates, and the layers have convolutions over the block.
 Source: llama.cpp.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architecture import Architecture
@@ -19,6 +21,9 @@ from edgeinfer.model_config.layers.eagle_head import output_ids, target_layers
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import DFLASH, FileTensors, LayerTensors, rope_factors
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
+from edgeinfer_kernels.blocks.embedding.convolved_input import LANES, Convolution, ConvolvedInputSpec
+from edgeinfer_kernels.blocks.embedding.convolved_result import ConvolvedResultSpec, ConvolvedResultWeights
 from edgeinfer_kernels.blocks.embedding.draft_keys import DraftKeysSpec, DraftKeysWeights
 from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
@@ -40,8 +45,22 @@ NEEDED_BY = "a block drafter"
 DEFAULT_BLOCK, MAX_BLOCK = 16, 1024
 ACTIVATIONS = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu"}
 MASK_KEY = "tokenizer.ggml.mask_token_id"
+SELECTOR = "selector_hidden.weight"
+"""The tensor by which files of DFlash 2 are known."""
 UNUSED = ("conf_proj.weight", "conf_proj.bias")
 """Tensors of a head that estimates which tokens are accepted; llama.cpp reads it only for a minimum."""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """What selects among the `count` best candidates of a row: ⟨successor of a candidate, predecessor of the
+    token before · W_hidden · state⟩ is added to their logits. The first two have a row for each token.
+    """
+
+    hidden: Matrix
+    predecessor: Matrix
+    successor: Matrix
+    count: int
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,7 @@ class BlockDraftModel(DraftHeadModel):
     block_size: int = DEFAULT_BLOCK
     from_first: bool = False
     markov: DraftHeadModel | None = None
+    selector: Selector | None = None
 
     @property
     def max_drafted(self) -> int:
@@ -69,15 +89,20 @@ class BlockDraftModel(DraftHeadModel):
 
     @property
     def sizes(self) -> ModelSizes:
-        """As `DraftHeadModel.sizes`; no GPU runs a Markov head."""
+        """As `DraftHeadModel.sizes`; no GPU runs a Markov head or convolutions."""
         sizes = super().sizes
-        return replace(sizes, cpu_only=sizes.cpu_only or self.markov is not None)
+        return replace(sizes, cpu_only=sizes.cpu_only or self.markov is not None or self.selector is not None)
 
     def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
         """As `DraftHeadModel.allocate_state`; layer 0 has the caches of the others."""
-        layers = range(1, len(self.spec.layers))
-        sources = {BlockIndex(0, layer): BlockIndex(layer, 0) for layer in layers}
+        layers = enumerate(self.spec.layers[1:], 1)
+        sources = {BlockIndex(0, at): BlockIndex(at, _attention_at(layer)) for at, layer in layers}
         return replace(super().allocate_state(context, kind), sources=sources)
+
+
+def _attention_at(layer: LayerSpec) -> int:
+    """The position of the attention block in a layer of a block."""
+    return next(at for at, each in enumerate(layer.blocks) if isinstance(each.block, AttentionSpec))
 
 
 def is_block_file(file: GGUFFile) -> bool:
@@ -115,7 +140,10 @@ def read_block_drafts(
         if ids is not None:
             raise UnsupportedModelError("draft head: d2t without output.weight, wanted both or none")
         rows = drafted_ids(target.vocabulary_size)
+    selector = _selector(reader, tensors, config.width, target.vocabulary_size)
     spec = _specification(config, reader, len(layers) * target.width, rows, factors)
+    if selector is None:
+        spec = replace(spec, logit_scale=1.0, logit_soft_cap=0.0)
     norm = LayerTensors(tensors, 0, config.width).model_vector("output_norm.weight", config.width)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
@@ -139,6 +167,7 @@ def read_block_drafts(
         block_size=reader.count("block_size", DEFAULT_BLOCK, minimum=2, maximum=MAX_BLOCK),
         from_first=markov is not None and bool(reader.get("sample_from_anchor", True)),
         markov=markov,
+        selector=selector,
     )
 
 
@@ -146,8 +175,8 @@ def _check_supported(reader: MetadataReader, file: GGUFFile) -> None:
     """Raise for the kinds of block drafters that edgeinfer doesn't run."""
     if reader.count("hyper_connection_count", 0, minimum=0):
         raise UnsupportedModelError("draft head: edgeinfer doesn't run drafters with hyper-connections")
-    if "selector_hidden.weight" in file.tensors:
-        raise UnsupportedModelError("draft head: edgeinfer doesn't run DFlash 2, which selects candidates")
+    if SELECTOR in file.tensors and "blk.0.post_attention_norm.weight" in file.tensors:
+        raise UnsupportedModelError("draft head: a selector and norms after attention, wanted one of both")
 
 
 def _architecture(reader: MetadataReader, file: GGUFFile) -> Architecture:
@@ -165,6 +194,7 @@ def _architecture(reader: MetadataReader, file: GGUFFile) -> Architecture:
         value_lengths=True,
         value_norm=not has("blk.0.attn_v.weight"),
         post_norm=has("blk.0.post_attention_norm.weight"),
+        logits_multiplied=True,
         layer_outputs=has("blk.0.layer_output_scale.weight"),
         activation="gelu" if ACTIVATIONS[name] == "gelu" else "silu",
     )
@@ -178,31 +208,75 @@ def _specification(
     config: ModelConfig, reader: MetadataReader, features: int, rows: int, factors: Factors | None
 ) -> DecoderSpec:
     """The layers of a block, after the one that writes to their caches."""
-    whole_step, layers = not reader.flag("attention.causal"), list[LayerSpec]()
+    whole_step, layers, keys = not reader.flag("attention.causal"), list[LayerSpec](), list[DraftKeysSpec]()
+    convolution = _convolution(reader, config.width)
     for index in range(len(config.shapes)):
-        attention, *others = config.layer(index, factors).blocks
-        block = replace(attention.block, whole_step=whole_step)
-        layers.append(LayerSpec((replace(attention, block=block), *others)))
-    keys = (DraftKeysSpec(layer.blocks[0].block, 1 + index) for index, layer in enumerate(layers))
+        attention, feed_forward, *others = config.layer(index, factors).blocks
+        attention = replace(attention, block=replace(attention.block, whole_step=whole_step))
+        blocks: list[ResidualBlock[Any]] = [attention, feed_forward]
+        if convolution is not None:
+            named = ((attention, "attn"), (feed_forward, "ffn"))
+            blocks = [each for block, name in named for each in _convolved(block, convolution, name)]
+        layers.append(LayerSpec((*blocks, *others)))
+        keys.append(DraftKeysSpec(attention.block, 1 + index))
     first = (FusedStatesSpec(config.norm, features), *keys)
     spec = replace(
         config.specification(factors),
         vocabulary_size=rows,
         layers=(LayerSpec(tuple(ResidualBlock(block, config.norm) for block in first)), *layers),
-        logit_scale=1.0,
-        logit_soft_cap=0.0,
     )
     return spec.with_whole_caches()
+
+
+def _convolution(reader: MetadataReader, width: int) -> Convolution | None:
+    """That of the layers; None: they have none."""
+    taps = reader.count("conv_kernel_size", 0, minimum=0, maximum=64)
+    if not taps:
+        return None
+    group = reader.count("conv_group_size")
+    if group % LANES or width % group:
+        raise reader.refused("conv_group_size", group, f"a multiple of {LANES} that divides {width}")
+    return Convolution(taps, group)
+
+
+def _convolved(
+    residual: ResidualBlock[Any], convolution: Convolution, name: str
+) -> tuple[ResidualBlock[Any], ...]:
+    """A block between two convolutions; the first has its norm."""
+    norm = residual.norm
+    before = ResidualBlock(ConvolvedInputSpec(convolution, name), norm, residual.norm_name)
+    after = ResidualBlock(ConvolvedResultSpec(convolution), norm)
+    return before, replace(residual, norm_name=""), after
+
+
+def _selector(reader: MetadataReader, tensors: FileTensors, width: int, vocabulary: int) -> Selector | None:
+    """What selects among candidates; None: nothing does."""
+    if SELECTOR not in tensors.file.tensors:
+        return None
+    rank, count = reader.count("selector_rank"), reader.count("selector_top_k", maximum=vocabulary)
+    if not reader.count("conv_kernel_size", 0, minimum=0):
+        raise reader.refused("conv_kernel_size", 0, "a convolution, as a selector needs")
+    return Selector(
+        _required(tensors, SELECTOR, (rank, width)),
+        _required(tensors, "selector_predecessor.weight", (vocabulary, rank)),
+        _required(tensors, "selector_successor.weight", (vocabulary, rank)),
+        count,
+    )
 
 
 def _layers(spec: DecoderSpec, tensors: FileTensors, width: int) -> tuple[LayerWeights, ...]:
     """The weights of all layers; those of layer 0 are among the others, but for the first block."""
     layers = list[LayerWeights]()
     for index, layer in enumerate(spec.layers[1:]):
-        reader = LayerTensors(tensors, index, width)
-        layers.append(LayerWeights(tuple(residual.read(reader) for residual in layer.blocks)))
+        reader, blocks = LayerTensors(tensors, index, width), list[ResidualWeights[Any]]()
+        for at, residual in enumerate(layer.blocks):
+            if isinstance(residual.block, ConvolvedResultSpec):
+                blocks.append(ResidualWeights(ConvolvedResultWeights(blocks[at - 2].block.base)))
+            else:
+                blocks.append(residual.read(reader))
+        layers.append(LayerWeights(tuple(blocks)))
     fused = spec.layers[0].blocks[0].read(LayerTensors(tensors, 0, width))
-    keys = (ResidualWeights(DraftKeysWeights(layer.blocks[0].block)) for layer in layers)
+    keys = (ResidualWeights(DraftKeysWeights(layer.block_of(AttentionWeights))) for layer in layers)
     return LayerWeights((fused, *keys)), *layers
 
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.block_drafts import BlockDraftModel
 from edgeinfer.speculation.drafter import Draft, DraftRequest
+from edgeinfer.speculation.heads.candidate_selector import CandidateSelector
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
@@ -25,7 +26,7 @@ Floats = npt.NDArray[np.float32]
 class BlockDrafter(DraftHead):
     """The drafter on the first of `backends`, for the text of `target`; the second has its Markov head.
 
-    Without a Markov head no token of a draft depends on those before it.
+    Without a Markov head or a selector no token of a draft depends on those before it.
     """
 
     name = "block drafter"
@@ -44,6 +45,8 @@ class BlockDrafter(DraftHead):
         self.max_prompt = 0
         self._model = model
         self._markov = backends[1] if len(backends) > 1 else None
+        ids = model.weights.output_ids
+        self._selector = None if model.selector is None else CandidateSelector(model.selector, ids)
         self._block_layers = range(1, len(model.spec.layers))
         self._length = 0
         """The number of tokens of the next draft."""
@@ -83,7 +86,10 @@ class BlockDrafter(DraftHead):
             return None
         x = self._backend.embed(self._block(history))
         self._backend.forward_layers(x, position, self._block_layers)
-        self._rows, self._level = self._backend.logits(x[len(x) - self._length :]), 0
+        x = x[len(x) - self._length :]
+        self._rows, self._level = self._backend.logits(x), 0
+        if self._selector is not None:
+            self._selector.begin(self._backend.final_norm(x))
         return self._logits_of(history[-1:])[0]
 
     def _logits_after_next(self, token: int) -> Floats:
@@ -98,7 +104,9 @@ class BlockDrafter(DraftHead):
 
     def _logits_of(self, before: Sequence[int]) -> list[Floats]:
         """The logits of the next token of the draft after each of these tokens."""
-        row = self._rows[self._level]
+        row, level = self._rows[self._level], self._level
+        if self._selector is not None:
+            return [self._of_target(self._selector.selected(level, row, token)) for token in before]
         if self._markov is None:
             return [self._of_target(row) for _ in before]
         return [self._of_target(row + more) for more in self._markov.logits(self._markov.embed(before))]

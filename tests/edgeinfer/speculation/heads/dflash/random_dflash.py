@@ -31,6 +31,8 @@ class RandomDFlash:
     with_values: bool = True
     with_post_norms: bool = False
     with_sinks: bool = False
+    selector_rank: int = 0
+    """That of DFlash 2; 0: there is no selector, and there are no convolutions."""
     format: str = "F32"
     extra: Mapping[str, Any] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -87,6 +89,9 @@ class RandomDFlash:
         if self.windows:
             own |= {"attention.sliding_window": 7}
             own |= {"attention.sliding_window_pattern": np.array(self.windows, np.bool_)}
+        if self.selector_rank:
+            own |= {"conv_kernel_size": 3, "conv_group_size": 16}
+            own |= {"selector_rank": self.selector_rank, "selector_top_k": 5}
         keys = {f"dflash.{key}": value for key, value in (own | dict(self.extra)).items()}
         mask = {"tokenizer.ggml.mask_token_id": MASK}
         return {"general.architecture": "dflash", **keys, **vocabulary_metadata(), **mask}
@@ -110,6 +115,10 @@ class RandomDFlash:
             shapes["markov_w2.weight"] = (rows, self.rank)
             shapes["conf_proj.weight"] = (1, width + self.rank)
             shapes["conf_proj.bias"] = (1,)
+        if self.selector_rank:
+            rank = self.selector_rank
+            shapes["selector_hidden.weight"] = (rank, width)
+            shapes |= {f"selector_{name}.weight": (VOCABULARY, rank) for name in ("predecessor", "successor")}
         return shapes
 
     def layer_tensors(self) -> dict[str, tuple[int, ...]]:
@@ -134,6 +143,9 @@ class RandomDFlash:
             shapes["layer_output_scale.weight"] = (1,)
         if self.with_sinks:
             shapes["attn_sinks.weight"] = (self.heads,)
+        for name in ("attn", "ffn") if self.selector_rank else ():
+            shapes[f"{name}_conv_base"] = (2, 3, width)
+            shapes[f"{name}_conv_proj.weight"] = (2 * 3 * width // 16, width)
         return shapes
 
 
@@ -153,6 +165,12 @@ VARIANTS: dict[str, RandomDFlash] = {
     "sections": RandomDFlash(
         own_tables=True, extra={"rope.dimension_sections": np.array([8, 0, 0, 0], np.int32)}
     ),
+    "selector": RandomDFlash(
+        own_tables=True,
+        selector_rank=16,
+        extra={"logit_scale": 0.7, "final_logit_softcapping": 20.0},
+    ),
+    "selector-ids": RandomDFlash(own_tables=True, rows=96, selector_rank=16),
     "markov": RandomDFlash(own_tables=True, rank=16),
     "markov-after-first": RandomDFlash(
         own_tables=True, rank=16, rows=96, extra={"sample_from_anchor": False}

@@ -33,6 +33,7 @@ DRAFTS = {
     "quantized": RandomDFlash(format="Q8_0", own_tables=True, block_size=8),
     "windows": replace(VARIANTS["windows"], block_size=8),
     "markov": RandomDFlash(rank=16, block_size=5),
+    "selector": RandomDFlash(selector_rank=16, rows=96, block_size=8),
     "ids": RandomDFlash(rank=16, rows=96, extra={"sample_from_anchor": False}),
 }
 
@@ -82,21 +83,30 @@ def drafted_by_formula(path: Path, draft: Path, ids: list[int], count: int) -> l
         rows = count + (not model.from_first)
         x = backend.embed([ids[-1], *[model.mask_token] * (rows - 1)])
         backend.forward_layers(x, len(states), range(1, len(model.spec.layers)))
-        return chosen(model, backend.logits(x)[rows - count :], ids[-1])
+        x = x[rows - count :]
+        return chosen(model, backend.logits(x), backend.final_norm(x), ids[-1])
 
 
 def model_state(model: BlockDraftModel, spec: Any) -> Any:
     return type(model.allocate_state(1, "f32")).allocate(spec, 256, "f32")
 
 
-def chosen(model: BlockDraftModel, logits: Any, token: int) -> list[int]:
-    found = list[int]()
-    for row in logits:
+def chosen(model: BlockDraftModel, logits: Any, states: Any, token: int) -> list[int]:
+    found, ids = list[int](), model.weights.output_ids
+    for row, state in zip(logits, states, strict=True):
+        if model.selector is not None:
+            best = np.argsort(-row)[: model.selector.count]
+            tokens = best if ids is None else ids[best]
+            gate = model.selector.hidden.decoded() @ state
+            before = model.selector.predecessor.decoded_rows(np.array([token]))[0] * gate
+            scores = row[best] + model.selector.successor.decoded_rows(tokens) @ before
+            row = np.full_like(row, -np.inf)
+            row[best] = scores
         if model.markov is not None:
             w = model.markov.weights
             row = row + w.output.decoded() @ w.token_embd.decoded_rows(np.array([token]))[0]
-        best = int(row.argmax())
-        token = best if model.weights.output_ids is None else int(model.weights.output_ids[best])
+        largest = int(row.argmax())
+        token = largest if ids is None else int(ids[largest])
         found.append(token)
     return found
 
@@ -193,6 +203,11 @@ def test_auto_finds_one_next_to_the_model(tmp_path: Path, name: str) -> None:
         (RandomDFlash(extra={"block_size": 1}), "block_size: 1, wanted"),
         (RandomDFlash(extra={"hidden_activation": "relu"}), "hidden_activation: 'relu', wanted one of"),
         (RandomDFlash(extra={"hyper_connection_count": 4}), "doesn't run drafters with hyper-connections"),
+        (
+            RandomDFlash(selector_rank=16, extra={"conv_group_size": 24}),
+            "conv_group_size: 24, wanted a multiple",
+        ),
+        (RandomDFlash(selector_rank=16, with_post_norms=True), "a selector and norms after attention"),
     ],
 )
 def test_a_drafter_that_does_not_fit_is_refused_in_one_line(
@@ -203,10 +218,10 @@ def test_a_drafter_that_does_not_fit_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_markov_head_is_left_out_with_one_line_next_to_a_gpu(path: Path, draft: Path) -> None:
+def test_what_runs_on_the_cpu_only_is_left_out_with_one_line_next_to_a_gpu(path: Path, draft: Path) -> None:
     planned = plan_model(path, draft=draft, device="rtx 4090", context=256)
-    lines = [line for line in planned.warnings if "a Markov head) runs on the CPU only" in line]
+    lines = [line for line in planned.warnings if "or a selector) runs on the CPU only" in line]
     with GGUFFile.open(draft) as file:
-        has_markov = "markov_w1.weight" in file.tensors
-    assert len(lines) == has_markov
-    assert planned.plan.draft == (None if has_markov else "gpu")
+        needs_cpu = any(name in file.tensors for name in ("markov_w1.weight", "selector_hidden.weight"))
+    assert len(lines) == needs_cpu
+    assert planned.plan.draft == (None if needs_cpu else "gpu")

@@ -10,6 +10,7 @@ import pytest
 
 from edgeinfer.model_config.layers.block_drafts import BlockDraftModel, read_block_drafts
 from edgeinfer.model_config.weights import read_config, read_weights
+from edgeinfer.speculation.heads.candidate_selector import CandidateSelector
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
@@ -23,7 +24,7 @@ Floats = npt.NDArray[np.float32]
 
 
 class LlamaCpp:
-    """A drafter with its own matrices."""
+    """A drafter with its own matrices. The functions for its lattice are exported by their C++ names."""
 
     def __init__(self, path: Path, *, causal: bool) -> None:
         self.api: Any = pytest.importorskip("llama_cpp")
@@ -38,6 +39,12 @@ class LlamaCpp:
         context.type_k, context.type_v, context.flash_attn_type = 0, 0, 0
         self._context = self.api.llama_init_from_model(self._model, context)
         self.api.llama_set_causal_attn(self._context, causal)
+        library = ctypes.CDLL(str(next(Path(self.api.__file__).parent.glob("lib/libllama.so"))))
+        hand_out = library["_Z26llama_set_embeddings_nextnP13llama_contextbb"]
+        hand_out.argtypes = [ctypes.c_void_p, ctypes.c_bool, ctypes.c_bool]
+        hand_out(self._context, True, False)
+        self._lattice = library["_Z26llama_get_embeddings_nextnP13llama_context"]
+        self._lattice.argtypes, self._lattice.restype = [ctypes.c_void_p], ctypes.POINTER(ctypes.c_float)
 
     def process(self, states: Floats) -> None:
         """Write the keys and values of hidden states to the cache."""
@@ -53,6 +60,12 @@ class LlamaCpp:
         self._decode(batch, len(ids), start, outputs=True)
         rows = np.ctypeslib.as_array(self.api.llama_get_logits(self._context), (len(ids), self._vocabulary))
         return np.asarray(rows).copy()
+
+    def lattice(self, rows: int, width: int) -> Floats:
+        """Of a selector, for each row of the last block: the candidates, and their scores after each of those
+        of the row before.
+        """
+        return np.asarray(np.ctypeslib.as_array(self._lattice(self._context), (rows, width))).copy()
 
     def _decode(self, batch: Any, count: int, start: int, *, outputs: bool) -> None:
         batch.n_tokens = count
@@ -107,3 +120,40 @@ def test_a_block_has_the_logits_of_llama_cpp(tmp_path: Path, name: str) -> None:
         # llama.cpp reads GELU from a table in f16.
         atol = 3e-4 * np.abs(expected).max() if name == "gemma" else 2e-4
         np.testing.assert_allclose(logits_of(model, states, ids), expected, atol=atol)
+
+
+@pytest.mark.parametrize("name", ["selector", "selector-ids"])
+def test_a_selector_has_the_scores_of_llama_cpp(tmp_path: Path, name: str) -> None:
+    made = VARIANTS[name]
+    with (
+        GGUFFile.open(TARGET.write(tmp_path / "target.gguf")) as target,
+        GGUFFile.open(made.write(tmp_path / "draft.gguf")) as file,
+    ):
+        config = read_config(target)
+        model = read_block_drafts(file, config, read_weights(target, config))
+        random = np.random.default_rng(5)
+        states = random.standard_normal((COUNT, len(made.target_layers) * config.width)).astype(np.float32)
+        ids = [int(random.integers(5, config.vocabulary_size)), *[model.mask_token] * (made.block_size - 1)]
+        peer = LlamaCpp(file.path, causal=False)
+        peer.process(states)
+        peer.logits(ids, COUNT)
+        lattice = peer.lattice(made.block_size, config.width)
+        peer.close()
+        backend = ReferenceBackend(model.spec, model.weights, model.allocate_state(64, "f32"), np.float64)
+        backend.set_hidden(states, 0)
+        backend.forward_layers(backend.embed([0] * COUNT), 0, [0])
+        x = backend.embed(ids)
+        backend.forward_layers(x, COUNT, range(1, len(model.spec.layers)))
+        assert model.selector is not None
+        selector, count = CandidateSelector(model.selector, model.weights.output_ids), model.selector.count
+        selector.begin(backend.final_norm(x))
+        before, rows = [ids[0]] * count, made.ids().tolist()
+        for row in range(1, made.block_size):
+            found = lattice[row, :count].astype(int).tolist()
+            scores = lattice[row, count : count + count * count].reshape(count, count)
+            for token, expected in zip(before, scores, strict=True):
+                actual = selector.selected(row, backend.logits(x)[row], token)
+                at = [rows.index(candidate) for candidate in found]
+                np.testing.assert_allclose(actual[at], expected, atol=1e-3)
+                assert np.isfinite(actual).sum() == count
+            before = found
