@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.heads.assistant import Assistant
 from edgeinfer.speculation.heads.block_drafter import BlockDrafter
+from edgeinfer.speculation.heads.device_assistant import DeviceAssistant
 from edgeinfer.speculation.heads.device_block_drafter import DeviceBlockDrafter
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
@@ -38,6 +39,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -75,18 +77,18 @@ class HeadFile:
         if self.own_file:
             self.file.close()
 
-    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead | Assistant:
+    def load(self, source: ModelSource, target: LoadedEngine) -> DraftHead | Assistant | DeviceAssistant:
         """The head on the device of its target, whose matrices it shares.
 
         Raises:
             SettingError: it can't run there, or other programs took the memory that the plan has for it.
         """
         try:
-            heads = _read_heads(self.file, source.config, source.weights, source.context, source.factors)
+            heads = self.heads(source)
         except UnsupportedModelError as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         if target.gpu is not None:
-            return self._on_gpu(heads[0], source, target)
+            return self._on_gpu(heads, source, target)
         loaded = [self._on_cpu(head, source, target) for head in heads]
         nbytes = sum(map(self._nbytes, heads, loaded, len(heads) * [target]))
         if heads[0].target_caches:
@@ -105,20 +107,35 @@ class HeadFile:
             return SeveralHeads(loaded, target.engine, heads[0], nbytes, self.close)
         return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
 
-    def _on_gpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> DraftHead:
-        from edgeinfer.loading.gpu_loading import load_gpu_head
+    def heads(self, source: ModelSource) -> list[DraftHeadModel]:
+        """All heads of the file, for a target. Raises `UnsupportedModelError`."""
+        return _read_heads(self.file, source.config, source.weights, source.context, source.factors)
+
+    def _on_gpu(
+        self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine
+    ) -> DraftHead | DeviceAssistant:
+        from edgeinfer.loading.gpu_loading import load_gpu_assistant, load_gpu_heads
+        from edgeinfer.loading.tensor.loading import load_tensor_head
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
+        kept = kept_state_bytes(heads[0].sizes)
         try:
-            loaded = load_gpu_head(head, source, target)
+            if heads[0].target_caches:
+                assistant = load_gpu_assistant(heads[0], source, target)
+                return DeviceAssistant(assistant, target.engine, assistant.nbytes + kept, self.close)
+            loaded: Any = (
+                load_tensor_head(self.file.origin if self.own_file else None, target)
+                if isinstance(target.placed, TensorPlan)
+                else load_gpu_heads(heads, source, target)
+            )
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        nbytes = loaded.nbytes + kept_state_bytes(head.sizes)
+        nbytes = loaded.nbytes + kept
         width = 1 + source.options.draft_tree_width
         given = nbytes, self.close, loaded.batch, width
-        if isinstance(head, BlockDraftModel):
-            return DeviceBlockDrafter(loaded, target.engine, head, *given)
-        return DeviceHead(loaded, target.engine, head, *given)
+        if isinstance(heads[0], BlockDraftModel):
+            return DeviceBlockDrafter(loaded, target.engine, heads[0], *given)
+        return DeviceHead(loaded, target.engine, heads[0], *given)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""

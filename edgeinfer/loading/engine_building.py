@@ -166,7 +166,8 @@ class EngineBuilder:
 
         first = partial(EngineBuilder, gpu=self.gpus[0])
         backend, warnings = load_pipeline(self.source, self.gpus, plan, first)
-        return self._loaded(backend, plan.options.chunk, [Detail(str(plan.limit_reason)), *warnings])
+        loaded = self._loaded(backend, plan.options.chunk, [Detail(str(plan.limit_reason)), *warnings])
+        return replace(loaded, gpu=self.gpus[-1]) if plan.has_gpu_head else loaded
 
     def _tensor_parallel(self, plan: TensorPlan) -> LoadedEngine:
         from edgeinfer.loading.tensor.loading import load_tensor_parallel

@@ -1,6 +1,6 @@
 """Loads the part of a model that is on a GPU: memory, tuning and compiled steps. Imports torch."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -18,8 +18,11 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, PAGES, TEXT, Layout
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
+from edgeinfer_kernels.cuda.draft.assistant_backend import AssistantBackend
 from edgeinfer_kernels.cuda.draft.block_backend import BlockBackend
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
+from edgeinfer_kernels.cuda.draft.promptless_head import PromptlessHead
+from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
@@ -37,6 +40,7 @@ TUNED_FROM_BYTES = 200 << 20
 """Weight bytes per token below which a step is bound by latency, and tuning doesn't help."""
 
 B = TypeVar("B", bound=CudaBackend)
+H = TypeVar("H", bound=PromptlessHead)
 
 
 def exchange_buffer(gpu: Gpu, spec: DecoderSpec) -> ExchangeBuffer:
@@ -96,8 +100,13 @@ def _planned_options(source: ModelSource, plan: MemoryPlan) -> DeviceOptions:
         gathered=tuple(index for index, layer in enumerate(plan.layers) if layer.gathers),
         sequences=plan.options.sequences if planned_specification(source, plan).is_recurrent else 1,
         kept_states=KEPT_STATES if plan.has_gpu_head else 0,
-        kept_layers=plan.options.draft.target_layers if plan.options.draft is not None else (),
+        kept_layers=kept_layers(plan),
     )
+
+
+def kept_layers(plan: MemoryPlan) -> tuple[int, ...]:
+    """After how many layers a planned draft head reads states; empty: after the output norm, or none."""
+    return () if plan.options.draft is None else plan.options.draft.target_layers
 
 
 @contextmanager
@@ -118,38 +127,69 @@ def _gpu_shard_of(target: LoadedEngine) -> tuple[CudaBackend, Gpu]:
     return shard, target.gpu
 
 
-def load_gpu_head(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CudaBackend:
-    """A draft head on the GPU of its target, whose embedding and output it reads there. Next to a split
-    target it has a copy of an embedding that is on the CPU.
+def load_gpu_heads(heads: Sequence[DraftHeadModel], source: ModelSource, target: LoadedEngine) -> CudaBackend:
+    """The draft heads of a file on the GPU of their target.
 
     Raises:
         GpuUnavailableError: the head has a matrix without a GPU kernel, or its kernels can't be compiled.
         DeviceMemoryError: other programs took memory of the GPU.
     """
     backend, gpu = _gpu_shard_of(target)
-    has_table = head.own_embedding or not backend.has_table
-    shared = backend.as_target(embedding=not has_table, output=not head.own_output)
-    options = DeviceOptions(kv=source.options.kv, chunk=target.placed.options.chunk, target=shared)
-    kind = BlockBackend if isinstance(head, BlockDraftModel) else CudaBackend
-    with _refusals(source):
-        loaded = kind(
-            head.spec,
-            head.weights,
-            pool_positions(source.context, 1),
-            backend.device,
-            options,
-            tuning=backend.step.tuning,
-        )
+    loaded = gpu_heads(heads, source, backend, target.placed.options.chunk)
     return warmed_up(loaded, gpu, ALL_STEP_SIZES, source.options.build_progress, (TEXT,))
 
 
+def gpu_heads(
+    heads: Sequence[DraftHeadModel], source: ModelSource, backend: CudaBackend, chunk: int
+) -> CudaBackend:
+    """The draft heads of a file next to the part of their target that is on a GPU. They read its embedding
+    and its output there; if it has none, or only rows of the output, they have one copy together.
+
+    Raises as `load_gpu_heads`, but compiles nothing.
+    """
+    loaded, table, output = list[CudaBackend](), backend.table, backend.output
+    try:
+        for head in heads:
+            shared = backend.as_target(
+                None if head.own_embedding else table, None if head.own_output else output
+            )
+            kind: type[CudaBackend] = CudaBackend if loaded or len(heads) == 1 else FirstHead
+            if isinstance(head, BlockDraftModel):
+                kind = BlockBackend
+            with _refusals(source):
+                own = kind(
+                    head.spec,
+                    head.weights,
+                    pool_positions(source.context, 1),
+                    backend.device,
+                    DeviceOptions(kv=source.options.kv, chunk=chunk, target=shared),
+                    tuning=backend.step.tuning,
+                )
+            loaded.append(own)
+            table = table or (None if head.own_embedding else own.table)
+            output = output or (None if head.own_output else own.output)
+    except BaseException:
+        for each in loaded:
+            each.close()
+        raise
+    first = loaded[0]
+    if isinstance(first, FirstHead):
+        first.lead(loaded[1:])
+    return first
+
+
 def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> MedusaBackend:
-    """Medusa heads on the GPU of their target. Raises as `load_gpu_head`."""
+    """Medusa heads on the GPU of their target. Raises as `load_gpu_heads`."""
     backend, gpu = _gpu_shard_of(target)
+    return _warmed_up_head(gpu_medusa(heads, source, backend), gpu)
+
+
+def gpu_medusa(heads: MedusaModel, source: ModelSource, backend: CudaBackend) -> MedusaBackend:
+    """As `gpu_heads`, of Medusa heads."""
     context, launches = pool_positions(source.context, 1), backend.step.launches
-    shared = backend.as_target(embedding=True, output=False)
+    shared = backend.as_target(launches.model.embedding, None)
     with _refusals(source):
-        loaded = MedusaBackend(
+        return MedusaBackend(
             heads.spec,
             heads.weights,
             context,
@@ -158,6 +198,30 @@ def load_gpu_medusa(heads: MedusaModel, source: ModelSource, target: LoadedEngin
             launches.tuning,
             dependent=launches.dependent,
         )
+
+
+def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> AssistantBackend:
+    """A Gemma 4 assistant on the GPU of its target. Raises as `load_gpu_heads`."""
+    backend, gpu = _gpu_shard_of(target)
+    launches = backend.step.launches
+    own = head.with_embedding_of(target.engine.specification, source.weights.token_embd)
+    shared = backend.as_target(backend.table, None, head.target_caches)
+    with _refusals(source):
+        loaded = AssistantBackend(
+            own.spec,
+            own.weights,
+            pool_positions(source.context, 1),
+            backend.device,
+            shared,
+            launches.tuning,
+            kv=source.options.kv,
+            dependent=launches.dependent,
+        )
+    return _warmed_up_head(loaded, gpu)
+
+
+def _warmed_up_head(loaded: H, gpu: Gpu) -> H:
+    """The head with its drafts captured. Raises `GpuUnavailableError`."""
     try:
         loaded.warm_up()
     except BaseException as error:

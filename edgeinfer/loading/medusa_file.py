@@ -20,6 +20,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_quant_formats import GGUFFile
 
 
@@ -72,10 +73,15 @@ class MedusaFile:
 
     def _on_gpu(self, heads: MedusaModel, source: ModelSource, target: LoadedEngine) -> DeviceMedusa:
         from edgeinfer.loading.gpu_loading import load_gpu_medusa
+        from edgeinfer.loading.tensor.loading import load_tensor_head
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
         try:
-            loaded = load_gpu_medusa(heads, source, target)
+            loaded = (
+                load_tensor_head(self.file.origin, target)
+                if isinstance(target.placed, TensorPlan)
+                else load_gpu_medusa(heads, source, target)
+            )
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes, width = loaded.nbytes + kept_state_bytes(heads.sizes), 1 + source.options.draft_tree_width

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgeinfer.loading.gpu_loading import exchange_buffer, load_on_gpu, prepared
+from edgeinfer.loading.gpu_loading import exchange_buffer, kept_layers, load_on_gpu, prepared
 from edgeinfer.loading.model_source import LoadProgress, ModelSource, PartSource, planned_specification
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.planned_devices import DevicePlan
@@ -13,6 +13,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
+from edgeinfer_kernels.sizes.cuda_buffers import KEPT_STATES
 from edgeinfer_kernels.stages import entered_stages, layer_parts, pipeline_refusal
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import PipelinePlan, layer_counts
@@ -45,7 +46,7 @@ def load_pipeline(
     later: list[LaterPart] = []
     try:
         for part, gpu, planned in zip(sources[1:], gpus[1:], plan.parts[1:], strict=True):
-            later.append(_later(part, gpu, planned))
+            later.append(_later(part, gpu, planned, len(spec.layers)))
     except BaseException as error:
         for shard in (first, *(each.shard for each in later)):
             shard.close()
@@ -64,16 +65,23 @@ def _first(
     return load_on_gpu(source, gpu, plan, LoadProgress(source)), []
 
 
-def _later(source: PartSource, gpu: Gpu, plan: MemoryPlan) -> LaterPart:
-    """A part that gets hidden states in its exchange buffer."""
-    entry = exchange_buffer(gpu, source.specification)
+def _later(source: PartSource, gpu: Gpu, plan: MemoryPlan, layers: int) -> LaterPart:
+    """A part that gets hidden states in its exchange buffer; `layers`: of the whole model. The last one keeps
+    states for a draft head.
+    """
+    entry, before = exchange_buffer(gpu, source.specification), layers - len(source.specification.layers)
+    kept = kept_layers(plan)
     shard = GpuShard(
         source.specification,
         source.weights,
         pool_positions(source.context, plan.options.sequences),
         cuda_device(gpu.index),
         DeviceOptions(
-            kv=source.options.kv, chunk=plan.options.chunk, stages=entered_stages(source.specification)
+            kv=source.options.kv,
+            chunk=plan.options.chunk,
+            stages=entered_stages(source.specification),
+            kept_states=KEPT_STATES if plan.has_gpu_head else 0,
+            kept_layers=tuple(layer - before for layer in kept),
         ),
         entry,
         on_loaded=LoadProgress(source),

@@ -30,11 +30,11 @@ NO_HEAD = (
 )
 NO_STATES = (
     "the GPU has too little memory for the draft head and the attention of all layers, whose hidden states "
-    "the head reads: using prompt lookup instead; device='cpu' uses the head"
+    "or caches the head reads: using prompt lookup instead; device='cpu' uses the head"
 )
 CPU_HEAD = (
-    "this draft head (several heads, an assistant, or a block drafter with a Markov head or a selector) "
-    "runs on the CPU only, with all of its model: using prompt lookup instead; device='cpu' uses the head"
+    "this draft head (a block drafter with a Markov head or a selector) runs on the CPU only, with all of "
+    "its model: using prompt lookup instead; device='cpu' uses the head"
 )
 MAX_SPARSE_RATIO = 0.9
 """Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
@@ -97,7 +97,8 @@ def _split_with_head(request: PlanRequest, machine: Machine) -> DevicePlan:
     """The plan of a model that is split between the GPU and the CPU, with a required head if possible."""
     head, note = request.draft, NO_HEAD
     if head is not None and head.is_draft_head:
-        head, note = head.as_head_of_split(request.sizes), NO_STATES if head.target_layers else NO_HEAD
+        between = head.reads_between(len(request.sizes.layers))
+        head, note = head.as_head_of_split(request.sizes), NO_STATES if between else NO_HEAD
     return with_draft_head(request, lambda own: _split(own, machine), head, note)
 
 

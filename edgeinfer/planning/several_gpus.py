@@ -1,12 +1,12 @@
 """Plans a model on several GPUs: on one of them, a part of every layer on each, or consecutive layers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from edgeinfer.errors import Detail
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
-from edgeinfer.planning.one_gpu import plan_whole_on_gpu, with_draft_head
+from edgeinfer.planning.one_gpu import NO_HEAD, plan_whole_on_gpu, with_draft_head
 from edgeinfer.planning.parallel_sequences import gpu_options, sequence_notes
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.planned_devices import DevicePlan, Measured, plan_options, split_plan_options
@@ -17,9 +17,13 @@ from edgeinfer_offload.planner.plan_types import PlanOptions
 from edgeinfer_offload.planner.several_gpus.pipeline_plan import plan_pipeline, plan_pipeline_with_cpu
 from edgeinfer_offload.planner.several_gpus.tensor_plan import plan_tensor
 
-HEAD_ON_SEVERAL = (
-    "tensor parallel has no draft heads: using prompt lookup instead; device='cuda:0' uses the head if that "
-    "GPU holds the model"
+HEAD_ON_LAYERS = (
+    "this draft head reads hidden states or caches of layers that are on other GPUs: using prompt lookup "
+    "instead; device='cuda:0' uses the head if that GPU holds the model"
+)
+BLOCKS = (
+    "tensor parallel has no block drafters: using prompt lookup instead; device='cuda:0' uses the drafter if "
+    "that GPU holds the model"
 )
 SEVERAL_QUEUE = Detail("requests run one at a time: consecutive layers on several GPUs have no batches")
 MAX_TENSOR_RATIO = 0.9
@@ -52,21 +56,31 @@ def plan_on_gpus(request: PlanRequest, machine: Machine, measured: Measured) -> 
             f"{request.name}: consecutive layers on several GPUs take no {refused}; take split='tensor' or "
             "device='cuda:0'"
         )
-    options = replace(plan_options(request), device="gpu", repack=True, draft=None)
     try:
-        plan = plan_pipeline(request.sizes, machine, options, budgets)
+        layers = _with_head(request, lambda own: _on_gpus(own, machine, budgets))
     except PlanError:
-        return _on_gpus_and_cpu(request, measured(machine), budgets)
-    if tensor is not None and _is_faster(tensor.memory, plan):
-        return tensor
-    return DevicePlan(plan, request.context, _several_notes(request))
+        return _with_head(request, lambda own: _on_gpus_and_cpu(own, measured(machine), budgets))
+    return tensor if tensor is not None and _is_faster(tensor.memory, layers.memory) else layers
 
 
 def _refused_by_layers(request: PlanRequest) -> str:
     """What of the request consecutive layers on several GPUs don't take; "": they take all."""
     if request.lora is not None:
         return "adapters (lora=)"
-    return "draft model (draft=)" if request.draft_required else ""
+    draft = request.required_draft
+    return "draft model (draft=)" if draft is not None and not draft.is_draft_head else ""
+
+
+def _with_head(request: PlanRequest, plan: Callable[[PlanRequest], DevicePlan]) -> DevicePlan:
+    """The `plan` of consecutive layers, with a required draft head on the last GPU if possible. Raises
+    `PlanError`.
+    """
+    head = request.required_draft
+    if head is None:
+        return plan(replace(request, draft=None))
+    if head.reads_between(len(request.sizes.layers)):
+        return with_draft_head(request, plan, None, HEAD_ON_LAYERS)
+    return with_draft_head(request, plan, head.as_head_of_split(request.sizes), NO_HEAD)
 
 
 def _alone(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan | None:
@@ -89,8 +103,11 @@ def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | Non
     def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
 
+    head, note = request.draft, NO_HEAD
+    if head is not None:
+        head, note = (None, BLOCKS) if head.drafts_blocks else (head.as_head_of_ranks(request.sizes), NO_HEAD)
     try:
-        return with_draft_head(request, planned, None, HEAD_ON_SEVERAL)
+        return with_draft_head(request, planned, head, note)
     except PlanError as error:
         if request.split == "auto":
             return None
@@ -104,9 +121,16 @@ def _is_faster(tensor: MemoryPlan, other: MemoryPlan) -> bool:
     return tensor.prediction.seconds < MAX_TENSOR_RATIO * other.prediction.seconds
 
 
+def _on_gpus(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
+    """Consecutive layers on each GPU. Raises `PlanError`."""
+    options = replace(plan_options(request), device="gpu", repack=True)
+    plan = plan_pipeline(request.sizes, machine, options, budgets)
+    return DevicePlan(plan, request.context, _several_notes(request))
+
+
 def _on_gpus_and_cpu(request: PlanRequest, machine: Machine, budgets: Sequence[int | None]) -> DevicePlan:
     """As `plan_on_gpus`, where the first GPU shares its layers with the CPU."""
-    options = replace(split_plan_options(request), draft=None)
+    options = split_plan_options(request)
     try:
         plan = plan_pipeline_with_cpu(request.sizes, machine, options, budgets)
     except PlanError as error:

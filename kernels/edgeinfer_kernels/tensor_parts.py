@@ -37,6 +37,8 @@ class TensorPart:
     rank: int
     vocabulary: tuple[range, ...]
     experts: tuple[range, ...]
+    is_tied: bool = False
+    """Whether the output is the embedding, of which each rank has all rows."""
 
     @property
     def ranks(self) -> int:
@@ -175,7 +177,7 @@ def tensor_part(
             output=weights.output.take_rows(rows.start, rows.stop),
             output_bias=None if bias is None else bias[rows.start : rows.stop],
         ),
-        TensorPart(rank, vocabulary, tuple(experts)),
+        TensorPart(rank, vocabulary, tuple(experts), weights.token_embd is weights.output),
     )
 
 

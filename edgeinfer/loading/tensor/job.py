@@ -35,3 +35,14 @@ class TensorJob:
     drafts: bool = False
     tuned_seconds: float = 0.0
     sums: Sums = "auto"
+    kept_states: int = 0
+    kept_layers: tuple[int, ...] = ()
+    """As in `DeviceOptions`, on the rank that has a draft head."""
+
+
+@dataclass(frozen=True)
+class HeadJob:
+    """The draft head that a rank loads after its part. `path`: of its file, None: that of the model."""
+
+    rank: int
+    path: Path | None

@@ -5,6 +5,7 @@ It is started as `python -m edgeinfer.loading.tensor.rank FD`, see `rank_service
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +13,8 @@ import numpy.typing as npt
 from edgeinfer.hugging_face.folder_file import FolderFile
 from edgeinfer.hugging_face.powerinfer_file import PowerInferFile
 from edgeinfer.loading.model_source import LoadProgress, ModelSource
-from edgeinfer.loading.tensor.job import TensorJob
+from edgeinfer.loading.tensor.job import HeadJob, TensorJob
+from edgeinfer.loading.tensor.rank_head import RankHead
 from edgeinfer.model_config.support import open_model
 from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadOptions
@@ -31,12 +33,13 @@ from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZ
 from edgeinfer_kernels.tensor_parts import tensor_part
 from edgeinfer_offload.runtime.rank_service import run_rank
 from edgeinfer_offload.runtime.tensor_backend import RankReady
+from edgeinfer_offload.runtime.tensor_head import HeadReady
 
 
 class TensorRank:
     """A loaded part, as `RankService`."""
 
-    each_replies = frozenset(("snapshot", "read_pages"))
+    each_replies = frozenset(("snapshot", "read_pages", "load_head", "call_head"))
 
     def __init__(self, job: TensorJob, on_progress: Callable[[int, int], None]) -> None:
         self.rank = job.rank
@@ -56,13 +59,22 @@ class TensorRank:
         self._part_of = partial(
             tensor_lora, spec=spec, whole=source.weights, part=part_weights, shares=job.shares, rank=job.rank
         )
+        self._source, self._chunk = source, job.chunk
+        self._head: RankHead | None = None
         self._matrices = source.weights.matrices()
         self._backend = CudaBackend(
             part_spec,
             part_weights,
             pool_positions(source.context, job.sequences),
             device,
-            DeviceOptions(kv=job.kv, chunk=job.chunk, step_tokens=job.step_tokens, part=part),
+            DeviceOptions(
+                kv=job.kv,
+                chunk=job.chunk,
+                step_tokens=job.step_tokens,
+                part=part,
+                kept_states=job.kept_states,
+                kept_layers=job.kept_layers,
+            ),
             on_loaded=LoadProgress(source),
             collective=self._collective,
         )
@@ -75,6 +87,22 @@ class TensorRank:
         """What the model's process needs to know."""
         backend = self._backend
         return RankReady(backend.capabilities, backend.state_nbytes, backend.nbytes, self._collective.kind)
+
+    def load_head(self, job: HeadJob) -> HeadReady | None:
+        """Load a draft head, if it is on this rank."""
+        if job.rank != self.rank:
+            return None
+        self._head = RankHead(job.path, self._source, self._backend, self._chunk)
+        return self._head.ready()
+
+    def call_head(self, method: str, *arguments: Any) -> Any:
+        """The result of a method of the draft head, if it is on this rank."""
+        return None if self._head is None else getattr(self._head, method)(*arguments)
+
+    def close_head(self) -> None:
+        if self._head is not None:
+            self._head.close()
+        self._head = None
 
     def forward(self, ids: list[int], start: int) -> None:
         self._rows = self._backend.embed(ids)

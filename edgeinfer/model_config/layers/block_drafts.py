@@ -38,7 +38,6 @@ from edgeinfer_kernels.decoder import (
 )
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix
-from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
 NEEDED_BY = "a block drafter"
@@ -86,12 +85,6 @@ class BlockDraftModel(DraftHeadModel):
     def rows_of(self, drafted: int) -> int:
         """The rows of a block that drafts this many tokens."""
         return drafted if self.from_first else 1 + drafted
-
-    @property
-    def sizes(self) -> ModelSizes:
-        """As `DraftHeadModel.sizes`; no GPU runs a Markov head or convolutions."""
-        sizes = super().sizes
-        return replace(sizes, cpu_only=sizes.cpu_only or self.markov is not None or self.selector is not None)
 
     def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
         """As `DraftHeadModel.allocate_state`; layer 0 has the caches of the others."""

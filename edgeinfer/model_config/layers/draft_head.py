@@ -60,18 +60,25 @@ class DraftHeadModel:
         """Its sizes; they count no bytes for a matrix of the target."""
         sizes = ModelSizes.of(self.spec, self.weights)
         shares_table = sizes.embedding is not None and not self.own_embedding
-        cpu_only = self.spec.has_raw_draft_states or bool(self.target_caches)
         return replace(
             sizes,
             shares_head=not self.own_output,
             shares_embedding=shares_table,
             target_layers=self.target_layers,
-            cpu_only=cpu_only,
         )
 
     def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
         """Its zeroed KV caches for `context` tokens."""
         return DecoderState.allocate(self.spec, context, kind)
+
+    def with_embedding_of(self, spec: DecoderSpec, table: Matrix) -> "DraftHeadModel":
+        """As it is on a GPU, for a target with this specification and embedding: an assistant's is that one,
+        and its own only the output.
+        """
+        if not self.target_caches:
+            return self
+        own = replace(self.spec, embedding_scale=spec.embedding_scale)
+        return replace(self, spec=own, weights=replace(self.weights, token_embd=table), own_embedding=False)
 
 
 def read_draft_head(
@@ -109,7 +116,8 @@ def read_draft_head(
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
     )
-    return DraftHeadModel(spec, weights, output is not None, embedding is not None)
+    raw = (len(target.shapes),) if config.architecture_spec.raw_draft_states else ()
+    return DraftHeadModel(spec, weights, output is not None, embedding is not None, target_layers=raw)
 
 
 def _own_config(file: GGUFFile, target: ModelConfig) -> ModelConfig:

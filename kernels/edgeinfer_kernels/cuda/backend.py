@@ -1,6 +1,6 @@
 """The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,7 +51,8 @@ from edgeinfer_kernels.cuda.tuning.tuner import (
     tuning_key,
 )
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
-from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
+from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.shards import shard_lora
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
@@ -68,7 +69,7 @@ DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
 ends.
 """
-ON_DEVICE = ("_drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
+ON_DEVICE = ("drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
 """Attributes of a backend that refer to the device memory."""
 
 
@@ -138,7 +139,7 @@ class CudaBackend(DeviceStateBackend):
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
-            max_draft_prompt=0 if self._drafts is None else MAX_TOKENS,
+            max_draft_prompt=0 if self.drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
         ).limited_to(specification)
@@ -167,7 +168,7 @@ class CudaBackend(DeviceStateBackend):
             self._logits,
             tokens_of_sequence("q4_0" in element_types(self._options.kv)),
         )
-        self._drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
+        self.drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
         """The draft loop of a draft head."""
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
@@ -239,7 +240,7 @@ class CudaBackend(DeviceStateBackend):
         if x.in_step:
             self.steps.set_state(ids, start, before, own)
             self.steps.run(len(ids), layout=None if pages is None else PAGES)
-            if self._drafts is not None:  # Its next step may follow before the host reads any logits.
+            if self.drafts is not None:  # Its next step may follow before the host reads any logits.
                 synchronize(self.device)
             return
         self._send(ids)
@@ -336,15 +337,33 @@ class CudaBackend(DeviceStateBackend):
         return DeviceRows(first, count, False)
 
     @property
-    def has_table(self) -> bool:
-        """Whether the embedding is on the device: a split model has it on the CPU, unless it is the head."""
-        return not self._options.stages or self._weights.token_embd is self._weights.output
+    def table(self) -> DeviceMatrix | None:
+        """The embedding on the device; None: a split model has it on the CPU, unless it is the head."""
+        is_here = not self._options.stages or self._weights.token_embd is self._weights.output
+        return self._parts.model.embedding if is_here else None
 
-    def as_target(self, *, embedding: bool, output: bool) -> HeadTarget:
-        """This model as the target of a draft head, which reads its embedding, its output, or both."""
+    @property
+    def output(self) -> DeviceMatrix | None:
+        """The output on the device, if all of its rows are here; a rank of tensor parallel has it only if it
+        is the embedding.
+        """
+        model, part = self._parts.model, self._options.part
+        if part is None:
+            return model.head
+        return model.embedding if part.is_tied else None
+
+    def as_target(
+        self,
+        embedding: DeviceMatrix | None,
+        output: DeviceMatrix | None,
+        caches: Mapping[BlockIndex, BlockIndex] | None = None,
+    ) -> HeadTarget:
+        """This model as the target of a draft head, which reads this `embedding` and this `output`, None: its
+        own. `caches`: the blocks of the head that read a cache, and whose.
+        """
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(model.embedding if embedding else None, model.head if output else None, kept.rows)
+        return HeadTarget(embedding, output, kept.rows, model.caches_of(caches or {}))
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,
@@ -355,18 +374,18 @@ class CudaBackend(DeviceStateBackend):
     @on_open_device
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`; the most probable tokens."""
-        assert self._drafts is not None, "only a draft head drafts"
+        assert self.drafts is not None, "only a draft head drafts"
         self._select()
-        return self._drafts.draft(ids, start, request)
+        return self.drafts.draft(ids, start, request)
 
     @on_open_device
     def draft_level(
         self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
     ) -> list[list[tuple[int, float]]]:
         """As `Backend.draft_level`."""
-        assert self._drafts is not None, "only a draft head drafts"
+        assert self.drafts is not None, "only a draft head drafts"
         self._select()
-        return self._drafts.level(ids, start, parents, count, power)
+        return self.drafts.level(ids, start, parents, count, power)
 
     def discard_ahead(self) -> None:
         """Discard steps that were started ahead: the cache is about to change."""
@@ -465,8 +484,8 @@ class CudaBackend(DeviceStateBackend):
             self.forward_texts(self.embed([0]), [1])
         else:
             self.steps.warm_up(widths, on_compiled, layouts)
-            if self._drafts is not None:
-                self._drafts.warm_up(widths)
+            if self.drafts is not None:
+                self.drafts.warm_up(widths[:-1], padded=widths[-1])
             elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
                 self._paths.warm_up()
                 self.steps.warm_up_trees()

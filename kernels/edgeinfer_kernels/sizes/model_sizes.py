@@ -1,6 +1,6 @@
 """The sizes of a decoder without its weights, from which all byte counts are computed."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,8 +81,6 @@ class ModelSizes:
     """The sizes of further draft heads, each a decoder with its own buffers."""
     target_layers: tuple[int, ...] = ()
     """After how many layers of its target a draft head reads hidden states; empty: after the output norm."""
-    cpu_only: bool = False
-    """Whether no GPU runs it, besides blocks without kernels there."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -146,9 +144,28 @@ class ModelSizes:
         kinds = DraftInputSizes, EagleInputSizes, FusedStatesSizes, AssistantInputSizes, MedusaHeadSizes
         return not self.layers or any(self.of_kind(kind) for kind in kinds)
 
+    def reads_between(self, layers: int) -> bool:
+        """Whether a draft head reads states between the layers of its target, which has this number, or the
+        target's caches; so a block drafter may.
+        """
+        reads_states = any(each < layers for each in self.target_layers)
+        return reads_states or self.drafts_blocks or self.reads_caches
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether it is a block drafter."""
+        return bool(self.of_kind(FusedStatesSizes))
+
+    @property
+    def reads_caches(self) -> bool:
+        """Whether it is a draft head that reads caches of its target."""
+        return bool(self.of_kind(AssistantInputSizes))
+
     @property
     def state_width(self) -> int:
         """Elements of the hidden states of one position that a draft head reads of its target."""
+        for assistant in self.of_kind(AssistantInputSizes):
+            return int(assistant.post.rows)
         return next(iter(self.fused_widths), self.hidden_size)
 
     @property
@@ -158,14 +175,43 @@ class ModelSizes:
         return [block.fc.columns for block in blocks]
 
     def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
-        """A draft head on the GPU of a split target, which embeds on the CPU: the head has a copy of the
-        embedding, unless it is the target's output, or the head reads no tokens.
+        """A draft head on the GPU of a split target, which embeds on the CPU: the head, or the first one that
+        shares it, has a copy of the embedding, unless it is the target's output, or the head reads no tokens.
         """
-        return (
-            self
-            if target.embedding is None or not self.reads_prompts
-            else replace(self, shares_embedding=False)
+        if target.embedding is None or self.of_kind(MedusaHeadSizes):
+            return self
+        if self.reads_caches:  # On a GPU it doesn't read its own.
+            return replace(self, embedding=target.embedding)
+        return self._first_of_heads(
+            lambda head: head.shares_embedding, lambda head: replace(head, shares_embedding=False)
         )
+
+    def as_head_of_ranks(self, target: "ModelSizes") -> "ModelSizes":
+        """A draft head on one rank of tensor parallel, which has the target's embedding, but only some rows
+        of its output: the head has a copy of the output, unless that is the embedding.
+        """
+        if target.embedding is None:
+            return self
+        return self._first_of_heads(
+            lambda head: head.shares_head, lambda head: replace(head, shares_head=False)
+        )
+
+    def _first_of_heads(
+        self, found: Callable[["ModelSizes"], bool], changed: Callable[["ModelSizes"], "ModelSizes"]
+    ) -> "ModelSizes":
+        """The heads, with the first one of a kind changed."""
+        heads = [self, *self.further_heads]
+        for index, head in enumerate(heads):
+            if found(head):
+                heads[index] = changed(head)
+                break
+        return replace(heads[0], further_heads=tuple(heads[1:]))
+
+    @property
+    def has_device_kernels(self) -> bool:
+        """Whether a GPU runs it and its further heads; it runs no Markov heads, which have no layers."""
+        own = bool(self.layers) and all(block.has_device_kernels for block in self.blocks)
+        return own and all(head.has_device_kernels for head in self.further_heads)
 
     @property
     def reads_prompts(self) -> bool:
@@ -176,11 +222,6 @@ class ModelSizes:
     def draft_batch(self) -> int:
         """Maximum tokens of a step of a draft head."""
         return HEAD_BATCH if self.reads_prompts else 1
-
-    @property
-    def has_device_kernels(self) -> bool:
-        """Whether a GPU has kernels of all blocks."""
-        return not self.cpu_only and all(block.has_device_kernels for block in self.blocks)
 
     def has_pages(self, positions: int) -> bool:
         """Whether sequences can share caches of this number of positions: there are no recurrent states, and

@@ -101,9 +101,12 @@ class PlacementProblem:
         if draft is None:
             return None
         here, there = self._cost_of_draft(draft)
+        kept = cuda_buffers.kept_state_bytes(draft)
         for head in draft.further_heads:
-            more, _ = self._cost_of_draft(head)
-            here, there = replace(here, nbytes=here.nbytes + more.nbytes), None
+            more, also = self._cost_of_draft(head)
+            here = replace(here, nbytes=here.nbytes + more.nbytes)
+            if there and also:  # All heads read the same states.
+                there = replace(there, nbytes=there.nbytes + also.nbytes - kept)
         return here, there
 
     def _cost_of_draft(self, draft: ModelSizes) -> tuple[Cost, Cost | None]:
@@ -232,7 +235,8 @@ class PlacementProblem:
         """Whether all attention has to be on one device, as a draft head may need the states between layers
         there.
         """
-        reads_states = self.options.draft is not None and bool(self.options.draft.target_layers)
+        draft = self.options.draft
+        reads_states = draft is not None and draft.reads_between(len(self.sizes.layers))
         return reads_states or any(block.reads_other_layers for block in self.sizes.blocks)
 
     @property

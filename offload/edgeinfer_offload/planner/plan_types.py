@@ -220,7 +220,7 @@ class PlanData:
     def has_gpu_head(self) -> bool:
         """Whether a draft head is on the GPU."""
         draft = self.options.draft
-        return self.draft == "gpu" and draft is not None and draft.is_draft_head
+        return self.draft not in (None, "cpu") and draft is not None and draft.is_draft_head
 
     @property
     def devices(self) -> tuple[Device, ...]:

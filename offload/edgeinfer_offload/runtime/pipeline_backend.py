@@ -15,6 +15,7 @@ from edgeinfer_kernels.backend import Activations, Backend, Logits, SamplingSett
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cuda.backend import CudaBackend
+    from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
     from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer
     from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
     from edgeinfer_offload.runtime.split_backend import SplitBackend
@@ -64,6 +65,22 @@ class PipelineBackend(Backend[PipelineStates]):
             takes_lora=False,
             can_evict=all(shard.capabilities.can_evict for shard in self.shards),
         )
+
+    @property
+    def gpu_shard(self) -> "GpuShard":
+        """The part with the head, next to which a draft head is."""
+        return self._last
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """As `CudaBackend.keep_hidden`."""
+        self._last.keep_hidden(layers)
+
+    def kept_hidden(self, tokens: int) -> list[PipelineStates]:
+        return []
+
+    def kept_rows(self, first: int, count: int) -> "DeviceRows":  # type: ignore[override]
+        """As `CudaBackend.kept_rows`, for a draft head on the last GPU."""
+        return self._last.kept_rows(first, count)
 
     @property
     def state_nbytes(self) -> int:

@@ -54,6 +54,21 @@ class TensorStates:
         return TensorStates(self.ids[part], self.first + start)
 
 
+@dataclass(frozen=True)
+class KeptRows:
+    """States that a rank keeps for its draft head, from a position of the text on."""
+
+    first: int
+    count: int
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, part: slice) -> "KeptRows":
+        start, stop, _ = part.indices(self.count)
+        return KeptRows(self.first + start, stop - start)
+
+
 class TensorBackend(Backend[TensorStates]):
     """Calls of all ranks; results are those of the first one. The state is that of the ranks in order."""
 
@@ -67,7 +82,10 @@ class TensorBackend(Backend[TensorStates]):
         self.processes = processes
         self.batch = tokens
         self.ranks: list[RankReady] = processes.ready
-        self.capabilities = replace(self.ranks[0].capabilities, max_joined_tokens=0, text_tokens=0)
+        kept = max(rank.capabilities.kept_states for rank in self.ranks)
+        self.capabilities = replace(
+            self.ranks[0].capabilities, max_joined_tokens=0, text_tokens=0, kept_states=kept
+        )
 
     @property
     def state_nbytes(self) -> int:
@@ -81,6 +99,24 @@ class TensorBackend(Backend[TensorStates]):
             return self.processes.call(method, *arguments)
         except RankError as error:
             raise ERRORS.get(error.kind, BackendError)(str(error)) from error
+
+    def call_rank(self, rank: int, method: str, *arguments: Any) -> Any:
+        """The result of a rank for a method to which each replies."""
+        return self._call_each(method, *arguments)[rank]
+
+    def keep_hidden(self, layers: Sequence[int]) -> None:
+        """As `CudaBackend.keep_hidden`: a rank keeps those for its draft head."""
+        if layers:
+            raise ValueError(
+                f"hidden states after {layers[0]} layers: a GPU keeps them only for a draft head"
+            )
+
+    def kept_hidden(self, tokens: int) -> list[TensorStates]:
+        return []
+
+    def kept_rows(self, first: int, count: int) -> KeptRows:  # type: ignore[override]
+        """As `Backend.kept_rows`, for a head in the process of a rank."""
+        return KeptRows(first, count)
 
     def embed(self, ids: Sequence[int]) -> TensorStates:
         if len(ids) > self.batch:

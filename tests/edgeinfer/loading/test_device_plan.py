@@ -11,7 +11,9 @@ from edgeinfer.planning.parallel_sequences import MIN_RATE_SHARE, SPLIT_QUEUE, W
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.several_gpus import SEVERAL_QUEUE
 from edgeinfer_kernels.blocks.attention import AttentionSizes
+from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSizes
 from edgeinfer_kernels.lora.sizes import LoraSizes
+from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
 from edgeinfer_offload.machine.description import describe_machine
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
@@ -214,3 +216,41 @@ def test_consecutive_layers_take_one_request_at_a_time_and_neither_adapters_nor_
             plan_devices(refused, here)
         planned = plan_devices(replace(refused, split="auto", vram_of_each=(6 * GIB,)), here)
         assert type(planned.memory) is TensorPlan
+
+
+def head_of(sizes: ModelSizes) -> ModelSizes:
+    """A draft head for a model of these sizes: one of its layers after the draft input."""
+    width = sizes.hidden_size
+    pair = DraftInputSizes(MatrixSize("eh_proj", sizes.head.format, width, 2 * width))
+    layers = (LayerSizes((pair, *sizes.layers[0].blocks)),)
+    return replace(sizes, layers=layers, shares_head=True, shares_embedding=sizes.embedding is not None)
+
+
+@pytest.mark.parametrize(("split", "gib"), [("tensor", 6), ("layers", 5)])
+def test_a_draft_head_is_on_one_rank_or_on_the_gpu_of_the_last_layers(split: str, gib: int) -> None:
+    here, sizes = describe_machine("2x rtx 3090"), dense_model()
+    with_head = request(sizes, split=split, vram_of_each=(gib * GIB, 5 * GIB), draft=head_of(sizes))
+    planned = plan_devices(replace(with_head, draft_required=True), here).memory
+    (item,) = (item for item in planned.items if item.item == "draft head")
+    assert planned.has_gpu_head
+    assert planned.draft == item.device
+    assert item.device == ("gpu1" if split == "layers" else planned.draft)
+    assert isinstance(planned, TensorPlan | PipelinePlan)
+    owners = [part.has_gpu_head for part in planned.parts]
+    assert owners.index(True) == ("gpu", "gpu1").index(item.device)
+    assert sum(owners) == 1
+    automatic = plan_devices(with_head, here).memory
+    assert automatic.draft is None
+
+
+def test_the_first_of_several_heads_has_a_copy_of_what_its_gpu_lacks() -> None:
+    sizes = dense_model()
+    heads = replace(head_of(sizes), further_heads=(head_of(sizes),))
+    assert heads.shares_embedding
+    ranked, split = heads.as_head_of_ranks(sizes), heads.as_head_of_split(sizes)
+    assert [each.shares_head for each in (ranked, *ranked.further_heads)] == [False, True]
+    assert [each.shares_embedding for each in (split, *split.further_heads)] == [False, True]
+    own = replace(heads, shares_head=False).as_head_of_ranks(sizes)
+    assert [each.shares_head for each in own.further_heads] == [False]
+    tied = replace(sizes, embedding=None)
+    assert heads.as_head_of_ranks(tied) == heads

@@ -1,14 +1,22 @@
 """The input of a Gemma 4 assistant, a token and a hidden state of its target: specification and sizes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import (
+    BlockSizes,
+    NormLengths,
+    StatelessSpec,
+    StepShape,
+    TensorReader,
+)
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize
+from edgeinfer_kernels.sizes.cuda_matrices import activation_bytes, matrix_bytes, padded_rows, taken
 
 
 @dataclass(frozen=True)
@@ -57,13 +65,22 @@ class AssistantInputSizes(BlockSizes):
     """The sizes of both projections."""
 
     label: ClassVar[str] = "draft input"
-    has_device_kernels: ClassVar[bool] = False
 
     pre: MatrixSize
     post: MatrixSize
 
     def undivided(self) -> list[MatrixSize]:
         return [self.pre, self.post]
+
+    def undivided_device_bytes(self) -> int:
+        return matrix_bytes(self.pre) + matrix_bytes(self.post)
+
+    @classmethod
+    def step_bytes(cls, blocks: Sequence["AssistantInputSizes"], step: StepShape) -> int:
+        (width,) = {block.post.rows for block in blocks}
+        columns = step.hidden_size, 2 * width
+        activations = sum(activation_bytes(1, each, step.input_floats) for each in columns)
+        return activations + taken(2 * step.hidden_size, 4) + taken(padded_rows(width), 4)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
         # The rows of W_post end with those of a whole group.

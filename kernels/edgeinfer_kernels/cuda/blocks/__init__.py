@@ -5,7 +5,8 @@ A module has `PART` (the name of the weights), `take` and `take_state` (allocate
 `decode` and `prefill`. `waits_for_host`: whether the host takes part in the prefill of a chunk. With
 `before_layer_decode` and `before_layer_prefill` a block runs something before the first block of its layer.
 `oldest_capability`: ten times the compute capability that a block needs, if not every GPU has that. With
-`NORMALIZES_INPUT` its kernels read x and apply the norm before the block.
+`NORMALIZES_INPUT` its kernels read x and apply the norm before the block. With `EMBEDS` the first block
+reads the embedding of tokens instead of x.
 """
 
 from importlib import import_module

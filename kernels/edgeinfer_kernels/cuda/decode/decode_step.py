@@ -21,7 +21,7 @@ from edgeinfer_kernels.cuda.cache.layout import BATCH, TEXT, Layout
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
-from edgeinfer_kernels.cuda.draft.keeping import keep_step
+from edgeinfer_kernels.cuda.draft.states.keeping import keep_step
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
@@ -103,9 +103,9 @@ class DecodeStep:
     def tuning(self, tuning: Tuning) -> None:
         self.launches.tuning = tuning
 
-    def launch(self, tokens: int, *, last_only: bool = False) -> None:
-        """From `state` to `logits`; the state of the blocks is updated. `last_only`: only the last token has
-        logits.
+    def launch(self, tokens: int, *, first_logits: int = 0) -> None:
+        """From `state` to `logits`; the state of the blocks is updated. The tokens from `first_logits` on
+        have logits.
         """
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self.embed(tokens)
         stages = self.exchange.stages if self.exchange else None
@@ -126,7 +126,8 @@ class DecodeStep:
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
-        self._head(source, tokens, tokens - 1 if last_only else 0)
+        if first_logits < tokens:
+            self._head(source, tokens, first_logits)
         if kept is not None:
             keep_step(self.launches, kept, self.model.layer_count, tokens)
 
@@ -231,6 +232,8 @@ class DecodeStep:
     def embed(self, tokens: int, number: int = -1) -> Source:
         """The embeddings of a step's tokens, as the input of the block after `number`."""
         target, norm = self.target(number), self.norm_after(number)
+        if getattr(self._modules[0], "EMBEDS", False):
+            return target
         out, sum_squares = target.activations, target.sum_squares
         self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:

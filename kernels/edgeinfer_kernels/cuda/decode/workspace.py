@@ -11,7 +11,7 @@ from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.blocks.common.block import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.draft.state_ring import StateRing
+from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.sparse.column_matrix import ColumnMatrix, GatheredSpace
 from edgeinfer_kernels.cuda.tensor.collective import Collective
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import WordsConfig

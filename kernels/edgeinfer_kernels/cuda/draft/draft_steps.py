@@ -4,6 +4,9 @@ The first step processes the tokens that the head hasn't, with the target's stat
 before them, with the head's own state. Each kind of first step and each number of further ones is a graph, so
 a whole draft takes two launches. The host reads the tokens and their probabilities when all are made.
 
+Of several heads each drafts one token: all process the first step, and a further one is that of the next
+head, with all tokens drafted so far.
+
 Of a tree the host reads the candidates after each level. A step of a tree has all of its tokens so far: those
 of the levels before it aren't cached positions, as a token attends only to those on its path.
 """
@@ -17,9 +20,9 @@ from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
-from edgeinfer_kernels.cuda.draft.keeping import keep_own
-from edgeinfer_kernels.cuda.draft.own_states import OwnStates
-from edgeinfer_kernels.cuda.draft.state_kernels import BY_ROW, LAST
+from edgeinfer_kernels.cuda.draft.states.keeping import keep_own
+from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
+from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_ROW, LAST
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -35,6 +38,7 @@ class DraftSteps:
 
     def __init__(self, steps: CapturedSteps, sampling: SamplingSpace) -> None:
         self._steps, self._sampling = steps, sampling
+        self._others: tuple[DraftSteps, ...] = ()
         self._device = steps.step.workspace.state.device
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
@@ -46,8 +50,9 @@ class DraftSteps:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
         with too low a probability are dropped.
         """
-        count = min(len(request.min_probs), MAX_DRAFTED)
-        self._steps.set_state(ids, start)
+        count = min(len(request.min_probs), self._most)
+        for each in (self, *self._others):
+            each._steps.set_state(ids, start)
         width = self._steps.width(len(ids))
         is_padded = width > len(ids)
         self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
@@ -83,15 +88,32 @@ class DraftSteps:
         synchronize(self._device)
         return self._candidates.found(rows, count)
 
-    def warm_up(self, widths: Sequence[int]) -> None:
-        """Capture the first steps of these numbers of tokens, and all numbers of usual further steps."""
+    def lead(self, others: Sequence["DraftSteps"]) -> None:
+        """Draft with these further heads, each for one more token. They read the states that the heads before
+        them had.
+        """
+        self._others = tuple(others)
+        for other in others:
+            other._space.own = self._space.own
+
+    @property
+    def _most(self) -> int:
+        """Maximum tokens of a draft."""
+        return min(MAX_DRAFTED, 1 + len(self._others)) if self._others else MAX_DRAFTED
+
+    def warm_up(self, widths: Sequence[int], padded: int = 0) -> None:
+        """Capture the first steps of these numbers of tokens, those that may be `padded` to a number, and all
+        numbers of usual further steps.
+        """
         if not self._cuda:
             return
-        self._steps.set_state([0], 0)
-        for width in widths[:-1]:
+        for each in (self, *self._others):
+            each._steps.set_state([0], 0)
+        for width in widths:
             self._captured(("first", width), partial(self.launch_first, width))
-        self._captured(("padded", widths[-1]), partial(self.launch_first, widths[-1], True))
-        for count in range(1, PREPARED):
+        if padded:
+            self._captured(("padded", padded), partial(self.launch_first, padded, True))
+        for count in range(1, min(PREPARED, self._most)):
             self._captured(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
 
@@ -111,15 +133,16 @@ class DraftSteps:
         """
         if kind in self._graphs:
             return self._graphs[kind]
-        space = self._steps.step.workspace
-        state, own = space.state.clone(), self._space.own.clone()
+        changed = [each._steps.step.workspace.state for each in (self, *self._others)]
+        changed.append(self._space.own)
+        before = [each.clone() for each in changed]
         launch()
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         with capturing(self._device, graph):
             launch()
-        space.state.copy_(state)
-        self._space.own.copy_(own)
+        for each, kept in zip(changed, before, strict=True):
+            each.copy_(kept)
         self._graphs[kind] = graph
         return graph
 
@@ -129,50 +152,62 @@ class DraftSteps:
         spaces = self._steps.step.workspace.spaces.values()
         return next(space for space in spaces if isinstance(space, OwnStates))
 
-    def _keep_own(self, tokens: int, place: int) -> None:
-        """Keep the states of a step's tokens, which later steps read."""
+    def _keep_last(self, row: int = 0) -> None:
+        """Keep the state of a step's last token, which later steps read in this row."""
         space = self._space
-        keep_own(self._steps.step.launches, space.own, tokens, place, raw=space.raw)
+        keep_own(self._steps.step.launches, space.own[row : row + 1], 1, LAST.value, raw=space.raw)
 
     def launch_first(self, tokens: int, is_padded: bool = False) -> None:
         """Launch the kernels of a first step of this many tokens, and of the first draft token, which needs
         the logits of the last one: if the step `is_padded`, that is known on the device.
         """
-        self._steps.step.launch(tokens, last_only=not is_padded)
+        for other in self._others:
+            other._steps.step.launch(tokens, first_logits=tokens)
+        self._steps.step.launch(tokens, first_logits=0 if is_padded else tokens - 1)
         self._select(0)
 
     def launch_further(self, count: int) -> None:
         """Launch the kernels of this many further steps."""
+        for index in range(1, count + 1):
+            tokens = index if self._others else 1
+            self._head(index)._launch_own(tokens, tokens - 1)
+            self._select(index)
+
+    def _launch_own(self, tokens: int, first_logits: int = 0) -> None:
+        """Launch a step whose tokens read the head's own states."""
         self._space.reads_own = True
         try:
-            for index in range(1, count + 1):
-                self._steps.step.launch(1)
-                self._select(index)
+            self._steps.step.launch(tokens, first_logits=first_logits)
         finally:
             self._space.reads_own = False
 
+    def _head(self, index: int) -> "DraftSteps":
+        """The head of a draft token; of the token after the last one, the last head."""
+        heads = (self, *self._others)
+        return heads[min(index, len(self._others))]
+
     def launch_root(self, tokens: int, is_padded: bool = False) -> None:
         """As `launch_first`, with the candidates after the last token."""
-        self._steps.step.launch(tokens, last_only=not is_padded)
-        self._keep_own(1, LAST.value)
+        self._steps.step.launch(tokens, first_logits=0 if is_padded else tokens - 1)
+        self._keep_last()
         self._candidates.launch(1, last=True)
 
     def launch_level(self, tokens: int) -> None:
         """Launch the kernels of a step of a tree, and of the candidates after each of its tokens."""
-        self._space.reads_own = True
-        try:
-            self._steps.step.launch(tokens)
-        finally:
-            self._space.reads_own = False
-        self._keep_own(tokens, BY_ROW.value)
+        self._launch_own(tokens)
+        space = self._space
+        keep_own(self._steps.step.launches, space.own, tokens, BY_ROW.value, raw=space.raw)
         self._candidates.launch(tokens)
 
     def _select(self, index: int) -> None:
-        """Keep the state of the step's last token, and make the draft token after it the next step's."""
-        launches = self._steps.step.launches
-        space, buffers = launches.workspace, self._sampling.buffers
+        """Keep the state of the step's last token, and make the draft token after it the next step's: of
+        several heads that of the next one, with the tokens before it.
+        """
+        head, following, repeated = self._head(index), self._head(index + 1), index if self._others else 0
+        launches = head._steps.step.launches
+        space, buffers = launches.workspace, head._sampling.buffers
         vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        self._keep_own(1, LAST.value)
+        head._keep_last(repeated)
         launches.launch(
             draft_slices_kernel,
             (slices,),
@@ -190,10 +225,13 @@ class DraftSteps:
             buffers.keys,
             buffers.masses,
             space.state,
+            following._steps.step.workspace.state,
             launches.or_nothing(launches.model.output_ids),
             self._ids,
             self._probs,
             index,
+            repeated,
+            repeated or int(self._space.stays),
             vocabulary,
             slices,
             SLICES=next_power_of_two(slices),

@@ -6,45 +6,27 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.cuda.blocks import device_module
-from edgeinfer_kernels.cuda.current_device import capturing, current, on_device
+from edgeinfer_kernels.cuda.current_device import capturing, on_device
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import Source
-from edgeinfer_kernels.cuda.decode.workspace import Workspace
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
-from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
+from edgeinfer_kernels.cuda.device_parts import synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
-from edgeinfer_kernels.cuda.draft.state_steps import read_states
+from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts, PromptlessHead
+from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
-from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.sizes.cuda_buffers import POWER_AT, SEQUENCES_AT, STATE_WORDS, STATES_AT
 
 KIND = "embedding.medusa_head"
 
 
-class MedusaParts:
-    """All device allocations, in order; either counted or made."""
-
-    def __init__(
-        self,
-        specification: DecoderSpec,
-        weights: DecoderWeights,
-        context: int,
-        arena: Arena,
-        target: HeadTarget,
-    ) -> None:
-        self.model = DeviceModel(specification, weights, arena, context, target=target)
-        self.workspace = Workspace(self.model, arena)
-        self.sampling = SamplingSpace(self.model.vocabulary, arena)
-
-
 class MedusaSteps:
     """The launches of the first heads."""
 
-    def __init__(self, parts: MedusaParts, tuning: Tuning, *, dependent: bool) -> None:
+    def __init__(self, parts: HeadParts, tuning: Tuning, *, dependent: bool) -> None:
         parts.workspace.nothing = parts.model.blocks[0].weights.linear.words
         launches = StepLaunches(parts.model, parts.workspace, tuning, dependent=dependent)
         self.step = DecodeStep(launches)
@@ -60,14 +42,8 @@ class MedusaSteps:
         self.candidates.launch(heads)
 
 
-class MedusaBackend:
-    """The heads of a target on the same GPU, each a layer of the decoder. All memory is allocated in the
-    constructor.
-
-    Raises:
-        UnsupportedOnDeviceError: a matrix without a kernel.
-        DeviceMemoryError: the device has less memory than is counted.
-    """
+class MedusaBackend(PromptlessHead):
+    """The heads of a target on the same GPU, each a layer of the decoder."""
 
     def __init__(
         self,
@@ -80,27 +56,11 @@ class MedusaBackend:
         *,
         dependent: bool = False,
     ) -> None:
-        self.device = device
-        self._cuda = device.type == "cuda"
+        parts = self._load(specification, weights, context, device, target)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        with current(device):
-            counting = Arena()
-            MedusaParts(specification, weights, context, counting, target)
-            self._arena = Arena(device, counting.used)
-            parts = MedusaParts(specification, weights, context, self._arena, target)
-            uploader = Uploader(device)
-            try:
-                parts.model.fill(uploader)
-            finally:
-                uploader.close()
         self._steps = MedusaSteps(parts, tuning, dependent=dependent)
         self._words = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self._words[SEQUENCES_AT + 4] = 1  # A step of one token, at position 0.
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes allocated on the device."""
-        return self._arena.used
 
     @property
     def heads(self) -> int:
@@ -149,9 +109,6 @@ class MedusaBackend:
             self._graphs[heads] = graph
         return self._graphs[heads]
 
-    def close(self) -> None:
-        """Free the device memory."""
-        with current(self.device):
-            self._graphs.clear()
-            self.__dict__.pop("_steps", None)
-            self._arena.close()
+    def _drop(self) -> None:
+        self._graphs.clear()
+        self.__dict__.pop("_steps", None)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.draft.state_kernels import state_row
+from edgeinfer_kernels.cuda.draft.states.state_kernels import state_row
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
 

@@ -1,10 +1,13 @@
 """What a draft head on a GPU reads of its target there: the embedding, the output, and the kept states."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.weights.device_block import DeviceCache
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
+from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.sizes.cuda_matrices import padded_rows
 
 
@@ -13,12 +16,13 @@ class HeadTarget:
     """The target of a draft head on the same device.
 
     `embedding`, `output`: its matrices; None: the head has its own. `states`: those that the target keeps,
-    the rows of a `StateRing`.
+    the rows of a `StateRing`. `caches`: of the target, for attention blocks of the head that read these.
     """
 
     embedding: DeviceMatrix | None
     output: DeviceMatrix | None
     states: Tensor
+    caches: Mapping[BlockIndex, DeviceCache] = field(default_factory=dict)
 
 
 def first_rows(matrix: DeviceMatrix, rows: int) -> DeviceMatrix:

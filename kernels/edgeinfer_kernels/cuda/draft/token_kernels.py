@@ -4,8 +4,10 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.decode.sampling import NO_KEY, ids_of, logits_of, sorting_keys
+from edgeinfer_kernels.cuda.draft.states.state_kernels import PATH_AT
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
+    MASKS_AT,
     POSITIONS_AT,
     SEQUENCES_AT,
     step_start,
@@ -43,17 +45,36 @@ def token_ids(rows, table, vocabulary, MAPPED: tl.constexpr):
         return rows
 
 
-@triton.jit(do_not_specialize=["index"])
+@triton.jit
+def _set_next_step(words, following, token, repeated, back):
+    """Make the last `repeated` tokens of the step of `words`, and this one, those of the next step, which
+    begins `back` positions before the end of this one. They read the first rows of the head's own states.
+    """
+    start = step_start(words) + step_tokens(words) - back
+    index = tl.arange(0, POSITIONS_AT)
+    tokens = tl.load(words + index, mask=index < repeated, other=0)
+    tl.debug_barrier()  # All threads have read the words.
+    used = index <= repeated
+    tl.store(following + index, tl.where(index == repeated, tl.maximum(token, 0), tokens), mask=used)
+    tl.store(following + POSITIONS_AT + index, start + index, mask=used)
+    tl.store(following + MASKS_AT + index, (2 << index) - 1, mask=used)
+    tl.store(following + (PATH_AT + 1) + index, index, mask=used)
+    tl.store(following + CACHED_AT, start)
+    tl.store(following + SEQUENCES_AT, start)
+    tl.store(following + (SEQUENCES_AT + 4), repeated + 1)
+
+
+@triton.jit(do_not_specialize=["index", "repeated", "back"])
 def draft_token_kernel(
-    keys, masses, words, table, ids, probs, index, vocabulary, slices,
+    keys, masses, words, following, table, ids, probs, index, repeated, back, vocabulary, slices,
     SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The id of the largest logit, the lowest among equals, and its softmax, to `ids` and `probs` at `index`,
-    in memory that the host can read; the next step gets this token alone. The softmax is NaN if a logit is.
+    in memory that the host can read. The next step, of the words `following`, gets this token after the
+    `repeated` last ones of this step, `back` positions before its end. The softmax is NaN if a logit is.
 
     Reads slices · 12 bytes.
     """
-    release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
     piece = tl.arange(0, SLICES)
     own = tl.load(keys + piece, mask=piece < slices, other=NO_KEY)
@@ -64,10 +85,5 @@ def draft_token_kernel(
     token = token_ids(ids_of(best), table, vocabulary, MAPPED)
     tl.store(ids + index, token)
     tl.store(probs + index, 1.0 / total)
-    end = step_start(words) + step_tokens(words)
-    tl.debug_barrier()  # All threads have read the words.
-    tl.store(words, tl.maximum(token, 0))
-    tl.store(words + POSITIONS_AT, end)
-    tl.store(words + CACHED_AT, end)
-    tl.store(words + SEQUENCES_AT, end)
-    tl.store(words + (SEQUENCES_AT + 4), 1)
+    _set_next_step(words, following, token, repeated, back)
+    release_consumers(DEPENDENT)  # Attention reads the cached length of the next step before it waits.

@@ -19,8 +19,8 @@ from edgeinfer_kernels.cuda.blocks import device_module, normalizes_input
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.draft.keeping import keep_chunk
-from edgeinfer_kernels.cuda.draft.state_ring import StateRing
+from edgeinfer_kernels.cuda.draft.states.keeping import keep_chunk
+from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.lora import embedding_args
 from edgeinfer_kernels.cuda.offload.cpu_stages import PrefillExchange, PromptStage
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers

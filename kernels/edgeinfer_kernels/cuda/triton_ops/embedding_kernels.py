@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile, quantize, release
 
 
 @triton.jit
-def _embedded(embedding, row, column, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
+def embedded(embedding, row, column, WIDTH: tl.constexpr, BLOCKS: tl.constexpr, TILE: tl.constexpr):
     """Elements of a row of the embedding, in float32, 0 from column WIDTH on; with a LoRA adapter plus b·a:
     embedding[3] is a (rank, WIDTH), embedding[4] is b (rows, rank).
     """
@@ -52,7 +52,7 @@ def embed_kernel(
     group = chunk * 16 + tl.arange(0, 16)
     column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
     inside = column < WIDTH
-    value = _embedded(embedding, row, column, WIDTH, IN_BLOCKS, TILE) * scale
+    value = embedded(embedding, row, column, WIDTH, IN_BLOCKS, TILE) * scale
     tl.store(x + token * WIDTH + column, value, mask=inside)
     tl.store(sum_squares + token * COUNT + group, tl.sum(value * value, axis=1), mask=group < COUNT)
     if GAIN:
@@ -72,7 +72,7 @@ def embed_rows_kernel(
     column = tl.program_id(0) * 256 + tl.arange(0, 256)
     token, inside = tl.program_id(1), column < WIDTH
     row = tl.load(ids + token)
-    value = _embedded(embedding, row, column, WIDTH, BLOCKS, TILE) * scale
+    value = embedded(embedding, row, column, WIDTH, BLOCKS, TILE) * scale
     tl.store(x + token * WIDTH + column, value, mask=inside)
 
 

@@ -1,6 +1,6 @@
 """A decoder's weights, caches and buffers in device memory."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,6 +159,11 @@ class DeviceModel(DeviceBuilder):
             self.embedding = self.matrix(weights.token_embd)
             self.parts.append(Part("embedding", arena.used - before, read=False))
 
+    def caches_of(self, sources: Mapping[BlockIndex, BlockIndex]) -> dict[BlockIndex, DeviceCache]:
+        """The caches of some blocks of the whole decoder, which are on the device."""
+        found = {(self.layers[block.index.layer], block.index.position): block.state for block in self.blocks}
+        return {own: found[source.layer, source.position] for own, source in sources.items()}
+
     @property
     def states_of_target(self) -> Tensor:
         """The hidden states that the target of a draft head keeps."""
@@ -179,7 +184,9 @@ class DeviceModel(DeviceBuilder):
             several = {"slots": self._recent_slots}
         state = module.take_state(arena, spec, self.positions, self._kv, **several)
         self._states[index] = state
-        if spec.source_layer is not None:
+        if self._target is not None and index in self._target.caches:
+            state = self._target.caches[index]
+        elif spec.source_layer is not None:
             state = self._states[self.spec.state_source(index)]
         elif state is not None:
             self.parts.append(Part(f"layer {index.layer} keys and values", arena.used - begin, read=True))

@@ -47,8 +47,9 @@ def plan_pipeline(
     @cache
     def part(gpu: int, first: int, last: int) -> MemoryPlan | PlanError:
         here, own = alone_on(machine, options, gpu, vram[gpu])
+        own = own if last == layers else replace(own, draft=None)
         try:
-            return plan_memory(_part_sizes(sizes, first, last), here, own)
+            return plan_part(_part_sizes(sizes, first, last), here, own)
         except PlanError as error:
             return error
 
@@ -76,11 +77,12 @@ def plan_pipeline_with_cpu(
     end, later = len(sizes.layers), list[MemoryPlan]()
     for gpu in range(len(machine.gpus) - 1, 0, -1):
         here, own = alone_on(machine, options, gpu, vram[gpu])
+        own = own if end == len(sizes.layers) else replace(own, draft=None)
         first, plan = _most_layers(sizes, here, own, end, least=gpu)
         later.insert(0, plan)
         end = first
     here, _ = alone_on(machine, options, 0, vram[0])
-    split = replace(options, device="any", vram=vram[0], expert_cache=False)
+    split = replace(options, device="any", vram=vram[0], expert_cache=False, draft=None)
     plan = plan_memory(_part_sizes(sizes, 0, end), here, split)
     if plan.head != "gpu":
         raise PlanError(plan.limit_reason or "no layer is faster on the first GPU")
@@ -95,6 +97,14 @@ def alone_on(
     return replace(machine, gpus=(machine.gpus[gpu],)), own
 
 
+def plan_part(sizes: ModelSizes, machine: Machine, options: PlanOptions) -> MemoryPlan:
+    """The plan of a part that is wholly on a GPU, with a draft head if there is one. Raises `PlanError`."""
+    plan = plan_memory(sizes, machine, options)
+    if options.draft is not None and options.draft.is_draft_head and not plan.has_gpu_head:
+        raise PlanError("the draft head doesn't fit next to its part of the model")
+    return plan
+
+
 def _most_layers(
     sizes: ModelSizes, machine: Machine, options: PlanOptions, end: int, least: int
 ) -> tuple[int, MemoryPlan]:
@@ -107,7 +117,7 @@ def _most_layers(
     while low <= high:
         first = (low + high) // 2
         try:
-            fitting = first, plan_memory(_part_sizes(sizes, first, end), machine, options)
+            fitting = first, plan_part(_part_sizes(sizes, first, end), machine, options)
             high = first - 1
         except PlanError as error:
             failure, low = error, first + 1
@@ -166,7 +176,7 @@ def _joined(parts: Sequence[MemoryPlan], machine: Machine, options: PlanOptions)
         layers=tuple(layers),
         head=last,
         embedding=parts[0].embedding,
-        draft=None,
+        draft=last if parts[-1].has_gpu_head else None,
         machine=machine,
         options=replace(options, device=parts[0].options.device),
         budgets=budgets,

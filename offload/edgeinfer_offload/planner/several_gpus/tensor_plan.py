@@ -12,8 +12,7 @@ from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.planner.layer_placement import LayerPlacement
 from edgeinfer_offload.planner.memory_plan import MemoryPlan, PlanError
 from edgeinfer_offload.planner.plan_types import PlannedItem, PlanOptions, Prediction
-from edgeinfer_offload.planner.planner import plan_memory
-from edgeinfer_offload.planner.several_gpus.pipeline_plan import alone_on, item_on
+from edgeinfer_offload.planner.several_gpus.pipeline_plan import alone_on, item_on, plan_part
 
 SUMS, COMMUNICATION = "sums over the GPUs", "process and communication"
 SUMS_PER_LAYER = 2
@@ -103,7 +102,7 @@ def _plan_of(
         own = own if rank == host else replace(own, draft=None)
         gpu = here.gpus[0]
         here = here.with_gpu(replace(gpu, free_bytes=max(0, gpu.free_bytes - used)))
-        part = plan_memory(tensor_sizes(sizes, shares, rank), here, own)
+        part = plan_part(tensor_sizes(sizes, shares, rank), here, own)
         held = replace(part, budgets={**part.budgets, "gpu": part.vram_bytes + used})
         parts.append(replace(held, items=(*part.items, PlannedItem(COMMUNICATION, "gpu", used, 0.0))))
     return _joined(sizes, parts, machine, options, shares, host)

@@ -39,24 +39,34 @@ class ModelWithHeads(RandomModel):
         return shapes
 
 
-def step_heads(own_outputs: bool = False) -> ModelWithHeads:
-    """A model of four layers with and without windows, and two heads, the first of which has a window."""
-    limits = {"swiglu_clamp_exp": (0, 0, 0.4, 0, 0.7, 0.6), "swiglu_clamp_shexp": (0.5, 0, 0, 0.3, 0.6, 0)}
+def step_heads(own_outputs: bool = False, layers: int = LAYERS) -> ModelWithHeads:
+    """A model of layers with and without windows, and two heads, the first of which has a window."""
+    rest = (0,) * (layers - LAYERS)
+    limits = {
+        "swiglu_clamp_exp": (0, 0, 0.4, 0, *rest, 0.7, 0.6),
+        "swiglu_clamp_shexp": (0.5, 0, 0, 0.3, *rest, 0.6, 0),
+    }
     extra = {**STEP35.extra, **{key: np.array(values, np.float32) for key, values in limits.items()}}
     return ModelWithHeads(
-        **{**vars(STEP35), "layers": LAYERS + HEADS, "hybrid": patterned_heads("gwwgwg"), "extra": extra},
+        **{
+            **vars(STEP35),
+            "layers": layers + HEADS,
+            "hybrid": patterned_heads(("gwwg" * layers)[:layers] + "wg"),
+            "extra": extra,
+        },
         norm_name="nextn.shared_head_norm" if own_outputs else "",
         own_outputs=own_outputs,
     )
 
 
-def mimo_heads(own_outputs: bool = False) -> ModelWithHeads:
-    """A model of four layers with and without windows, and two dense heads with windows and fused queries,
+def mimo_heads(own_outputs: bool = False, layers: int = LAYERS) -> ModelWithHeads:
+    """A model of layers with and without windows, and two dense heads with windows and fused queries,
     keys and values. `own_outputs`: else a head has a norm with the name that files of MiMo-V2 have.
     """
-    hybrid = short_values("gwwgww", 16, fused=True, dense_from=LAYERS)
+    pattern = ("gwwg" * layers)[:layers] + "ww"
+    hybrid = short_values(pattern, 16, fused=True, dense_from=layers)
     return ModelWithHeads(
-        **{**vars(MIMO2), "layers": LAYERS + HEADS, "hybrid": hybrid},
+        **{**vars(MIMO2), "layers": layers + HEADS, "hybrid": hybrid},
         norm_name="nextn.shared_head_norm" if own_outputs else "layer_output_norm",
         own_outputs=own_outputs,
     )

@@ -86,12 +86,6 @@ def test_the_assistant_is_in_the_plan_with_the_bytes_that_it_takes(
     assert found == [drafter_of(drafting).nbytes]
 
 
-def test_on_a_gpu_prompt_lookup_is_used_instead(path: Path, assistant: Path) -> None:
-    planned = plan_model(path, draft=assistant, device="rtx 4090, 64 GiB", context=256)
-    assert planned.plan.draft is None
-    assert any("CPU only" in line for line in planned.warnings)
-
-
 @pytest.mark.parametrize(
     ("target", "settings", "line"),
     [

@@ -8,6 +8,7 @@ import torch
 
 from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec, AssistantInputWeights
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
 from edgeinfer_kernels.blocks.embedding.draft_keys import DraftKeysSpec, DraftKeysWeights
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec, EagleInputWeights
@@ -20,8 +21,9 @@ from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
 from edgeinfer_kernels.cuda.draft.block_backend import BlockSteps
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
-from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaParts, MedusaSteps
-from edgeinfer_kernels.cuda.draft.state_ring import StateRing
+from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaSteps
+from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts
+from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
@@ -53,6 +55,7 @@ NAMES = {
     "eagle_pair_rows_kernel",
     "medusa_hidden_kernel",
     "append_keys_kernel",
+    "assistant_pair_kernel",
 }
 
 
@@ -165,8 +168,25 @@ def medusa_decoder(kind: str) -> tuple[DecoderSpec, DecoderWeights]:
 def launch_medusa(kind: str, capability: int, states: torch.Tensor, *, dependent: bool) -> None:
     """A draft of a Medusa head."""
     spec, weights = medusa_decoder(kind)
-    parts = MedusaParts(spec, weights, POSITIONS, Arena(), HeadTarget(None, None, states))
+    parts = HeadParts(spec, weights, POSITIONS, Arena(), HeadTarget(None, None, states))
     MedusaSteps(parts, usual_tuning(capability), dependent=dependent).launch(1)
+
+
+def launch_assistant(kind: str, capability: int, states: torch.Tensor, *, dependent: bool) -> None:
+    """A draft of an assistant of this width for a target of the same, whose embedding is its own here."""
+    spec, weights = head_decoder(kind, NORM)
+    (_, *layer), (pair, *others) = spec.layers[0].blocks, weights.layers[0].blocks
+    pre = pair.block.eh_proj
+    post = replace(pre, rows=WIDTH, columns=WIDTH)
+    first = ResidualBlock(AssistantInputSpec(WIDTH), NORM)
+    own = ResidualWeights(AssistantInputWeights(pre, post))
+    spec = replace(spec, layers=(LayerSpec((first, *layer)),))
+    weights = replace(weights, layers=(LayerWeights((own, *others)),))
+    parts = HeadParts(spec, weights, POSITIONS, Arena(), HeadTarget(None, None, states))
+    launches = StepLaunches(parts.model, parts.workspace, usual_tuning(capability), dependent=dependent)
+    drafts = DraftSteps(CapturedSteps(DecodeStep(launches), parts.sampling), parts.sampling)
+    drafts.launch_first(1)
+    drafts.launch_further(1)
 
 
 def main() -> None:
@@ -179,6 +199,7 @@ def main() -> None:
                 launch_all(*decoder(kind, NORM), capability, ring, dependent=capability >= 90)
             launch_medusa(kind, capability, own, dependent=capability >= 90)
             launch_blocks(kind, capability, fused, dependent=capability >= 90)
+            launch_assistant(kind, capability, own, dependent=capability >= 90)
     for launch in launches:
         if launch.name in NAMES:
             print(launch.name, compile_launch(launch, capability), flush=True)

@@ -86,7 +86,9 @@ def pair_of(made: RandomDFlash, device: str, folder: Path, kv: CacheType = "f16"
         chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES, kept_layers=model.target_layers
     )
     target = on_device(spec, weights, device, keeping)
-    shared = target.as_target(embedding=not model.own_embedding, output=not model.own_output)
+    shared = target.as_target(
+        None if model.own_embedding else target.table, None if model.own_output else target.output
+    )
     draft = BlockBackend(
         model.spec, model.weights, pool_positions(CONTEXT, 1), torch.device(device),
         DeviceOptions(kv=kv, chunk=CHUNK, target=shared), tuning=None if HAS_GPU else SMALL,

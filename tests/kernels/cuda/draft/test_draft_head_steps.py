@@ -85,7 +85,7 @@ def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterato
         head = read_draft_head(file, config, weights)
         options = DeviceOptions(chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES)
         target = on_device(spec, weights, device, options)
-        own = DeviceOptions(chunk=CHUNK, target=target.as_target(embedding=True, output=True))
+        own = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, target.output))
         on_it = on_device(head.spec, head.weights, device, own)
         yield Pair(target, on_it, exact(spec, weights), exact(head.spec, head.weights))
         on_it.close()
@@ -240,7 +240,7 @@ def test_the_counted_bytes_of_a_head_are_those_that_it_allocates(name: str, tmp_
         )
         assert keeping - plain == cuda_buffers.kept_state_bytes(head.sizes)
         target = on_device(spec, weights, "cpu", DeviceOptions(chunk=CHUNK, kept_states=1024))
-        options = DeviceOptions(chunk=CHUNK, target=target.as_target(embedding=True, output=True))
+        options = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, target.output))
         parts = count_parts(head.spec, head.weights, CONTEXT, device, options)
         target.close()
     sizes: ModelSizes = head.sizes
@@ -260,7 +260,7 @@ def test_first_rows_of_a_matrix_are_whole_groups(device: str, tmp_path: Path) ->
         config = read_config(file)
         options = DeviceOptions(chunk=CHUNK, kept_states=1024)
         target = on_device(config.specification(), read_weights(file, config), device, options)
-        output = target.as_target(embedding=False, output=True).output
+        output = target.as_target(None, target.output).output
         assert output is not None
         assert first_rows(output, 48).words.shape[0] == 48
         with pytest.raises(ValueError, match="saw 50"):

@@ -55,7 +55,8 @@ def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterato
             chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES, kept_layers=head.target_layers
         )
         target = on_device(spec, weights, device, options)
-        shared = target.as_target(embedding=not head.own_embedding, output=not head.own_output)
+        table = None if head.own_embedding else target.table
+        shared = target.as_target(table, None if head.own_output else target.output)
         on_it = on_device(head.spec, head.weights, device, DeviceOptions(chunk=CHUNK, target=shared))
         reference = exact(spec, weights)
         reference.keep_hidden(head.target_layers)
@@ -171,7 +172,8 @@ def test_the_counted_bytes_of_a_head_are_those_that_it_allocates(name: str, tmp_
         )
         assert kept - plain == cuda_buffers.kept_state_bytes(head.sizes)
         target = on_device(spec, weights, "cpu", keeping)
-        shared = target.as_target(embedding=not head.own_embedding, output=not head.own_output)
+        table = None if head.own_embedding else target.table
+        shared = target.as_target(table, None if head.own_output else target.output)
         options = DeviceOptions(chunk=CHUNK, target=shared)
         parts = count_parts(head.spec, head.weights, CONTEXT, device, options)
         target.close()

@@ -21,6 +21,7 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from tests.edgeinfer.speculation.heads.head_files import split_heads
+from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
@@ -115,9 +116,10 @@ def test_tokens_that_the_gpu_samples_ahead_are_observed(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", ["qwen35-draft-head", "glm4moe"])
+@pytest.mark.parametrize("name", ["qwen35-draft-head", "glm4moe", "nemotron_h_moe"])
 def test_heads_of_recurrent_and_moe_models_change_no_completion(tmp_path: Path, name: str) -> None:
-    path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    with_head = nemotron_head() if name == "nemotron_h_moe" else ZOO[name]
+    path = replace(with_head, formats=("Q8_0",)).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, draft=None, **GPU) as plain:
         expected = plain.generate(IDS, **GREEDY).ids
     with edgeinfer.load(path, draft="mtp", **GPU) as model:

@@ -11,8 +11,8 @@ from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, Draft
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.workspace import take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.draft.own_states import OwnStates
-from edgeinfer_kernels.cuda.draft.state_kernels import draft_pair_kernel, draft_pair_rows_kernel
+from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
+from edgeinfer_kernels.cuda.draft.states.state_kernels import draft_pair_kernel, draft_pair_rows_kernel
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -69,7 +69,8 @@ class Space(OwnStates):
     """The pairs of a decode step, and the head's own states."""
 
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        super().__init__(arena, step.tokens, step.hidden_size)
+        (block,) = blocks
+        super().__init__(arena, step.tokens, step.hidden_size, raw=block.residual.block.raw_states)
         self.pair = take_activations(arena, step.tokens, 2 * step.hidden_size, step.input_floats)
 
 

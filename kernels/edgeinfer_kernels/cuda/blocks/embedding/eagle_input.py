@@ -18,8 +18,8 @@ from edgeinfer_kernels.cuda.draft.eagle_kernels import (
     eagle_pair_rows_kernel,
     eagle_state_rows_kernel,
 )
-from edgeinfer_kernels.cuda.draft.own_states import OwnStates
-from edgeinfer_kernels.cuda.draft.state_steps import read_states
+from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
+from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, ScaledRows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -79,10 +79,8 @@ class Space(OwnStates):
     the head's own states, which are x after its layer.
     """
 
-    raw = True
-
     def __init__(self, blocks: Sequence[DeviceBlock], arena: Arena, step: StepShape) -> None:
-        super().__init__(arena, step.tokens, step.hidden_size)
+        super().__init__(arena, step.tokens, step.hidden_size, raw=True)
         (block,) = blocks
         self.states = take_activations(arena, step.tokens, block.residual.block.features, step.input_floats)
         self.fused = arena.take((step.tokens, padded_rows(step.hidden_size)), torch.float32)

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.draft.eagle_kernels import eagle_state_rows_kernel
-from edgeinfer_kernels.cuda.draft.state_steps import read_states
+from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, norm_rows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two

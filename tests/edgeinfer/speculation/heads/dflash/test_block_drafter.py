@@ -225,3 +225,12 @@ def test_what_runs_on_the_cpu_only_is_left_out_with_one_line_next_to_a_gpu(path:
         needs_cpu = any(name in file.tensors for name in ("markov_w1.weight", "selector_hidden.weight"))
     assert len(lines) == needs_cpu
     assert planned.plan.draft == (None if needs_cpu else "gpu")
+
+
+def test_tensor_parallel_leaves_a_drafter_out_with_one_line(tmp_path: Path) -> None:
+    wide = replace(TARGET, width=256, head_dim=64, feed_forward=512, formats=("Q8_0",))
+    path = wide.write(tmp_path / "model.gguf")
+    draft = RandomDFlash(width=256, head_dim=64).write(tmp_path / "draft.gguf")
+    planned = plan_model(path, draft=draft, device="2x rtx 4090, nvlink", split="tensor", context=256)
+    assert planned.plan.draft is None
+    assert sum("tensor parallel has no block drafters" in line for line in planned.warnings) == 1

@@ -11,12 +11,15 @@ class OwnStates:
     """Base of the buffers of a head's input.
 
     `own`: row 0 is the state at the last token of the text, or of a draft that is a chain, the others those
-    at the tokens of a tree's step. `reads_own`: the next step reads them, as it continues a draft. `raw`:
-    they are those after the layer, else after the head's norm.
+    at the tokens of a tree's step; of several heads, row i is that of head i at its last token. `reads_own`:
+    the next step reads them, as it continues a draft. `raw`: they are those after the layer, else after the
+    head's norm.
     """
 
-    raw: ClassVar[bool] = False
+    stays: ClassVar[bool] = False
+    """Whether the tokens of a draft are all processed at the same position."""
 
-    def __init__(self, arena: Arena, tokens: int, width: int) -> None:
+    def __init__(self, arena: Arena, tokens: int, width: int, *, raw: bool) -> None:
+        self.raw = raw
         self.own = arena.take((1 + tokens, width), torch.float32)
         self.reads_own = False

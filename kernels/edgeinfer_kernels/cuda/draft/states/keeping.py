@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
-from edgeinfer_kernels.cuda.draft.state_kernels import BY_POSITION, LAST, keep_states_kernel
-from edgeinfer_kernels.cuda.draft.state_ring import StateRing
+from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_POSITION, LAST, keep_states_kernel
+from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.cuda.decode.workspace import Activations
-from edgeinfer_kernels.cuda.draft.state_kernels import target_states_kernel
+from edgeinfer_kernels.cuda.draft.states.state_kernels import target_states_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
