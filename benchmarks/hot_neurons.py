@@ -166,6 +166,7 @@ def main() -> None:
     report = Report([], [], [], [])
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
         shapes = [find_planted_model(name) for name in suites.words(given.shapes)]
         files = [write_planted(folder, shape, "Q4_0") for shape in shapes]
         run_cases(files, given, run, report)

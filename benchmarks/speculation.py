@@ -3,6 +3,7 @@ simulated drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
 python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
+python benchmarks/speculation.py --tables agreeing --head-shapes qwen3.5-4b+mtp --llama-speculative PATH
 """
 
 import argparse
@@ -30,6 +31,8 @@ from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreeShape
 from harness import suites
 from harness.drafts import simulated_drafts
+from harness.drafts.against_llama_cpp import Comparison
+from harness.drafts.agreeing_head import agreeing_file
 from harness.drafts.comparison import (
     HEAD,
     Answer,
@@ -80,7 +83,7 @@ HEAD_WIDTH = 3
 """Candidates besides the first of planted trees."""
 HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
 """Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
-TABLES = ("pair", "edited", "forced", "several", "planted", "heads", "simulated")
+TABLES = ("pair", "edited", "forced", "several", "planted", "heads", "agreeing", "simulated")
 PLANTED_CONTEXT = 512
 SIMULATED = (600, 5)
 """Tokens of a simulated completion, and seeds."""
@@ -337,6 +340,8 @@ def main() -> None:
     parser.add_argument(
         "--head-shapes", default="qwen3.5-0.8b+mtp", help="of random models with draft heads (%(default)s)"
     )
+    parser.add_argument("--agreement", type=float, default=0.75, help="of such heads' files (%(default)s)")
+    parser.add_argument("--llama-speculative", type=Path, help="llama.cpp's llama-speculative-simple")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
     parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
     parser.add_argument("--draft-device", help="of planted drafts (that of their model)")
@@ -361,7 +366,7 @@ def requested_tables(options: argparse.Namespace) -> set[str]:
         raise SettingError(f"--tables: saw {wrong[0]!r}, wanted some of {', '.join(TABLES)}")
     if options.device != "cpu":  # without support for trees and batches
         names -= {"forced", "several"}
-    return names - {"planted"} if options.smoke else names
+    return names - {"planted", "agreeing"} if options.smoke else names
 
 
 def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> list[tuple[str, str]]:
@@ -398,6 +403,13 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
         rows = [*suite.own_head(), *(row for file in files for row in suite.heads(file))]
         head = ["model", "head", "drafter", *HEAD]
         tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2))))
+    if "agreeing" in expected:
+        comparison = Comparison(suite.loading, suite.rounds, suite.tokens, options.llama_speculative)
+        shapes = suites.words(options.head_shapes)
+        files = [agreeing_file(shape, options.type, options.agreement) for shape in shapes]
+        rows = [row for file in files for row in comparison.rows(Path(file))]
+        head = ["model", "program", "drafts", *HEAD]
+        tables.append(("heads that agree by their weights", markdown(head, rows, left=(0, 1, 2))))
     if "simulated" in expected:
         tables += simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
     return tables
