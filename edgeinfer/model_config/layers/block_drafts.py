@@ -37,7 +37,8 @@ from edgeinfer_kernels.decoder import (
     ResidualWeights,
 )
 from edgeinfer_kernels.decoder_state import DecoderState
-from edgeinfer_kernels.matrix import Matrix
+from edgeinfer_kernels.matrix import Matrix, MatrixSize
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 
 NEEDED_BY = "a block drafter"
@@ -76,6 +77,12 @@ class BlockDraftModel(DraftHeadModel):
     from_first: bool = False
     markov: DraftHeadModel | None = None
     selector: Selector | None = None
+
+    @property
+    def sizes(self) -> ModelSizes:
+        """As `DraftHeadModel.sizes`, with the matrix of a selector."""
+        decoded = None if self.selector is None else MatrixSize.of(self.selector.hidden)
+        return replace(super().sizes, decoded=decoded)
 
     @property
     def max_drafted(self) -> int:

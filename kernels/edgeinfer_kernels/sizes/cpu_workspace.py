@@ -76,9 +76,11 @@ def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = 
 
 def observed_bytes(head: ModelSizes, batch: int) -> int:
     """Bytes of hidden states of its target that a draft head on the CPU needs which fuses several layers:
-    those of a step of `batch` tokens, and those that wait for the head.
+    those of a step of `batch` tokens, and those that wait for the head; and of its decoded matrix.
     """
-    return sum(4 * columns * (batch + 2 * HEAD_BATCH) for columns in head.fused_widths)
+    decoded = 0 if head.decoded is None else head.decoded.rows * head.decoded.columns
+    states = sum(columns * (batch + 2 * HEAD_BATCH) for columns in head.fused_widths)
+    return 4 * (states + decoded)
 
 
 class Workspace:

@@ -81,6 +81,8 @@ class ModelSizes:
     """The sizes of further draft heads, each a decoder with its own buffers."""
     target_layers: tuple[int, ...] = ()
     """After how many layers of its target a draft head reads hidden states; empty: after the output norm."""
+    decoded: MatrixSize | None = None
+    """A matrix of a draft head on the CPU that it keeps as float32."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""

@@ -173,6 +173,14 @@ def test_the_drafter_is_in_the_plan_with_the_bytes_that_it_takes(
     assert heads == drafter_of(drafting).nbytes
 
 
+def test_the_plan_counts_the_decoded_matrix_of_a_selector(tmp_path: Path, path: Path) -> None:
+    small, large = (
+        sum(item.bytes for item in plan_model(path, draft=draft.write(tmp_path / "d.gguf"), **CPU).plan.items)
+        for draft in (RandomDFlash(selector_rank=16), RandomDFlash(selector_rank=48))
+    )
+    assert large - small == 4 * (48 - 16) * TARGET.width
+
+
 def test_a_drafter_is_no_model(draft: Path) -> None:
     with pytest.raises(UnsupportedModelError, match="a draft head, wanted a model"):
         edgeinfer.load(draft, device="cpu")
