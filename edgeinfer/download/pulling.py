@@ -25,7 +25,7 @@ from edgeinfer.options.load_options import LocalEngine
 from edgeinfer.planning.fit import known_machine
 from edgeinfer.registry.entries import RegistryEntry, read_registry
 from edgeinfer.registry.found_models import ExternalFolders
-from edgeinfer.registry.model_file import ModelFile, bits_of, parts_of
+from edgeinfer.registry.model_file import DRAFT_PREFIXES, ModelFile, bits_of, parts_of
 from edgeinfer.registry.registry import default_models_folder, find_model, first_few, list_models, split_quant
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_quant_formats import GGUFFile
@@ -169,7 +169,8 @@ def _pull_address(requested: str, address: HubAddress, settings: Pull) -> Pulled
             return PulledModel(path.stem, tuple(_existing_file(part) for part in parts_of(path)))
     models = _hub_models(address.repository, address.revision, settings)
     if address.file is None:
-        model = _selected(requested, models, address.quant, settings.models_folder / repository, settings)
+        whole = [each for each in models if not Path(each.name).name.startswith(DRAFT_PREFIXES)] or models
+        model = _selected(requested, whole, address.quant, settings.models_folder / repository, settings)
     else:
         having = [model for model in models if address.file in [file.name for file in model.files]]
         if not having:

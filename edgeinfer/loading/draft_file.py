@@ -12,7 +12,8 @@ from edgeinfer.loading.medusa_file import MedusaFile
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.layers.medusa_heads import is_medusa_file
-from edgeinfer.model_config.weights import is_head_file, read_config
+from edgeinfer.model_config.weights import has_head_layers, is_head_file, read_config
+from edgeinfer.registry.draft_siblings import draft_siblings
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_draft
 from edgeinfer.speculation.drafter import Drafter
@@ -76,23 +77,54 @@ class DraftTarget:
     draft_path: Path | None = None
     head_path: Path | None = None
     """The registry's draft model and draft head for it, if they are on this disk."""
+    siblings: tuple[Path, ...] = ()
+    """Files next to it that are named as drafts."""
 
     @classmethod
     def of(cls, model: ModelFile, file: GGUFFile, config: ModelConfig | None) -> Self:
         """A model on this disk."""
-        return cls(model.name, file, config, model.draft_path, model.head_path)
+        siblings = tuple(draft_siblings(model.path))
+        return cls(model.name, file, config, model.draft_path, model.head_path, siblings)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the model's file has a draft head."""
+        return self.config is not None and self.config.draft_heads > 0 and has_head_layers(self.file)
 
     def head(self, *, required: bool) -> HeadFile | MedusaFile | None:
-        """The draft head in the model's file, else the registered one; None: there is none.
+        """The draft head in the model's file or next to it, else the registered one; None: there is none.
 
         Raises:
             SettingError: it can't be run.
         """
+        return self.nearest_head(required=required) or self.registered_head(required=required)
+
+    def nearest_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
+        """The draft head in the model's file, else the first that fits of those next to it; None: there is
+        none.
+
+        Raises:
+            SettingError: it can't be run, or none of those next to the file can.
+        """
         if self.config is None or self.config.is_encoder:
             return None
-        if self.config.draft_heads:
+        if self.has_head:
             return HeadFile.of(self.file, self.file, self.config, required=required)
-        if self.head_path is None:
+        problems = list[str]()
+        for path in self.siblings:
+            try:
+                return open_head(path, self.file, self.config, required=required)
+            except SettingError as error:
+                problems.append(str(error))
+            except (EdgeInferError, OSError, ValueError) as error:
+                problems.append(f"draft: {path.name}: {error}")
+        if problems:
+            raise SettingError(problems[0])
+        return None
+
+    def registered_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
+        """The registry's draft head; None: there is none. Raises `SettingError`: it can't be run."""
+        if self.config is None or self.config.is_encoder or self.head_path is None:
             return None
         return open_head(self.head_path, self.file, self.config, required=required)
 
@@ -139,8 +171,8 @@ def open_draft(
         head = target.head(required=True)
         if head is None:
             raise SettingError(
-                f"draft: 'mtp' needs a draft head (nextn tensors), which {target.name} doesn't have; take "
-                "'auto', 'lookup' or a draft model"
+                f"draft: 'mtp' needs a draft head (nextn tensors), which {target.name} doesn't have, nor is "
+                "there an mtp-*.gguf next to it; take 'auto', 'lookup' or a draft model"
             )
         return head, ()
     if requested == "auto":
@@ -155,14 +187,14 @@ def open_draft(
 
 
 def _automatic(target: DraftTarget) -> tuple[OpenDraft | None, tuple[str, ...]]:
-    """As `open_draft` with "auto": the head of the file, the draft model, or a separate head."""
+    """As `open_draft` with "auto": the nearest head, else the draft model, else a registered head."""
     warnings = list[str]()
-    if target.draft_path is None or (target.config is not None and target.config.draft_heads):
-        try:
-            if head := target.head(required=False):
-                return head, ()
-        except SettingError as error:
-            warnings.append(Detail(f"the draft head isn't used: {error}"))
+    find_head = target.head if target.draft_path is None else target.nearest_head
+    try:
+        if head := find_head(required=False):
+            return head, ()
+    except SettingError as error:
+        warnings.append(Detail(f"the draft head isn't used: {error}"))
     if target.draft_path is None:
         return None, tuple(warnings)
     try:

@@ -1,6 +1,5 @@
 """The draft head of a model: found in its file or a separate one, counted for the plan, and loaded."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
@@ -12,12 +11,20 @@ from edgeinfer.hugging_face.opening import open_file
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.layers.assistant_head import is_assistant_file, read_assistant_head
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, read_draft_head
+from edgeinfer.model_config.layers.block_drafts import (
+    BlockDraftModel,
+    is_block_file,
+    read_block_drafts,
+)
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel, head_count, read_draft_head
 from edgeinfer.model_config.layers.eagle_head import is_eagle_file, read_eagle_head
+from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import is_head_file, read_weights
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.speculation.heads.assistant import Assistant
+from edgeinfer.speculation.heads.block_drafter import BlockDrafter
 from edgeinfer.speculation.heads.device_assistant import DeviceAssistant
+from edgeinfer.speculation.heads.device_block_drafter import DeviceBlockDrafter
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
@@ -27,6 +34,7 @@ from edgeinfer_kernels.cpu.compiler.features import choose
 from edgeinfer_kernels.cpu.compiler.kernel_cache import load_kernels
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
 from edgeinfer_kernels.cpu.layout.fields import FIELDS
+from edgeinfer_kernels.decoder import DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, workspace_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import kept_state_bytes
@@ -57,15 +65,13 @@ class HeadFile:
         own_file = file is not target
         try:
             tables = read_weights(target, config, shapes_only=True)
-            sizes = _reader(file)(file, config, tables, shapes_only=True).sizes
-            others = [
-                read_draft_head(file, config, tables, head=index, shapes_only=True).sizes
-                for index in range(1, 1 if own_file else config.draft_heads)
-            ]
+            heads = _read_heads(file, config, tables, shapes_only=True)
+            first, *others = [head.sizes for head in heads]
         except UnsupportedModelError as error:
-            raise SettingError(f"draft: {error}") from error
+            raise SettingError(f"draft: {f'{file.path.name}: ' if own_file else ''}{error}") from error
         name = file.path.stem if own_file else "draft head"
-        return cls(name, file, replace(sizes, further_heads=tuple(others)), required, own_file)
+        sizes = replace(first, further_heads=tuple(others))
+        return cls(name, file, sizes, required, own_file)
 
     def close(self) -> None:
         if self.own_file:
@@ -94,19 +100,16 @@ class HeadFile:
                 nbytes,
                 self.close,
             )
+        width = 1 + source.options.draft_tree_width
+        if isinstance(heads[0], BlockDraftModel):
+            return BlockDrafter(loaded, target.engine, heads[0], nbytes, self.close, tree_width=width)
         if len(heads) > 1:
             return SeveralHeads(loaded, target.engine, heads[0], nbytes, self.close)
-        width = 1 + source.options.draft_tree_width
         return DraftHead(loaded[0], target.engine, heads[0], nbytes, self.close, tree_width=width)
 
     def heads(self, source: ModelSource) -> list[DraftHeadModel]:
         """All heads of the file, for a target. Raises `UnsupportedModelError`."""
-        if is_eagle_file(self.file) or is_assistant_file(self.file):
-            return [_reader(self.file)(self.file, source.config, source.weights, source.context)]
-        return [
-            read_draft_head(self.file, source.config, source.weights, source.factors, head=head)
-            for head in range(1 + len(self.sizes.further_heads))
-        ]
+        return _read_heads(self.file, source.config, source.weights, source.context, source.factors)
 
     def _on_gpu(
         self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine
@@ -129,7 +132,10 @@ class HeadFile:
             raise SettingError(f"draft: {self.name}: {error}") from error
         nbytes = loaded.nbytes + kept
         width = 1 + source.options.draft_tree_width
-        return DeviceHead(loaded, target.engine, heads[0], nbytes, self.close, loaded.batch, width)
+        given = nbytes, self.close, loaded.batch, width
+        if isinstance(heads[0], BlockDraftModel):
+            return DeviceBlockDrafter(loaded, target.engine, heads[0], *given)
+        return DeviceHead(loaded, target.engine, heads[0], *given)
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""
@@ -167,17 +173,33 @@ class HeadFile:
         return loaded.repacked_bytes + caches + buffers + observed
 
 
-def _reader(file: GGUFFile) -> Callable[..., DraftHeadModel]:
-    """The function that reads the head of a file."""
+def _read_heads(
+    file: GGUFFile,
+    config: ModelConfig,
+    tables: DecoderWeights,
+    context: int = 0,
+    factors: Factors | None = None,
+    *,
+    shapes_only: bool = False,
+) -> list[DraftHeadModel]:
+    """The decoders of a file's draft heads; `factors`: those of the target."""
+    if is_block_file(file):
+        block = read_block_drafts(file, config, tables, context, shapes_only=shapes_only)
+        return [block] if block.markov is None else [block, block.markov]
+    if is_eagle_file(file):
+        return [read_eagle_head(file, config, tables, context, shapes_only=shapes_only)]
     if is_assistant_file(file):
-        return read_assistant_head
-    return read_eagle_head if is_eagle_file(file) else read_draft_head
+        return [read_assistant_head(file, config, tables, context, shapes_only=shapes_only)]
+    return [
+        read_draft_head(file, config, tables, factors, head=head, shapes_only=shapes_only)
+        for head in range(max(1, head_count(file, config)))
+    ]
 
 
 def _state(head: DraftHeadModel, source: ModelSource, target: DecoderState) -> DecoderState:
     """The KV cache of a head, or those of its target that it reads."""
     if not head.target_caches:
-        return DecoderState.allocate(head.spec, source.context, source.options.kv)
+        return head.allocate_state(source.context, source.options.kv)
     found = {own: target.get(index) for own, index in head.target_caches.items()}
     return DecoderState({own: state for own, state in found.items() if state}, recent=target.recent)
 

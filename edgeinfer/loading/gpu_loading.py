@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from edgeinfer.loading.model_source import LoadedEngine, LoadProgress, ModelSource, planned_specification
+from edgeinfer.model_config.layers.block_drafts import BlockDraftModel
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.model_config.layers.medusa_heads import MedusaModel
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
@@ -18,6 +19,7 @@ from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.draft.assistant_backend import AssistantBackend
+from edgeinfer_kernels.cuda.draft.block_backend import BlockBackend
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
 from edgeinfer_kernels.cuda.draft.promptless_head import PromptlessHead
 from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
@@ -151,7 +153,9 @@ def gpu_heads(
             shared = backend.as_target(
                 None if head.own_embedding else table, None if head.own_output else output
             )
-            kind = CudaBackend if loaded or len(heads) == 1 else FirstHead
+            kind: type[CudaBackend] = CudaBackend if loaded or len(heads) == 1 else FirstHead
+            if isinstance(head, BlockDraftModel):
+                kind = BlockBackend
             with _refusals(source):
                 own = kind(
                     head.spec,

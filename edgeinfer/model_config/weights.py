@@ -25,8 +25,11 @@ SCALED = re.compile(
 """Matrices that may have a factor, NAME.scale, in files of NVFP4."""
 HEAD_FILE_TYPE = "draft_head"
 """`general.type` of a file that has only a draft head."""
-EAGLE, MEDUSA, ASSISTANT = "eagle3", "medusa", "gemma4-assistant"
-"""The architectures of files that have only an EAGLE-3 head, Medusa heads, or a Gemma 4 assistant."""
+EAGLE, MEDUSA, ASSISTANT, DFLASH = "eagle3", "medusa", "gemma4-assistant", "dflash"
+"""The architectures of files that have only an EAGLE-3 head, Medusa heads, a Gemma 4 assistant, or a block
+drafter."""
+LAYER, HEAD_LAYER = re.compile(r"blk\.(\d+)\."), re.compile(r"blk\.(\d+)\.nextn\.eh_proj\.weight")
+"""The names of the tensors of a layer, and of the one that each layer of a draft head (MTP) has."""
 ROPE_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
@@ -246,8 +249,21 @@ class LayerTensors:
 
 def is_head_file(file: GGUFFile) -> bool:
     """Whether a file has only a draft head."""
-    is_named = any(file.has_text("general.architecture", name) for name in (EAGLE, ASSISTANT))
-    return is_named or file.has_text("general.type", HEAD_FILE_TYPE)
+    is_named = any(file.has_text("general.architecture", name) for name in (EAGLE, ASSISTANT, DFLASH))
+    return is_named or file.has_text("general.type", HEAD_FILE_TYPE) or _has_only_head_layers(file)
+
+
+def has_head_layers(file: GGUFFile) -> bool:
+    """Whether a file has the tensors of a draft head (MTP) besides the layers that its metadata count."""
+    return any(map(HEAD_LAYER.match, file.tensors))
+
+
+def _has_only_head_layers(file: GGUFFile) -> bool:
+    """Whether all layers in a file are draft heads, as in those of llama.cpp's converters with `--mtp`; they
+    also have the target's embedding, norm and output.
+    """
+    heads = {match[1] for match in map(HEAD_LAYER.match, file.tensors) if match}
+    return bool(heads) and all(match[1] in heads for match in map(LAYER.match, file.tensors) if match)
 
 
 def embedding_rows(file: GGUFFile) -> int:
@@ -273,16 +289,19 @@ def embedding_rows(file: GGUFFile) -> int:
     return info.shape[0]
 
 
+def routed_layers(file: GGUFFile) -> frozenset[int]:
+    """The layers of a file that have a router."""
+    routers = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
+    return frozenset(int(match[1]) for match in map(routers.fullmatch, file.tensors) if match)
+
+
 def read_config(file: GGUFFile) -> ModelConfig:
     """The config of a file's model, from its metadata and the shapes of its tensors.
 
     Raises:
         UnsupportedModelError: as `config_from_metadata` and `embedding_rows`.
     """
-    routers = re.compile(r"blk\.(\d+)\.ffn_gate_inp\.weight")
-    found = [match for match in map(routers.fullmatch, file.tensors) if match]
-    routed_layers = frozenset(int(match[1]) for match in found)
-    config = config_from_metadata(file.metadata, embedding_rows(file), routed_layers)
+    config = config_from_metadata(file.metadata, embedding_rows(file), routed_layers(file))
     config = with_file_activation(config, file.metadata)
     spec = _with_file_gates(config, file)
     config = replace(config, architecture_spec=spec)

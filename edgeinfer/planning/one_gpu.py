@@ -32,6 +32,10 @@ NO_STATES = (
     "the GPU has too little memory for the draft head and the attention of all layers, whose hidden states "
     "or caches the head reads: using prompt lookup instead; device='cpu' uses the head"
 )
+CPU_HEAD = (
+    "this draft head (a block drafter with a Markov head or a selector) runs on the CPU only, with all of "
+    "its model: using prompt lookup instead; device='cpu' uses the head"
+)
 MAX_SPARSE_RATIO = 0.9
 """Sparse layers next to a GPU must take at most this much of the time of dense ones, unless requested."""
 
@@ -65,6 +69,8 @@ def with_draft_head(
     without = replace(request, draft=None, draft_required=False)
     if not request.draft_required:
         return plan(without)
+    if not request.draft.has_device_kernels:
+        return plan(without).noted(CPU_HEAD)
     if head is not None:
         with suppress(PlanError, GpuUnavailableError, OutOfMemoryError):
             planned = plan(replace(request, draft=head))

@@ -21,6 +21,10 @@ HEAD_ON_LAYERS = (
     "this draft head reads hidden states or caches of layers that are on other GPUs: using prompt lookup "
     "instead; device='cuda:0' uses the head if that GPU holds the model"
 )
+BLOCKS = (
+    "tensor parallel has no block drafters: using prompt lookup instead; device='cuda:0' uses the drafter if "
+    "that GPU holds the model"
+)
 SEVERAL_QUEUE = Detail("requests run one at a time: consecutive layers on several GPUs have no batches")
 MAX_TENSOR_RATIO = 0.9
 """Tensor parallel must take at most this much of the time of one GPU or of layers, unless requested."""
@@ -99,9 +103,11 @@ def _divided(request: PlanRequest, machine: Machine, budgets: Sequence[int | Non
     def plan(options: PlanOptions) -> MemoryPlan:
         return plan_tensor(request.sizes, machine, options, budgets)
 
-    head = request.draft.as_head_of_ranks(request.sizes) if request.draft else None
+    head, note = request.draft, NO_HEAD
+    if head is not None:
+        head, note = (None, BLOCKS) if head.drafts_blocks else (head.as_head_of_ranks(request.sizes), NO_HEAD)
     try:
-        return with_draft_head(request, planned, head, NO_HEAD)
+        return with_draft_head(request, planned, head, note)
     except PlanError as error:
         if request.split == "auto":
             return None

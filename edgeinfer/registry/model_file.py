@@ -12,6 +12,9 @@ from edgeinfer.registry import use_record
 LATER_PART = re.compile(r"-(?!00001-of-)\d{5}-of-\d{5}\.gguf$")
 PROJECTOR = re.compile(r"mmproj", re.IGNORECASE)
 """Matches multimodal projectors, which turn images into embeddings and are not models."""
+DRAFT_PREFIXES = ("mtp-", "dflash-", "dspark-", "eagle3-")
+"""Of the files of drafts, as llama.cpp's converters name them: no models that run alone. In the order in
+which they are tried."""
 
 _LABEL = re.compile(
     r"(?:^|[-._/])(?P<label>(?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ[12]_0|MXFP4(?:_MOE)?|BF16|F16|F32))"
@@ -68,12 +71,17 @@ class ModelFile:
         use_record.record_use(self.path)
 
 
-def models_under(folder: Path, pattern: str = "**/*.gguf") -> list[Path]:
-    """GGUF files, one per model: the first part of a multi-part model; no projectors, no broken links."""
+def models_under(folder: Path, pattern: str = "**/*.gguf", *, drafts: bool = False) -> list[Path]:
+    """GGUF files, one per model: the first part of a multi-part model; no projectors, no broken links, and
+    files named as drafts only with `drafts`.
+    """
     return sorted(
         path
         for path in folder.glob(pattern)
-        if not LATER_PART.search(path.name) and not PROJECTOR.match(path.name) and path.is_file()
+        if not LATER_PART.search(path.name)
+        and not PROJECTOR.match(path.name)
+        and (drafts or not path.name.startswith(DRAFT_PREFIXES))
+        and path.is_file()
     )
 
 

@@ -54,7 +54,7 @@ def find_model(
         return _from_path(_only_model_in(path))
     if os.path.exists(path):
         return _from_path(path)
-    for model in [*_in_folder(folder), *found_models(others)]:
+    for model in [*_in_folder(folder, drafts=True), *found_models(others)]:
         if requested in (model.name, model.path.name):
             return model
     raise _unknown(requested, path, entries, folder)
@@ -225,8 +225,9 @@ def _from_path(path: Path) -> ModelFile:
     return ModelFile(name=path.stem, path=path, source="path")
 
 
-def _in_folder(folder: Path) -> list[ModelFile]:
-    return [ModelFile(path.stem, path, "models folder") for path in models_under(folder)]
+def _in_folder(folder: Path, *, drafts: bool = False) -> list[ModelFile]:
+    found = models_under(folder, drafts=drafts)
+    return [ModelFile(path.stem, path, "models folder") for path in found]
 
 
 def _only_model_in(folder: Path) -> Path:
@@ -258,7 +259,8 @@ def _unknown(
         )
     is_path = path.suffix == ".gguf" or len(path.parts) > 1 or any(mark in requested for mark in SEPARATORS)
     if is_path and os.path.isdir(path.parent):
-        others = {str(other.relative_to(path.parent)) for other in models_under(path.parent, "*.gguf")}
+        files = models_under(path.parent, "*.gguf", drafts=True)
+        others = {str(other.relative_to(path.parent)) for other in files}
         near = nearest(path.name.removesuffix(".gguf"), sorted(others))
         hint = (
             f"did you mean {' or '.join(os.path.join(os.path.dirname(requested), name) for name in near)}?"

@@ -165,12 +165,14 @@ class DecoderSpec:
     @property
     def has_raw_draft_states(self) -> bool:
         """Whether it is a draft head that reads hidden states before the norm."""
-        return any(getattr(each.block, "raw_states", False) for each in self.layers[0].blocks)
+        first = (each.block for layer in self.layers[:1] for each in layer.blocks)
+        return any(getattr(block, "raw_states", False) for block in first)
 
     @property
     def has_positions(self) -> bool:
         """Whether embeddings have learned rows of their positions."""
-        return any(each.block.kind == "embedding.positions" for each in self.layers[0].blocks)
+        first = (each.block for layer in self.layers[:1] for each in layer.blocks)
+        return any(block.kind == "embedding.positions" for block in first)
 
     @property
     def slots(self) -> int:

@@ -1,8 +1,9 @@
 """Draft heads (MTP, the `nextn` tensors): one layer that drafts from a hidden state and the token after it.
 
 The head is the layer after the model's last one, of the kind of its attention layers. It is part of
-the model's file, or has a separate one, whose metadata are those of the model and `nextn_vocabulary`: the
-head drafts only this many first ids, with the first rows of the model's output matrix.
+the model's file, or has a separate one with the metadata of the model: that of llama.cpp's converters has
+copies of the model's embedding, norm and output, which aren't read; that of `training/` has the key
+`nextn_vocabulary`, as the head drafts only this many first ids, with the first rows of the model's output.
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
 """
 
@@ -14,8 +15,9 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
-from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file
+from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file, routed_layers
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
+from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.decoder import (
     BlockIndex,
     DecoderSpec,
@@ -24,9 +26,11 @@ from edgeinfer_kernels.decoder import (
     LayerWeights,
     ResidualBlock,
 )
+from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
+from edgeinfer_quant_formats.errors import printable
 
 GROUP_ROWS = 16
 MAX_WHOLE_VOCABULARY = 1 << 16
@@ -63,6 +67,10 @@ class DraftHeadModel:
             target_layers=self.target_layers,
         )
 
+    def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
+        """Its zeroed KV caches for `context` tokens."""
+        return DecoderState.allocate(self.spec, context, kind)
+
     def with_embedding_of(self, spec: DecoderSpec, table: Matrix) -> "DraftHeadModel":
         """As it is on a GPU, for a target with this specification and embedding: an assistant's is that one,
         and its own only the output.
@@ -89,10 +97,7 @@ def read_draft_head(
     """
     config, vocabulary = target, drafted_ids(target.vocabulary_size)
     if is_head_file(file):
-        own = config_from_metadata(file.metadata, target.vocabulary_size)
-        config = replace(own, architecture_spec=target.architecture_spec)
-        vocabulary = _head_vocabulary(file, target)
-        _check_target(config, target)
+        config, vocabulary = _own_config(file, target), _head_vocabulary(file, target)
     _check_supported(config)
     layer = len(config.shapes) + head
     tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
@@ -113,6 +118,31 @@ def read_draft_head(
     )
     raw = (len(target.shapes),) if config.architecture_spec.raw_draft_states else ()
     return DraftHeadModel(spec, weights, output is not None, embedding is not None, target_layers=raw)
+
+
+def _own_config(file: GGUFFile, target: ModelConfig) -> ModelConfig:
+    """The config in a file that has only heads, which belong to a target with this config."""
+    name, count = file.metadata.get("general.architecture"), len(target.shapes)
+    if name != target.architecture:
+        raise _belongs_elsewhere("architecture", printable(str(name)), target.architecture)
+    routed = None if target.routed_layers is None else {*target.routed_layers, *routed_layers(file)}
+    own = config_from_metadata(file.metadata, target.vocabulary_size, routed)
+    if own.width != target.width:
+        raise _belongs_elsewhere("width", own.width, target.width)
+    if len(own.shapes) != count:
+        raise UnsupportedModelError(
+            f"draft head: it follows layer {len(own.shapes)}, but the model has {count}"
+        )
+    return replace(own, architecture_spec=target.architecture_spec)
+
+
+def _belongs_elsewhere(what: str, seen: object, wanted: object) -> UnsupportedModelError:
+    return UnsupportedModelError(f"draft head: {what} {seen}, wanted {wanted}, that of the model")
+
+
+def head_count(file: GGUFFile, target: ModelConfig) -> int:
+    """The number of draft heads in a file that `read_draft_head` reads."""
+    return (_own_config(file, target) if is_head_file(file) else target).draft_heads
 
 
 def _own_layer(file: GGUFFile, config: ModelConfig, layer: int, factors: Factors | None) -> LayerSpec | None:
@@ -181,7 +211,7 @@ def first_rows(output: Matrix, rows: int) -> Matrix:
 def _head_vocabulary(file: GGUFFile, target: ModelConfig) -> int:
     """How many first ids the head of a separate file drafts."""
     key = f"{target.architecture}.nextn_vocabulary"
-    found = file.metadata.get(key, target.vocabulary_size)
+    found = file.metadata.get(key, drafted_ids(target.vocabulary_size))
     is_whole = isinstance(found, int) and 0 < found <= target.vocabulary_size
     if not is_whole or (found % GROUP_ROWS and found != target.vocabulary_size):
         raise UnsupportedModelError(
@@ -190,19 +220,8 @@ def _head_vocabulary(file: GGUFFile, target: ModelConfig) -> int:
     return int(found)
 
 
-def _check_target(config: ModelConfig, target: ModelConfig) -> None:
-    for name in ("architecture", "width", "draft_heads"):
-        seen, wanted = getattr(config, name), getattr(target, name) if name != "draft_heads" else 1
-        if seen != wanted:
-            raise UnsupportedModelError(f"draft head: {name} {seen}, wanted {wanted}, that of the model")
-    if len(config.shapes) != len(target.shapes):
-        raise UnsupportedModelError(
-            f"draft head: it follows layer {len(config.shapes)}, but the model has {len(target.shapes)}"
-        )
-
-
 def _check_supported(config: ModelConfig) -> None:
-    if config.draft_heads != 1 and not config.architecture_spec.raw_draft_states:
+    if config.draft_heads != 1 and not (config.draft_heads and config.architecture_spec.raw_draft_states):
         raise UnsupportedModelError(f"draft head: the file has {config.draft_heads} of them, wanted 1")
     if not config.architecture_spec.draft_head:
         raise UnsupportedModelError(f"draft head: edgeinfer doesn't know that of {config.architecture}")

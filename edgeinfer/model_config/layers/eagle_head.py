@@ -49,7 +49,7 @@ def read_eagle_head(
     layers = _target_layers(reader, target)
     factors = None if shapes_only else rope_factors(file, config, context)
     table = (target.vocabulary_size, config.width)
-    ids = _output_ids(tensors, target.vocabulary_size)
+    ids = output_ids(tensors, target.vocabulary_size)
     rows = target.vocabulary_size if ids is None else len(ids)
     embedding = tensors.matrix("token_embd.weight", table)
     output = tensors.matrix("output.weight", (rows, config.width))
@@ -88,24 +88,26 @@ def _specification(
 
 def _target_layers(reader: MetadataReader, target: ModelConfig) -> tuple[int, ...]:
     """After how many layers of the target the head reads hidden states."""
-    count = len(target.shapes)
     if (found := reader.count("block_count")) != 1:
         raise reader.refused("block_count", found, "1, the layer of an EAGLE-3 head")
     width = reader.count("target_hidden_size", target.width)
     if width != target.width:
         raise reader.refused("target_hidden_size", width, f"{target.width}, that of the model")
-    given = reader.get("target_layers")
+    return target_layers(reader, target, three=True)
+
+
+def target_layers(reader: MetadataReader, target: ModelConfig, *, three: bool = False) -> tuple[int, ...]:
+    """After how many layers of the target a draft head reads hidden states, as its file says."""
+    count, given = len(target.shapes), reader.get("target_layers")
     values = given.tolist() if isinstance(given, np.ndarray) else given
-    if (
-        not isinstance(values, list)
-        or len(values) != 3
-        or not all(type(v) is int and 0 <= v <= count for v in values)
-    ):
-        raise reader.refused("target_layers", values, f"three numbers of layers, each up to {count}")
+    are_counts = isinstance(values, list) and all(type(v) is int and 0 <= v <= count for v in values)
+    if not are_counts or not values or (three and len(values) != 3):
+        expected = "three numbers" if three else "numbers"
+        raise reader.refused("target_layers", values, f"{expected} of layers, each up to {count}")
     return tuple(values)
 
 
-def _output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
+def output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
     """The token ids of the rows of the output; None: they are those of the target."""
     info = tensors.info("d2t")
     if info is None:

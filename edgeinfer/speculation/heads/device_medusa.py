@@ -6,7 +6,7 @@ from typing import Any, Protocol
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.speculation.drafter import Draft, DraftRequest
 from edgeinfer.speculation.heads.recent_states import RecentStatesDrafter
-from edgeinfer.speculation.trees.tree_growth import ROOT, Candidates, TreeGrowth
+from edgeinfer.speculation.trees.tree_growth import Candidates, grow_levels
 
 
 class MedusaCandidates(Protocol):
@@ -51,13 +51,4 @@ class DeviceMedusa(RecentStatesDrafter):
             return Draft()
         power = request.sharpness / (request.params.temperature or 1.0) if is_tree else 1.0
         width = self.tree_width if is_tree else 1
-        growth = TreeGrowth(request, width)
-        nodes = [ROOT]
-        for found in self._backend.candidates(state, levels, width, power):
-            growth.begin_level()
-            for node in nodes:
-                growth.add(node, found)
-            nodes = growth.frontier(width)
-            if not nodes:
-                break
-        return growth.draft()
+        return grow_levels(request, width, self._backend.candidates(state, levels, width, power))

@@ -3,7 +3,7 @@
 Source: Li et al. 2024, "EAGLE-2" (arXiv:2406.16858), section 4.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -80,6 +80,19 @@ class TreeGrowth:
     def _best(self) -> list[int]:
         """The `max_nodes` nodes that are most likely to be reached, falling; of equal ones the first."""
         return sorted(range(len(self.ids)), key=lambda node: -self._joint[node])[: self._max_nodes]
+
+
+def grow_levels(request: DraftRequest, width: int, levels: Iterable[Candidates]) -> Draft:
+    """The draft of levels whose candidates don't depend on the tokens before them."""
+    growth, nodes = TreeGrowth(request, width), [ROOT]
+    for found in levels:
+        growth.begin_level()
+        for node in nodes:
+            growth.add(node, found)
+        nodes = growth.frontier(width)
+        if not nodes:
+            break
+    return growth.draft()
 
 
 def candidates(

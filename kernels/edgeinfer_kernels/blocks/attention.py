@@ -80,7 +80,8 @@ class AttentionSpec:
     queries, and reads the cache of that layer. `alibi`: the maximum bias of ALiBi, slope · distance is
     subtracted from a score; 0: none. `clamp`: queries, keys and values are within ± clamp; 0: no limit.
     `sub_norm`: the results of all heads are normalized together. `pair_input`: the projections read the pairs
-    of a draft head's input block, which are twice as long as x.
+    of a draft head's input block, which are twice as long as x. `whole_step`: a token also attends to those
+    after it in its step, which is a block of drafts.
     """
 
     kind: ClassVar[str] = "attention"
@@ -113,6 +114,7 @@ class AttentionSpec:
     clamp: float = 0.0
     sub_norm: bool = False
     pair_input: bool = False
+    whole_step: bool = False
 
     @property
     def head_shape(self) -> tuple[int, ...]:

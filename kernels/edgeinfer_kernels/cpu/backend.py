@@ -322,7 +322,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return self._draft_loop.run(self.pool, ids, start, request)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
-        """As `Backend.forward_layers`, for a step of at most STEP_TOKENS."""
+        """As `Backend.forward_layers`."""
+        if len(x) > STEP_TOKENS:
+            self._run_blocks(x, start, layers=layers)
+            return
         self._touch_recent(start, len(x))
         self._schedules.fill(len(x), start, x=quick_address(x))
         self.pool.run(*self._schedules.of_layers(layers))
@@ -380,9 +383,15 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def set_lora(self, lora: ModelLora) -> None:
         self.decoder.set_lora(lora)
 
-    def _run_blocks(self, x: Activations, start: int, token_args: int = 0) -> None:
-        """All blocks of a long step; `on_hidden` is called after each feed-forward and MoE block."""
+    def _run_blocks(
+        self, x: Activations, start: int, token_args: int = 0, layers: Sequence[int] | None = None
+    ) -> None:
+        """The blocks of a long step, of all layers or of these; `on_hidden` is called after each feed-forward
+        and MoE block.
+        """
         for index in self.decoder.calls:
+            if layers is not None and index.layer not in layers:
+                continue
             if index.position == 0:
                 self._kept.keep(index.layer, x)
             self.run_block(index, x, start, token_args)

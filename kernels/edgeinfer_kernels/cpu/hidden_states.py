@@ -8,6 +8,7 @@ from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
+from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
@@ -50,7 +51,8 @@ def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
     """Copy the target's hidden states for the next step of a draft head, at `start`, to its buffer."""
     at, stride = decoder.workspace.rows(STATES)
     float_rows(at, len(states), stride // 4)[:, : states.shape[1]] = states
-    _input_args(decoder).start = start
+    if not decoder.spec.specs(FusedStatesSpec):
+        _input_args(decoder).start = start
 
 
 def take_own_states(decoder: CpuDecoder, x: Activations) -> None:

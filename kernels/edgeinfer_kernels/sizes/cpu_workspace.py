@@ -1,7 +1,6 @@
 """Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
-from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
@@ -50,7 +49,7 @@ def buffered_tokens(sizes: ModelSizes, batch: int) -> int:
 
 def group_offset(sizes: ModelSizes) -> int:
     """Offset in a thread's scratch at which file rows are interleaved: after the part for the blocks."""
-    max_bytes = max(block.cpu_scratch() for block in sizes.blocks)
+    max_bytes = max((block.cpu_scratch() for block in sizes.blocks), default=0)
     return -(-max_bytes // PAGE) * PAGE
 
 
@@ -64,7 +63,7 @@ def scratch_stride(sizes: ModelSizes, repack: bool) -> int:
 
 def states_bytes(sizes: ModelSizes, threads: int) -> int:
     """Bytes of the partial results that threads exchange."""
-    max_bytes = max(block.cpu_states(threads) for block in sizes.blocks)
+    max_bytes = max((block.cpu_states(threads) for block in sizes.blocks), default=0)
     return -(-max_bytes // PAGE) * PAGE
 
 
@@ -76,11 +75,12 @@ def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = 
 
 
 def observed_bytes(head: ModelSizes, batch: int) -> int:
-    """Bytes of hidden states of its target that an EAGLE-3 head on the CPU needs: those of a step of `batch`
-    tokens, and those that wait for the head.
+    """Bytes of hidden states of its target that a draft head on the CPU needs which fuses several layers:
+    those of a step of `batch` tokens, and those that wait for the head; and of its decoded matrix.
     """
-    inputs: list[EagleInputSizes] = head.of_kind(EagleInputSizes)
-    return sum(4 * each.fc.columns * (batch + 2 * HEAD_BATCH) for each in inputs)
+    decoded = 0 if head.decoded is None else head.decoded.rows * head.decoded.columns
+    states = sum(columns * (batch + 2 * HEAD_BATCH) for columns in head.fused_widths)
+    return 4 * (states + decoded)
 
 
 class Workspace:

@@ -8,6 +8,7 @@ from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, No
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSizes
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes
+from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSizes
 from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSizes
 from edgeinfer_kernels.blocks.encoder_attention import EncoderAttentionSizes
 from edgeinfer_kernels.caches.layer_cache import pool_positions
@@ -80,6 +81,8 @@ class ModelSizes:
     """The sizes of further draft heads, each a decoder with its own buffers."""
     target_layers: tuple[int, ...] = ()
     """After how many layers of its target a draft head reads hidden states; empty: after the output norm."""
+    decoded: MatrixSize | None = None
+    """A matrix of a draft head on the CPU that it keeps as float32."""
 
     def with_whole_caches(self) -> "ModelSizes":
         """As `DecoderSpec.with_whole_caches`."""
@@ -137,15 +140,23 @@ class ModelSizes:
 
     @property
     def is_draft_head(self) -> bool:
-        """Whether it is a draft head, which reads the hidden states of its target."""
-        kinds = (DraftInputSizes, EagleInputSizes, AssistantInputSizes, MedusaHeadSizes)
-        return any(self.of_kind(kind) for kind in kinds)
+        """Whether it is a draft head, which reads hidden states of its target, or a Markov head, which has
+        no layers.
+        """
+        kinds = DraftInputSizes, EagleInputSizes, FusedStatesSizes, AssistantInputSizes, MedusaHeadSizes
+        return not self.layers or any(self.of_kind(kind) for kind in kinds)
 
     def reads_between(self, layers: int) -> bool:
         """Whether a draft head reads states between the layers of its target, which has this number, or the
-        target's caches.
+        target's caches; so a block drafter may.
         """
-        return any(each < layers for each in self.target_layers) or self.reads_caches
+        reads_states = any(each < layers for each in self.target_layers)
+        return reads_states or self.drafts_blocks or self.reads_caches
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether it is a block drafter."""
+        return bool(self.of_kind(FusedStatesSizes))
 
     @property
     def reads_caches(self) -> bool:
@@ -157,7 +168,13 @@ class ModelSizes:
         """Elements of the hidden states of one position that a draft head reads of its target."""
         for assistant in self.of_kind(AssistantInputSizes):
             return int(assistant.post.rows)
-        return next((block.fc.columns for block in self.of_kind(EagleInputSizes)), self.hidden_size)
+        return next(iter(self.fused_widths), self.hidden_size)
+
+    @property
+    def fused_widths(self) -> list[int]:
+        """Elements of the states after several layers that a draft head fuses; empty: it does not."""
+        blocks = [*self.of_kind(EagleInputSizes), *self.of_kind(FusedStatesSizes)]
+        return [block.fc.columns for block in blocks]
 
     def as_head_of_split(self, target: "ModelSizes") -> "ModelSizes":
         """A draft head on the GPU of a split target, which embeds on the CPU: the head, or the first one that
@@ -191,6 +208,12 @@ class ModelSizes:
                 heads[index] = changed(head)
                 break
         return replace(heads[0], further_heads=tuple(heads[1:]))
+
+    @property
+    def has_device_kernels(self) -> bool:
+        """Whether a GPU runs it and its further heads; it runs no Markov heads, which have no layers."""
+        own = bool(self.layers) and all(block.has_device_kernels for block in self.blocks)
+        return own and all(head.has_device_kernels for head in self.further_heads)
 
     @property
     def reads_prompts(self) -> bool:

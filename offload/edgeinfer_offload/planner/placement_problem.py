@@ -439,6 +439,8 @@ class PlacementProblem:
     @property
     def can_attend(self) -> bool:
         """Whether the GPU has kernels for the undivided blocks of every layer."""
+        if not self.sizes.has_device_kernels:
+            return False
         able = (cost.gpu_can_attend and cost.cache[GPU] for cost in self.costs)
         return self.pricing.graphics is not None and all(able)
 

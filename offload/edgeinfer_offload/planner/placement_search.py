@@ -43,7 +43,7 @@ class LayerTables:
     """
 
     def __init__(self, costs: Sequence[LayerCosts], sync_seconds: float) -> None:
-        shape = len(costs), 2 + max(cost.granules for cost in costs)
+        shape = len(costs), 2 + max((cost.granules for cost in costs), default=0)
         own = np.full(shape, np.inf)
         self.gpu_bytes, self.cpu_bytes = np.zeros(shape), np.zeros(shape)
         self.out = np.full(shape, CPU)

@@ -389,3 +389,13 @@ NONSENSE = {
 @pytest.mark.parametrize(("expected", "message"), NONSENSE.items(), ids=list(NONSENSE))
 def test_an_invalid_pull_gives_a_one_line_error(expected: str, message: str, settings: Pull) -> None:
     assert refusal(expected, settings).startswith(message)
+
+
+def test_a_draft_is_downloaded_only_by_its_name(
+    hub: FakeHub, settings: Pull, models: dict[str, bytes]
+) -> None:
+    hub.put("me/mini-GGUF", "mini-Q4_K_M.gguf", models["Q4_K_M"])
+    hub.put("me/mini-GGUF", "mtp-mini-Q8_0.gguf", models["Q8_0"])
+    assert pull("hf:me/mini-GGUF", settings).path.name == "mini-Q4_K_M.gguf"
+    assert "there is no Q8_0; there are Q4_K_M" in refusal("hf:me/mini-GGUF:Q8_0", settings)
+    assert pull("hf:me/mini-GGUF/mtp-mini-Q8_0.gguf", settings).path.name == "mtp-mini-Q8_0.gguf"

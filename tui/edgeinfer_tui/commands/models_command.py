@@ -206,6 +206,7 @@ def show(
     """
     from edgeinfer.errors import NotPulledError
     from edgeinfer.model_config.support import model_support, open_listed, recurrent_layers
+    from edgeinfer.registry.draft_siblings import draft_siblings
     from edgeinfer.registry.registry import find_model
     from edgeinfer_tui.output import file_report
 
@@ -215,13 +216,15 @@ def show(
         _show_entry(missing, as_json)
         return
     with open_listed(model_file.path) as file:
+        support = model_support(file)
         report = file_report.file_report(
             file,
             model_file.name,
             model_file.size_bytes,
-            str(model_support(file)),
+            str(support),
             recurrent_layers(file),
             model_file.sampling,
+            [path.name for path in draft_siblings(model_file.path)] if support.is_model else (),
         )
         if not tensors:
             del report["tensors"]

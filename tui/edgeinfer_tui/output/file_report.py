@@ -1,7 +1,7 @@
 """The report of `show` on a GGUF file, gathered first and printed later, so that text and JSON agree."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from edgeinfer.registry.low_bits import SizedTensor, low_bits_note
@@ -23,6 +23,7 @@ METADATA_KEYS = (
     ("experts in use", "expert_used_count"),
     ("draft heads", "nextn_predict_layers"),
     ("target layers", "target_layers"),
+    ("block size", "block_size"),
 )
 
 
@@ -46,9 +47,10 @@ def file_report(
     runs_with: str,
     layers: Mapping[str, int] = NOTHING,
     sampling: Mapping[str, Any] = NOTHING,
+    drafts: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Everything that `show` prints, as JSON values. `runs_with`: the engine that runs the file; `layers`:
-    its recurrent layers; `sampling`: the model's defaults.
+    its recurrent layers; `sampling`: the model's defaults; `drafts`: files of drafts next to it.
     """
     architecture = file.metadata.get("general.architecture")
     weights = sum(math.prod(tensor.shape) for tensor in file.tensors.values())
@@ -69,6 +71,7 @@ def file_report(
         "vocabulary": _vocabulary(file.metadata),
         "chat_template": "tokenizer.chat_template" in file.metadata,
         "sampling": dict(sampling),
+        "drafts": list(drafts),
         "tensor_types": _by_type(file.tensors),
         "unknown_types": {
             tensor_name: tensor.format.name
@@ -114,6 +117,7 @@ def print_report(report: Mapping[str, Any]) -> None:
             ("tokenizer", vocabulary["tokenizer"] or "unknown"),
             ("chat template", "yes" if report["chat_template"] else "no"),
             *([("sampling", shown_sampling(report["sampling"]))] if report["sampling"] else []),
+            *([("drafts", one_line(", ".join(report["drafts"])))] if report["drafts"] else []),
         ]
     )
     _print_types(report["tensor_types"])

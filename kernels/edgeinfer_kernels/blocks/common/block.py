@@ -248,6 +248,8 @@ class BlockSizes:
     """Whether it shares its input with the block before it, but not the norm."""
     needs_whole_model: ClassVar[bool] = False
     """Whether the model can't be split between devices."""
+    has_device_kernels: ClassVar[bool] = True
+    """Whether it runs on a GPU."""
 
     def matrices(self) -> Iterator[MatrixSize]:
         """Every matrix that a token may be multiplied with; that of each expert once."""

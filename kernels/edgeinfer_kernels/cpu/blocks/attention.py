@@ -30,19 +30,13 @@ def build(
     spec, w = residual.block, weights.block
     queries_only = spec.source_layer is not None
     norm_width = w.attn_q.rows if spec.qk_norm == "row" else spec.head_dim
-    kv_norm_width = w.attn_k.rows if spec.qk_norm == "row" else spec.head_dim
     block = builder.arena.fill(
         AttentionArgs,
         q_matrix=builder.matrix(w.attn_q, w.attn_q_bias),
-        k_matrix=0 if queries_only else builder.matrix(w.attn_k, w.attn_k_bias),
-        v_matrix=0 if queries_only else builder.matrix(w.attn_v, w.attn_v_bias),
         output_matrix=builder.matrix(w.attn_output, w.attn_output_bias),
         q_norm=builder.norm(spec.norm, norm_width, w.attn_q_norm) if spec.qk_norm != "none" else 0,
-        k_norm=builder.norm(spec.norm, kv_norm_width, w.attn_k_norm) if w.attn_k_norm is not None else 0,
-        value_norm=builder.norm(spec.norm, spec.head_dim, np.ones(spec.head_dim, np.float32))
-        if spec.value_norm
-        else 0,
         queries_only=int(queries_only),
+        **({} if queries_only else _keys_and_values(builder, spec, w)),
         **_head_gates(builder, w),
         normed=_input(builder, residual, w),
         attn_out=builder.input("attn_out", spec.heads * spec.value_dim, [w.attn_output]),
@@ -53,8 +47,7 @@ def build(
         **temperature_fields(builder, spec.temperature, state.cache.positions),
         query_weights=builder.arena.keep(padded_vector(w.query_weights)),
         **_specification(spec),
-        cache=_cache(builder, state.cache),
-        recent=0 if state.cache.recent is None else _cache(builder, state.cache.recent),
+        **_caches(builder, state),
         **_buffers(builder),
         **builder.norms(residual, weights),
         **builder.scratch(),
@@ -62,6 +55,34 @@ def build(
     before = builder.own_norm(residual, weights, w.inputs())
     call = Call("attention_block", block, ends_by_token=True)
     return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
+
+
+def cached_rows(
+    builder: BlockBuilder, spec: AttentionSpec, w: AttentionWeights, state: AttentionState
+) -> int:
+    """An AttentionArgs structure for the keys and values of x, without queries, norm and output."""
+    return builder.arena.fill(
+        AttentionArgs,
+        norm=builder.norm(spec.norm, builder.width, None),
+        normed=builder.input(NORMED, builder.width, [w.attn_k, w.attn_v]),
+        **_keys_and_values(builder, spec, w),
+        **_specification(spec),
+        **_caches(builder, state),
+        **_buffers(builder),
+        **builder.scratch(),
+    )
+
+
+def _keys_and_values(builder: BlockBuilder, spec: AttentionSpec, w: AttentionWeights) -> dict[str, int]:
+    """The fields of the projections of keys and values, and of their norms."""
+    width = w.attn_k.rows if spec.qk_norm == "row" else spec.head_dim
+    ones = np.ones(spec.head_dim, np.float32)
+    return {
+        "k_matrix": builder.matrix(w.attn_k, w.attn_k_bias),
+        "v_matrix": builder.matrix(w.attn_v, w.attn_v_bias),
+        "k_norm": builder.norm(spec.norm, width, w.attn_k_norm) if w.attn_k_norm is not None else 0,
+        "value_norm": builder.norm(spec.norm, spec.head_dim, ones) if spec.value_norm else 0,
+    }
 
 
 def _input(builder: BlockBuilder, residual: ResidualBlock[AttentionSpec], w: AttentionWeights) -> int:
@@ -97,6 +118,7 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "padded_head": padded(spec.head_dim),
         "window": spec.window,
         "chunked": int(spec.chunked),
+        "whole_step": int(spec.whole_step),
         "scale": spec.scale,
         "soft_cap": spec.soft_cap,
         "clamp": spec.clamp,
@@ -110,6 +132,14 @@ def _specification(spec: AttentionSpec) -> dict[str, float]:
         "row_width": padded(spec.head_dim),
         "pieces_per_thread": PIECES_PER_THREAD,
         "positions_per_piece": POSITIONS_PER_PIECE,
+    }
+
+
+def _caches(builder: BlockBuilder, state: AttentionState) -> dict[str, int]:
+    recent = state.cache.recent
+    return {
+        "cache": _cache(builder, state.cache),
+        "recent": 0 if recent is None else _cache(builder, recent),
     }
 
 

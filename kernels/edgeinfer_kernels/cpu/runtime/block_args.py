@@ -55,7 +55,7 @@ class AttentionArgs(Structure):
     recent: 0, or the last positions of each sequence in f16 (`recent_pages.py`). queries_only: whether keys
     and values are those of another layer. value_norm: of values, 0: none. slopes: 0 or the float32 slopes of
     ALiBi; lane_indices: 0, 1 … 15 in float32. clamp: the largest magnitude of q, k and v, 0: none. sub_norm:
-    of attn_out, 0: none.
+    of attn_out, 0: none. whole_step: whether a token attends to all of its step.
     """
 
     heads: Int
@@ -64,6 +64,7 @@ class AttentionArgs(Structure):
     padded_head: Int
     window: Int
     chunked: Int
+    whole_step: Int
     scale: Float
     soft_cap: Float
     rope_dim: Int

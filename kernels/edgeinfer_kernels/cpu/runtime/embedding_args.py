@@ -71,6 +71,41 @@ class EagleInputArgs(Structure):
 
 
 @structure()
+class FusedStatesArgs(Structure):
+    """The fused states of a target. features: its hidden states of the tokens of a step, of all layers."""
+
+    features: Input
+    fc: Matrix
+    norm: Norm
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
+class ConvolutionArgs(Structure):
+    """A convolution over the tokens of a step. rows: the normed ones, which `projection` multiplies. factors:
+    its products; base: float32, (2, taps, width). residual, convolved: x before and after the convolution
+    before a block. norm, rows and projection are 0 after a block.
+    """
+
+    norm: Norm
+    rows: Input
+    projection: Matrix
+    factors: Int
+    factors_stride: Int
+    base: Int
+    taps: Int
+    group_size: Int
+    width: Int
+    residual: Int
+    residual_stride: Int
+    convolved: Int
+    convolved_stride: Int
+    scratch: Int
+    scratch_stride: Int
+
+
+@structure()
 class MedusaHeadArgs(Structure):
     """A Medusa head. normed: the rows of x; hidden: x + silu(linear · x + b); logits: float32."""
 

@@ -128,7 +128,8 @@ class StepSchedules:
         self._arena, self._runner, self._layers = arena, runner, layers
         self._by_token = by_token
         self.x, self.stride = x, stride
-        keys = dict.fromkeys((step.rope, step.pages) for layer in layers for step in layer)
+        calls = [(step.rope, step.pages) for layer in layers for step in layer]
+        keys = dict.fromkeys(calls or [(None, None)])  # A Markov head has no layers.
         self._table_of = {rope: RopeTable(rope) for rope, _ in keys}
         made = {key: StepArgs() for key in keys}
         self.step_args = [(self._table_of[rope], args) for (rope, _), args in made.items()]
@@ -145,8 +146,7 @@ class StepSchedules:
 
     def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_args: int) -> Run:
         """The schedule of `before` (called like the first layer), all layers and the head."""
-        first_call = self._layers[0][0]
-        args = self._step_args_of[first_call.rope, first_call.pages]
+        args = next(iter(self._step_args_of.values()))
         first = [(function, block, args) for function, block in before]
         steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
         return self._listed(steps, before_head=True)
@@ -182,7 +182,7 @@ class StepSchedules:
 
     def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
-        if before_head:  # It may be called for one of the rows only.
+        if before_head and steps[:-1]:  # It may be called for one of the rows only.
             listed[-2] = (*steps[-2], 1)
         schedule = self._arena.fill_all(ScheduleStep, [ScheduleStep(*step) for step in listed])
         return self._runner, schedule, self._arena.keep(np.array([len(steps)], np.int64))

@@ -201,31 +201,14 @@ def _attend(
     split = split_config(launches.tuning, spec, positions, tokens, is_batch=is_batch, of_sequence=several)
     is_gated = spec.gated or spec.head_gated
     direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
-    q_norm, k_norm = launches.or_nothing(w.q_norm), launches.or_nothing(w.k_norm)
     launches.launch(
         decode_attention_kernel,
         (spec.kv_heads, split.splits, tokens if is_batch else attention_tiles(tokens)),
         space.qkv,
         space.qkv.shape[1],
-        CacheArgs(
-            cache.keys,
-            cache.key_scales,
-            cache.values,
-            cache.value_scales,
-            cache.positions,
-            pages,
-            0 if pages is None else pages.stride(0),
-            cache.recent_args,
-        ),
+        cache_args(cache, pages),
         launches.workspace.state,
-        RopeArgs(
-            w.table,
-            q_norm,
-            k_norm,
-            launches.or_nothing(w.query_weights),
-            spec.norm.epsilon,
-            launches.or_nothing(w.slopes),
-        ),
+        rope_args(step, spec, w),
         spec.scale,
         spec.soft_cap,
         SplitArgs(space.parts, space.peaks, space.arrived),
@@ -265,6 +248,33 @@ def _attend(
         launches.normalize(rows, columns, w.sub_norm, out, tokens)
     elif not direct:
         launches.quantize(space.flat, columns, out, tokens)
+
+
+def cache_args(cache: DeviceCache, pages: Tensor | None) -> CacheArgs:
+    """What kernels of a step read and write of a cache."""
+    return CacheArgs(
+        cache.keys,
+        cache.key_scales,
+        cache.values,
+        cache.value_scales,
+        cache.positions,
+        pages,
+        0 if pages is None else pages.stride(0),
+        cache.recent_args,
+    )
+
+
+def rope_args(step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention) -> RopeArgs:
+    """What kernels of a step read for the norm and RoPE of queries and keys."""
+    or_nothing = step.launches.or_nothing
+    return RopeArgs(
+        w.table,
+        or_nothing(w.q_norm),
+        or_nothing(w.k_norm),
+        or_nothing(w.query_weights),
+        spec.norm.epsilon,
+        or_nothing(w.slopes),
+    )
 
 
 def _query_rows(spec: AttentionSpec, tokens: int) -> int:
@@ -339,13 +349,10 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
     spec, w, start = block.residual.block, block.weights, chunk.start
     h = chunk.own if block.residual.has_own_norm else chunk.h
     h = chunk_pairs(prompt, chunk) if spec.pair_input else h
-    space, tokens, columns = prompt.space("attention"), len(chunk.x), spec.heads * spec.head_dim
-    qkv = prompt.products.stacked(h.rows, w.qkv)
-    queries = space.queries[: tokens * columns].view(tokens, spec.heads, spec.head_dim)
+    space, tokens = prompt.space("attention"), len(chunk.x)
     cache = block.state or prompt.host_states("attention").fetch(block.index, start)
+    qkv, queries = append_chunk(prompt, chunk, spec, w, cache, h)
     args = cache.args._replace(pages=chunk.pages)
-    heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
-    rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
     attn_out = space.attn_out[: tokens * spec.result_columns].view(tokens, spec.result_columns)
     tile = _tile(prompt, spec, cache)
     flash_attention(queries, args, chunk.words, spec, attn_out, tile, w.sinks, cache.is_ring, w.slopes)
@@ -364,6 +371,25 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         attn_out, scales = h.rows, h.scales
     y = prompt.result(attn_out, scales, w.output, w.output_bias)
     prompt.add(chunk, number, y, w.output_bias, scales)
+
+
+def append_chunk(
+    prompt: "Prefill",
+    chunk: "Chunk",
+    spec: AttentionSpec,
+    w: DeviceAttention,
+    cache: DeviceCache,
+    h: ScaledRows,
+) -> tuple[Tensor, Tensor]:
+    """The projections of a chunk, and its queries; keys and values are written to the cache."""
+    columns = spec.heads * spec.head_dim
+    qkv = prompt.products.stacked(h.rows, w.qkv)
+    queries = prompt.space("attention").queries[: len(chunk.x) * columns]
+    queries = queries.view(-1, spec.heads, spec.head_dim)
+    heads = ProjectedHeads(qkv, h.scales, w.qkv_bias, w.q_norm, w.k_norm, w.query_weights)
+    args = cache.args._replace(pages=chunk.pages)
+    rope_append(heads, w.table, spec, chunk.words, queries, args, cache.is_ring)
+    return qkv, queries
 
 
 def _tile(prompt: "Prefill", spec: AttentionSpec, cache: DeviceCache) -> AttentionTile:

@@ -88,16 +88,22 @@ class CapturedSteps:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
         return next(width for width in self._widths if width >= tokens)
 
+    def use_widths(self, widths: tuple[int, ...]) -> None:
+        """All later steps have these token counts, the last of which is MAX_TOKENS."""
+        self._widths = widths
+
     def set_state(
         self,
         ids: Sequence[int],
         start: int,
         before: Sequence[int] = (),
         pages: npt.NDArray[np.int64] | None = None,
+        *,
+        whole: bool = False,
     ) -> None:
         """Set the step's tokens, of `sequence`, or of one in these `pages`: each token attends to itself and
-        the earlier ones; of a tree, to those `before` it, as in `tree_places`. Padding tokens follow, at the
-        positions where the keys and values of the next tokens will be written.
+        the earlier ones, to the `whole` step, or of a tree to those `before` it, as in `tree_places`. Padding
+        tokens follow, at the positions where the keys and values of the next tokens will be written.
         """
         count = self.width(len(ids))
         self._start = start
@@ -107,6 +113,8 @@ class CapturedSteps:
         state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
         state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
         state[PATH_AT + 1 : PATH_AT + 1 + count] = 0
+        if whole:
+            state[MASKS_AT : MASKS_AT + len(ids)] = (1 << len(ids)) - 1
         if before:
             state[PATH_AT + 1 : PATH_AT + 1 + len(ids)] = [1 + row for row in before]
             positions, masks = tree_places(start, before)
@@ -226,10 +234,8 @@ class CapturedSteps:
         on_compiled: OnCompiled | None = None,
         layouts: Sequence[Layout] = (TEXT,),
     ) -> None:
-        """Compile and capture steps of these token counts, the last of which is MAX_TOKENS. All later steps
-        use these counts. `layouts`: of the steps.
-        """
-        self._widths = widths
+        """Compile and capture steps of these token counts, as `use_widths`. `layouts`: of the steps."""
+        self.use_widths(widths)
         if not self._cuda:
             return
         compile_steps(self.step, widths, on_compiled, layouts)

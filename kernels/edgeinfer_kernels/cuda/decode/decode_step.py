@@ -107,7 +107,7 @@ class DecodeStep:
         """From `state` to `logits`; the state of the blocks is updated. The tokens from `first_logits` on
         have logits.
         """
-        source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self._embed(tokens)
+        source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self.embed(tokens)
         stages = self.exchange.stages if self.exchange else None
         block_input = own_input = source
         kept = None if self.is_batch else self.workspace.kept
@@ -229,8 +229,9 @@ class DecodeStep:
             return NextNorm(block.residual.norm, None, None)
         return NextNorm(block.residual.norm, block.norms.norm, block.norms.norm_bias)
 
-    def _embed(self, tokens: int) -> Source:
-        target, norm = self.target(-1), self.norm_after(-1)
+    def embed(self, tokens: int, number: int = -1) -> Source:
+        """The embeddings of a step's tokens, as the input of the block after `number`."""
+        target, norm = self.target(number), self.norm_after(number)
         if getattr(self._modules[0], "EMBEDS", False):
             return target
         out, sum_squares = target.activations, target.sum_squares

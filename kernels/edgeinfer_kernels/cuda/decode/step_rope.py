@@ -13,7 +13,8 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     store_cache_rows,
     store_recent_rows,
 )
-from edgeinfer_kernels.cuda.triton_ops.step_words import clamped
+from edgeinfer_kernels.cuda.triton_ops.step_words import CACHED_AT, POSITIONS_AT, clamped
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 NEW = tl.constexpr(16)
 """Rows of the tile for the step's new tokens."""
@@ -175,3 +176,21 @@ def _append(
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
     return key_tile, value_tile
+
+
+@triton.jit
+def append_keys_kernel(
+    qkv, stride, cache, state, rope,
+    ATTENTION: tl.constexpr, TOKENS: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Append the keys and values of a step's TOKENS tokens to the cache; one program per KV head.
+
+    `qkv` (tokens, stride) float32: q, which isn't read, then k and v.
+    """
+    release_consumers(DEPENDENT)
+    head = tl.program_id(0)
+    wait_for_producers(DEPENDENT)
+    cached = tl.load(state + CACHED_AT)
+    append_new(
+        qkv, stride, cache, cache.pages, head, cached, TOKENS, state + POSITIONS_AT, rope, ATTENTION, TOKENS
+    )

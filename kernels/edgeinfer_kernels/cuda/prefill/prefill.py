@@ -5,7 +5,7 @@ of tokens this is faster than matmul with packed weights. Activations are float1
 avoid overflow; sums and hidden states are float32.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, takewhile
@@ -141,6 +141,10 @@ class Prefill:
     def forget(self) -> None:
         """Capture chunks again from now on, because the LoRA adapters have changed."""
         self._captured = CapturedChunks(self.ids.device) if self._can_capture else None
+
+    def keep_layers(self, layers: Collection[int]) -> None:
+        """Evaluate only the blocks of these layers from now on."""
+        self._blocks = [block for block in self._blocks if block.index.layer in layers]
 
     def space(self, kind: str) -> Any:
         """The buffers of a block kind."""

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
-from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import Temperature
@@ -43,15 +43,15 @@ def forward(step: BlockStep, h: Array) -> Array:
     h = step.shared[PAIR] if spec.pair_input else h
     q, gate = _queries(_clamped(step.times(h, w.attn_q, w.attn_q_bias), spec), spec)
     q = _heads(q, spec, w.attn_q_norm)
-    k = _heads(_clamped(step.times(h, w.attn_k, w.attn_k_bias), spec), spec, w.attn_k_norm)
-    v = _values(_clamped(step.times(h, w.attn_v, w.attn_v_bias), spec), spec)
+    k, v = keys_and_values(step, spec, w, h)
     if step.batch is None:
         if spec.source_layer is None:
             cache.write(step.start, apply_rope(k, spec.rope, step.start), v)
         keys, values = (
             held.astype(step.dtype) for held in cache.read(step.start + len(h), spec.head_dim, spec.value_dim)
         )
-        out = attend(_rope_queries(step, q, step.start), keys, values, step.start, spec, w.attn_sinks)
+        rows = _rope_queries(step, q, step.start)
+        out = attend(rows, keys, values, step.start, spec, w.attn_sinks, whole_step=spec.whole_step)
     else:
         out = _attend_batch(step, step.batch, q, k, v)
     out = out.reshape(len(h), -1)
@@ -62,6 +62,14 @@ def forward(step: BlockStep, h: Array) -> Array:
     if gate is not None:
         out = out * (softplus(gate) if spec.gate_function == "softplus" else sigmoid(gate))
     return step.times(out, w.attn_output, w.attn_output_bias)
+
+
+def keys_and_values(
+    step: BlockStep, spec: AttentionSpec, w: AttentionWeights, h: Array
+) -> tuple[Array, Array]:
+    """Keys (tokens, kv_heads, head_dim) without RoPE, and values (tokens, kv_heads, length of a value)."""
+    k = _heads(_clamped(step.times(h, w.attn_k, w.attn_k_bias), spec), spec, w.attn_k_norm)
+    return k, _values(_clamped(step.times(h, w.attn_v, w.attn_v_bias), spec), spec)
 
 
 def _clamped(rows: Array, spec: AttentionSpec) -> Array:
@@ -117,27 +125,36 @@ def attend(
     start: int,
     spec: ScoreSpec,
     sinks: Vector | None = None,
+    *,
+    whole_step: bool = False,
 ) -> Array:
     """Softmax attention of queries (tokens, heads, head_dim) over keys (kv_heads, positions, head_dim) and
     values (kv_heads, positions, length of a value); sinks (heads,) add one more score per head, without a
-    value.
+    value. `whole_step`: as in `AttentionSpec`.
     """
     group = spec.heads // spec.kv_heads
     out = np.empty((*queries.shape[:2], values.shape[-1]), queries.dtype)
-    for head, weights in enumerate(attention_weights(queries, keys, start, spec, sinks)):
+    weights_of = attention_weights(queries, keys, start, spec, sinks, whole_step=whole_step)
+    for head, weights in enumerate(weights_of):
         out[:, head] = weights @ values[head // group]
     return out
 
 
 def attention_weights(
-    queries: Array, keys: Array, start: int, spec: ScoreSpec, sinks: Vector | None = None
+    queries: Array,
+    keys: Array,
+    start: int,
+    spec: ScoreSpec,
+    sinks: Vector | None = None,
+    *,
+    whole_step: bool = False,
 ) -> Iterator[Array]:
     """The softmax weights of `attend`: (tokens, positions) for each head in order."""
     tokens, heads, _ = queries.shape
     group = heads // spec.kv_heads
     position = np.arange(keys.shape[1])
     own = start + np.arange(tokens)[:, None]
-    visible = position <= own
+    visible = (position <= own) | whole_step
     if spec.window:
         visible &= position >= (own // spec.window * spec.window if spec.chunked else own - spec.window + 1)
     slopes = alibi_slopes(heads, spec.alibi).astype(queries.dtype)

@@ -10,13 +10,16 @@ from edgeinfer.shapes.shape import Shape
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec, AssistantInputWeights
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
+from edgeinfer_kernels.blocks.embedding.draft_keys import DraftKeysSpec, DraftKeysWeights
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec, EagleInputWeights
+from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec, FusedStatesWeights
 from edgeinfer_kernels.blocks.embedding.medusa_head import MedusaHeadSpec, MedusaHeadWeights
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts
+from edgeinfer_kernels.cuda.draft.block_backend import BlockSteps
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaSteps
 from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts
@@ -51,6 +54,7 @@ NAMES = {
     "eagle_state_rows_kernel",
     "eagle_pair_rows_kernel",
     "medusa_hidden_kernel",
+    "append_keys_kernel",
     "assistant_pair_kernel",
 }
 
@@ -117,6 +121,37 @@ def launch_all(
     parts.prefill.read(CHUNK, 0)
 
 
+def block_decoder(kind: str) -> tuple[DecoderSpec, DecoderWeights]:
+    """A block drafter of this width with one layer, after five layers of its target."""
+    spec, weights = head_decoder(kind, NORM)
+    (_, attention, *others), (first, own, *rest) = spec.layers[0].blocks, weights.layers[0].blocks
+    fc = Matrix("fc", first.block.eh_proj.format, WIDTH, 5 * WIDTH, np.zeros((1, 1), np.uint8))
+    block = replace(attention.block, whole_step=True)
+    inputs = FusedStatesSpec(NORM, 5 * WIDTH), DraftKeysSpec(block, 1)
+    fused = ResidualWeights(FusedStatesWeights(fc, np.ones(WIDTH, np.float32)))
+    keys = ResidualWeights(DraftKeysWeights(own.block))
+    layers = (
+        LayerSpec(tuple(ResidualBlock(each, NORM) for each in inputs)),
+        LayerSpec((replace(attention, block=block), *others)),
+    )
+    of_layers = LayerWeights((fused, keys)), LayerWeights((own, *rest))
+    return replace(spec, layers=layers), replace(weights, layers=of_layers)
+
+
+def launch_blocks(kind: str, capability: int, states: torch.Tensor, *, dependent: bool) -> None:
+    """Steps and a chunk of keys, and blocks."""
+    spec, weights = block_decoder(kind)
+    options = DeviceOptions(target=HeadTarget(None, None, states))
+    parts = DeviceParts.take(spec, weights, POSITIONS, Arena(), capability, options)
+    launches = StepLaunches(parts.model, parts.workspace, usual_tuning(capability), dependent=dependent)
+    steps = BlockSteps(CapturedSteps(DecodeStep(launches), parts.sampling), parts.sampling)
+    for tokens in (1, 8, 16):
+        steps.launch_keys(tokens)
+        steps.launch_block(tokens)
+    parts.prefill.keep_layers((0,))
+    parts.prefill.read(CHUNK, 0)
+
+
 def medusa_decoder(kind: str) -> tuple[DecoderSpec, DecoderWeights]:
     """A Medusa head of this width."""
     spec, weights = head_decoder(kind, NORM)
@@ -156,13 +191,14 @@ def launch_assistant(kind: str, capability: int, states: torch.Tensor, *, depend
 
 def main() -> None:
     capability = int(sys.argv[1])
-    own, after = (torch.empty((KEPT_STATES, count * WIDTH), device="meta") for count in (1, 3))
+    own, after, fused = (torch.empty((KEPT_STATES, count * WIDTH), device="meta") for count in (1, 3, 5))
     rings = (head_decoder, StateRing(own)), (eagle_decoder, StateRing(after, (0, 1, 1)))
     with recorded_launches() as launches:
         for kind in ("Q4_0", "Q8_0", "F16"):
             for decoder, ring in rings:
                 launch_all(*decoder(kind, NORM), capability, ring, dependent=capability >= 90)
             launch_medusa(kind, capability, own, dependent=capability >= 90)
+            launch_blocks(kind, capability, fused, dependent=capability >= 90)
             launch_assistant(kind, capability, own, dependent=capability >= 90)
     for launch in launches:
         if launch.name in NAMES:

@@ -20,6 +20,7 @@ from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from tests.edgeinfer.speculation.heads.head_files import split_heads
 from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
@@ -64,6 +65,20 @@ def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_p
             completion = model.generate(ids, **GREEDY)
             assert completion.ids == wanted
             assert completion.speed.accepted_share is not None
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_a_head_in_a_separate_file_is_that_of_the_whole_file(tmp_path: Path) -> None:
+    whole = WITH_HEAD.write(tmp_path / "whole.gguf")
+    path, heads = split_heads(whole, tmp_path / "model.gguf", tmp_path / "mtp-model.gguf")
+    sizes = []
+    for model_path, draft in ((whole, "mtp"), (path, heads), (path, "mtp")):
+        with edgeinfer.load(model_path, draft=draft, **GPU) as model:
+            assert isinstance(drafter_of(model), DraftHead)
+            always_draft(model, 3)
+            completion = model.generate(IDS, **GREEDY)
+            sizes.append((drafter_of(model).nbytes, completion.ids, completion.speed.accepted_share))
+    assert sizes[0] == sizes[1] == sizes[2]
 
 
 @pytest.mark.slow

@@ -13,11 +13,13 @@ from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.drafter import DraftRequest
+from edgeinfer.speculation.heads.device_block_drafter import DeviceBlockDrafter
 from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.device_medusa import DeviceMedusa
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from tests.edgeinfer.speculation.heads.dflash.random_dflash import RandomDFlash
 from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
@@ -89,11 +91,11 @@ def drafts_of(model: Model) -> list[Any]:
     return drafts
 
 
-def check_drafts(model: Model, path: Path, draft: Any) -> None:
-    """They are those of the head on the CPU, within rounding."""
+def check_drafts(model: Model, path: Path, draft: Any, every: int = 1) -> None:
+    """They are those of the head on the CPU, within rounding; `every` 2: chains only."""
     with edgeinfer.load(path, draft=draft, draft_tree_width=2, **{**GPU, "device": "cpu"}) as plain:
         expected = drafts_of(plain)
-    for found, wanted in zip(drafts_of(model), expected, strict=True):
+    for found, wanted in zip(drafts_of(model)[::every], expected[::every], strict=True):
         assert len(found.ids) == len(wanted.ids)
         assert sorted(found.probs) == pytest.approx(sorted(wanted.probs), rel=0.2)
         assert len(set(found.ids) & set(wanted.ids)) >= len(set(wanted.ids)) - 1
@@ -131,6 +133,18 @@ def test_an_eagle_head_of_a_split_model_is_on_the_gpu_with_the_states_that_it_re
     with split(path, head, missing=0.7) as model:
         assert isinstance(drafter_of(model), PromptLookup)
         assert any("the attention of all layers, whose hidden states" in line for line in model.warnings)
+
+
+@pytest.mark.slow
+def test_a_block_drafter_of_a_split_model_is_on_the_gpu(tmp_path: Path, split: Splitting) -> None:
+    target = RandomModel("llama", layers=9, feed_forward=512, formats=("Q8_0",))
+    path = target.write(tmp_path / "model.gguf")
+    made = RandomDFlash(layers=1, target_layers=(1, 4, 9), format="Q8_0", seed=2)
+    draft = made.write(tmp_path / "draft.gguf")
+    with split(path, draft, draft_tree_width=2) as model:
+        check_completions(model, DeviceBlockDrafter)
+        # The nodes of a tree have nearly the same probabilities.
+        check_drafts(model, path, draft, every=2)
 
 
 def test_a_model_that_fits_only_without_its_head_is_not_split_for_it(

@@ -50,3 +50,9 @@ def test_every_command_uses_the_same_words(edgeinfer: CommandLine, folder: Path)
         assert words in edgeinfer("plan", name).err
         with pytest.raises(UnsupportedModelError, match=r"needs --engine|add engine='"):
             library.load(name)
+
+
+def test_show_lists_the_drafts_next_to_a_model(edgeinfer: CommandLine, folder: Path) -> None:
+    (folder / "mtp-sound-Q8_0.gguf").write_bytes(b"GGUF")
+    assert json.loads(edgeinfer("show", "sound", "--json").out)["drafts"] == ["mtp-sound-Q8_0.gguf"]
+    assert "drafts mtp-sound-Q8_0.gguf" in " ".join(edgeinfer("show", "sound").out.split())

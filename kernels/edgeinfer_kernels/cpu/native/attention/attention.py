@@ -80,6 +80,12 @@ def state_bytes(block):
     return group * (STATE_BYTES + 4 * block.padded_value)
 
 
+@device_function
+def end_of(block, step_args, token):
+    """The end of the positions that a token attends to."""
+    return (last_position(step_args) if block.whole_step != 0 else position_of(step_args, token)) + 1
+
+
 def make_gather_item(gather):
     """`gather_item` for caches that a result of `make_gather` reads."""
 
@@ -93,13 +99,13 @@ def make_gather_item(gather):
         token = item // (kv_heads * pieces)
         kv_head = item // pieces % kv_heads
         own = position_of(step_args, token)
-        end = own + 1
+        end = end_of(block, step_args, token)
         token_args = token_args_of(step_args, token)
         pages = token_args.pages if token_args.address != 0 else 0
         window = block.window
-        begin = max(0, end - window) if window > 0 else 0
+        begin = max(0, own + 1 - window) if window > 0 else 0
         if block.chunked != 0:
-            begin = (end - 1) // window * window
+            begin = own // window * window
         share = (end - begin + own_pieces - 1) // own_pieces
         first = min(end, begin + item % pieces * share)
         last = min(end, first + share)
@@ -225,7 +231,7 @@ def make_attend(gather_item):
                 gather_item(block, step_args, item, pieces, 1, scores + SCORES_PER_THREAD, scores, copied)
                 write_item(block, tokens, item, scores + SCORES_PER_THREAD)
             else:
-                own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
+                own = pieces_of(block, pool, tokens, end_of(block, step_args, token))
                 states = block.states + item * state_bytes(block)
                 if item % pieces < own:
                     gather_item(block, step_args, item, pieces, own, states, scores, copied)
@@ -247,7 +253,7 @@ def merge_pieces(pool, counter, block, step_args, pieces):
         token = item // block.kv_heads
         if token >= tokens:
             break
-        own = pieces_of(block, pool, tokens, position_of(step_args, token) + 1)
+        own = pieces_of(block, pool, tokens, end_of(block, step_args, token))
         states = block.states + item * pieces * nbytes
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):

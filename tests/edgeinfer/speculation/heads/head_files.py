@@ -1,0 +1,36 @@
+"""Splits a model's file as llama.cpp's converters do with `--mtp` and `--no-mtp`."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+
+SHARED = ("token_embd.", "output.", "output_norm.", "rope_freqs.")
+
+
+def split_heads(path: Path, model: Path, heads: Path) -> tuple[Path, Path]:
+    """Write the layers of a model, and its draft heads with a copy of what they share with it."""
+    with GGUFFile.open(path) as file:
+        key = f"{file.metadata['general.architecture']}."
+        count = file.metadata[key + "nextn_predict_layers"]
+        layers = file.metadata[key + "block_count"] - count
+        own = tuple(f"blk.{layer}." for layer in range(layers, layers + count))
+        without = {
+            name: value[:layers] if isinstance(value, np.ndarray) and len(value) == layers + count else value
+            for name, value in file.metadata.items()
+            if name.startswith(key)
+        }
+        without |= {key + "nextn_predict_layers": 0, key + "block_count": layers}
+        _copy(file, model, without, [name for name in file.tensors if not name.startswith(own)])
+        _copy(file, heads, {}, [name for name in file.tensors if name.startswith((*own, *SHARED))])
+    return model, heads
+
+
+def _copy(file: GGUFFile, path: Path, changed: Mapping[str, Any], names: list[str]) -> None:
+    with GGUFWriter(path, {**file.metadata, **changed}) as writer:
+        for name in names:
+            info = file.tensors[name]
+            writer.add_tensor(name, file.raw(name), info.format.name, info.shape)
