@@ -17,7 +17,7 @@ from edgeinfer.benchmarking.random_files import random_file
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter, encode
 
 OUTPUT, OUTPUT_FORMAT = "output.weight", "Q6_K"
-"""A head of its own: with the embedding as the output, every token would be followed by itself."""
+"""A separate output matrix: with the embedding as the output, each token would be followed by itself."""
 RESULTS = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")
 """The matrices whose products a block adds."""
 INPUT_NORMS = ("enorm.weight", "hnorm.weight")
@@ -63,7 +63,7 @@ def write_agreeing(source: Path, path: Path, agreement: float) -> None:
 
 
 def _output(blocks: RandomBlocks, random: int, zeros: int) -> Iterator[Bytes]:
-    """The blocks of so many random elements, and of zeros."""
+    """The blocks of `random` elements with random weights, and of `zeros` elements."""
     yield from blocks.stream(random)
     yield np.zeros((zeros // blocks.format.block_elements, blocks.format.block_bytes), np.uint8)
 

@@ -1,6 +1,6 @@
 """Sums over the ranks of the blocks of a prompt's chunk, in the memory of all ranks.
 
-Columns that are computed are added up on a stream of their own, while the next ones are computed.
+Columns that are computed are added up on a separate stream, while the next ones are computed.
 """
 
 import torch

@@ -61,7 +61,8 @@ class TorchCollective:
 
     def shared(self, rows: Tensor) -> Tensor:
         if self._tries_peers:
-            self.peers = self._tried_peers(*rows.shape, self._store)
+            tokens, columns = rows.shape
+            self.peers = self._tried_peers(tokens, columns, self._store)
             if self.peers is not None:
                 return self.peers.own(0)
         if not self._symmetric:
