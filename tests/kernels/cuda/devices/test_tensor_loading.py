@@ -75,7 +75,7 @@ def test_both_gpus_generate_what_one_does(tmp_path: Path) -> None:
         assert isinstance(engine, NativeEngine)
         assert isinstance(engine.backend, TensorBackend)
         assert plan is not None
-        sums = 2 * 4 * plan.options.chunk * 64  # of chunks: in the memory of all ranks, on GPUs with NVLink only
+        sums = 2 * 4 * plan.options.chunk * 64  # of chunks, which only GPUs with NVLink have
         for name, rank in zip(("gpu", "gpu1"), engine.backend.ranks, strict=True):
             assert 0.97 * (plan.bytes_on(name) - sums) <= rank.nbytes <= plan.bytes_on(name)
         assert "on 2 GPUs" in plan.explain()
