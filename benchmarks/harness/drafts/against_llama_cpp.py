@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -42,7 +43,7 @@ class Comparison:
         with load(path, draft=None, **options) as plain, load(path, draft="mtp", **options) as drafting:
             models = {"baseline": plain, "its head": drafting}
             variants: Variants = {
-                f"{name}{prompt}": (lambda m=model, p=prompt: m.generate(p, **settings))  # type: ignore[misc]
+                f"{name}{prompt}": partial(model.generate, prompt, **settings)
                 for prompt in PROMPTS
                 for name, model in models.items()
             }
