@@ -38,6 +38,7 @@ from harness.drafts.comparison import (
     Answer,
     Variants,
     alternate,
+    answer_of,
     as_baseline,
     cells,
     report,
@@ -113,7 +114,7 @@ class Suite:
                 report(f"{text}, temperature {temperature}")
                 settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": temperature}
                 completions = alternate(
-                    {n: _answer(m, prompt, settings) for n, m in models.items()}, self.rounds
+                    {n: answer_of(m, prompt, settings) for n, m in models.items()}, self.rounds
                 )
                 for name, answers in completions.items():
                     same = "-" if temperature else as_baseline(answers, completions["baseline"])
@@ -162,7 +163,7 @@ class Suite:
                 scripted = ScriptedEngine(model.engine, script)
                 completion = Model("script", scripted, model.tokenizer, None)
                 completion.speculator = _measured_speculator(scripted, lookup) if lookup else None
-                variants[side] = _answer(completion, prompt, settings)
+                variants[side] = answer_of(completion, prompt, settings)
             report(f"edited code, {model.name}")
             completions = alternate(variants, self.rounds)
             for side, answers in completions.items():
@@ -200,7 +201,7 @@ class Suite:
                     completion.speculator = _measured_speculator(
                         engine, PlantedDrafter(cost.engine, script, agreement)
                     )
-                variants[name] = _answer(completion, ids, settings)
+                variants[name] = answer_of(completion, ids, settings)
             report(f"planted, {path.stem}")
             completions = alternate(variants, self.rounds)
             placed = "all" if share is None else f"{share:.0%} on the GPU"
@@ -217,7 +218,7 @@ class Suite:
             for name, options in given.items():
                 model = open_models.enter_context(load("tiny", **self.loading, **options))
                 size = model.speculator.drafter.nbytes if model.speculator else 0
-                variants[name] = _answer(model, STORY_START, settings)
+                variants[name] = answer_of(model, STORY_START, settings)
             report("the built-in model with its head")
             completions = alternate(variants, self.rounds)
             for name, answers in completions.items():
@@ -276,10 +277,6 @@ class Suite:
             completions = alternate(variants, max(2, self.rounds // 2))
             for count, answers in completions.items():
                 yield shown([model.name, count, *cells(answers, completions["1"])[:4]])
-
-
-def _answer(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
-    return lambda: model.generate(prompt, **settings)
 
 
 def _of_shape(model: Model, shape: TreeShape, settings: dict[str, Any]) -> Answer:

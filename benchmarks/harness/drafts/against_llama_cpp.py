@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
-from harness.drafts.comparison import Variants, alternate, best_decile, cells, report, shown
+from harness.drafts.comparison import Variants, alternate, answer_of, best_decile, cells, report, shown
 from harness.llama_bench import LlamaBench
 from harness.llama_speculative import LlamaSpeculative
 
@@ -43,7 +42,7 @@ class Comparison:
         with load(path, draft=None, **options) as plain, load(path, draft="mtp", **options) as drafting:
             models = {"baseline": plain, "its head": drafting}
             variants: Variants = {
-                f"{name}{prompt}": partial(model.generate, prompt, **settings)
+                f"{name}{prompt}": answer_of(model, prompt, settings)
                 for prompt in PROMPTS
                 for name, model in models.items()
             }

@@ -4,11 +4,18 @@ import math
 import sys
 from collections.abc import Callable, Sequence
 from statistics import median
+from typing import Any
 
+from edgeinfer.model import Model
 from edgeinfer.results import Generation
 
 Answer = Callable[[], Generation]
 Variants = dict[str, Answer]
+
+
+def answer_of(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
+    """Completions of a prompt."""
+    return lambda: model.generate(prompt, **settings)
 
 
 def alternate(variants: Variants, rounds: int) -> dict[str, list[Generation]]:
