@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from edgeinfer_kernels.system.locks import file_lock
 from edgeinfer_kernels.system.private_folder import ensure_private, remove_older
 from edgeinfer_quant_formats.system.files import write_atomically
 
@@ -14,6 +15,7 @@ REVISION = 7
 """Must be raised when the set of measurements, or the method, changes."""
 PART = ".part"
 MAX_FILE_BYTES = 16 << 20
+LOCK_SECONDS = 1.0
 
 
 class MeasuredFigures:
@@ -42,16 +44,24 @@ class MeasuredFigures:
         return known[name]
 
     def keep(self, figures: dict[str, float]) -> None:
-        """Add or replace figures. If the file can't be written, they are kept in memory only."""
+        """Add or replace figures, next to those that other programs store at the same time. If the file can't
+        be written, they are kept in memory only.
+        """
+        try:
+            ensure_private(self._file.parent)
+            with file_lock(self._file.with_suffix(".lock"), LOCK_SECONDS):
+                self._add(figures)
+        except OSError:
+            self._unwritten |= figures
+
+    def _add(self, figures: dict[str, float]) -> None:
         others = {name: value for name, value in self.known().items() if name not in figures}
         known = others | figures
         if self._most is not None:
             known = dict(list(known.items())[-self._most :])
         content = {"machine": self._fingerprint, "figures": known, "sha256": _digest(known)}
-        try:
-            _replace(self._file, json.dumps(content))
-        except OSError:
-            self._unwritten |= figures
+        remove_older(self._file.parent, f"{self._file.name}?*{PART}")
+        write_atomically(self._file, json.dumps(content), PART)
 
     def _written(self) -> dict[str, float]:
         try:
@@ -76,10 +86,3 @@ class MeasuredFigures:
 def _digest(figures: dict[str, float]) -> str:
     """The digest of the figures as they are written."""
     return hashlib.sha256(json.dumps(figures, sort_keys=True).encode()).hexdigest()
-
-
-def _replace(file: Path, text: str) -> None:
-    """Write the file atomically."""
-    ensure_private(file.parent)
-    remove_older(file.parent, f"{file.name}?*{PART}")
-    write_atomically(file, text, PART)

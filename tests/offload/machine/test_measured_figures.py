@@ -2,6 +2,7 @@
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,13 +70,13 @@ def test_a_pipe_instead_of_the_file_does_not_block(tmp_path: Path) -> None:
     assert MeasuredFigures(tmp_path, "m").known() == {}
 
 
-def test_a_failed_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_only_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
     MeasuredFigures(tmp_path, "m").keep({"reading": 1e9})
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in tmp_path.iterdir()] == ["measured.lock"]
 
 
 def test_without_a_writable_folder_measurements_last_for_the_process(tmp_path: Path) -> None:
@@ -86,3 +87,14 @@ def test_without_a_writable_folder_measurements_last_for_the_process(tmp_path: P
     assert measurements.known() == {"reading": 1e9, "copying": 2e9}
     measurements.forget()
     assert measurements.known() == {}
+
+
+def test_figures_that_several_programs_store_at_once_are_all_kept(tmp_path: Path) -> None:
+    def store(program: int) -> None:
+        figures = MeasuredFigures(tmp_path, "machine")
+        for number in range(10):
+            figures.keep({f"{program} {number}": float(number)})
+
+    with ThreadPoolExecutor(4) as programs:
+        list(programs.map(store, range(4)))
+    assert len(MeasuredFigures(tmp_path, "machine").known()) == 40
