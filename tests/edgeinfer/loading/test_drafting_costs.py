@@ -1,5 +1,6 @@
 """Stored drafting costs."""
 
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -97,8 +98,7 @@ def test_requests_of_another_kind_leave_draft_statistics_unchanged(tmp_path: Pat
 def test_a_model_closes_even_if_statistics_cannot_be_written(tmp_path: Path) -> None:
     first = speculator_with(tmp_path / "cache", COSTS)
     first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, 0.5))
-    (tmp_path / "cache" / "measured.json").unlink()
-    (tmp_path / "cache").rmdir()
+    shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_bytes(b"")
     first.on_close()
     assert (tmp_path / "cache").is_file()
