@@ -32,6 +32,7 @@ def divergences(source: Path, *paths: Path) -> list[float]:
     return found
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(
     "name",
     [*("llama", "qwen3moe", "deepseek2", "command-r"), pytest.param("gemma3n", marks=pytest.mark.slow)],

@@ -92,6 +92,7 @@ def test_the_number_of_reusable_tokens_is_exact(path: Path) -> None:
     assert [engine.reusable(length) for length in (48, 20, 1)] == [48, 20, 1]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("length", [1000, 990, 958])
 def test_a_snapshot_is_restored_to_what_its_rings_hold(path: Path, length: int) -> None:
     engine = engine_of(path, cpu())
@@ -146,6 +147,7 @@ def next_difference(engine: NativeEngine, other: NativeEngine, steps: int = 5) -
     return max(relative(engine.append([token]), other.append([token])) for token in tokens)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 def test_a_shift_moves_the_positions_of_the_rings(path: Path, kind: CacheType) -> None:
     ring, whole = engine_of(path, cpu(), kind=kind), engine_of(path, cpu(), 0, kind)
@@ -194,6 +196,7 @@ def test_attention_scores_of_rings_equal_those_of_whole_caches(path: Path) -> No
     np.testing.assert_array_equal(ring.attention_scores(32), whole.attention_scores(32))
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("start", [700, 638, 639, 640, 641])
 def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
     """The pages of branches are after the text; near multiples of the ring they are at both of its ends."""

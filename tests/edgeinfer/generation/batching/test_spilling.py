@@ -95,6 +95,7 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
 BUDGETS = {"memory": SpillBudget(64 * MIB), "disk": SpillBudget(1, 64 * MIB)}
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", ["llama", "deepseek2"])
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])

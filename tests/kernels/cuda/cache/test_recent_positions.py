@@ -52,7 +52,7 @@ def of_cpu(decoder: Decoder, kind: CacheType, ids: list[int]) -> dict[int, Logit
     return rows
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", LAYERS)
 def test_with_all_positions_in_f16_nothing_changes(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, LAYERS[name]) as decoder:

@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...], float]] = {
 }
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("model", "kind"),
     [*((model, "f16") for model in MODELS), *((model, "q8_0") for model in MODELS if model != "experts")],
