@@ -46,7 +46,7 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow the cases that `default_cases` excludes from the default tier. Without `--attack-share 1`,
-    leave out those that add no pair of parameter values, and those of `every_case`.
+    leave out those that add no parameter value and no pair of them, and those of `every_case`.
     """
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -71,7 +71,7 @@ def _mark(functions: Sequence[pytest.Function]) -> None:
     limited = [function for function in functions if not function.get_closest_marker("slow")]
     selected = default_cases([_parameters(function) for function in limited], *marker.args)
     default = {id(limited[index]) for index in selected}
-    pairs = [set(combinations(sorted(_parameters(function)), 2)) for function in functions]
+    pairs = [values_and_pairs(_parameters(function)) for function in functions]
     begin = {index for index, function in enumerate(functions) if id(function) in default}
     needed = covering(pairs, begin)
     for index, function in enumerate(functions):
@@ -107,6 +107,11 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
         selected.add(best)
         missing -= cases[best]
     return selected
+
+
+def values_and_pairs(case: set[tuple[str, str]]) -> set[tuple[tuple[str, str], ...]]:
+    """Each value of a case's parameters, and each pair of them."""
+    return {(value,) for value in case} | set(combinations(sorted(case), 2))
 
 
 def covering(cases: Sequence[Set[Any]], given: set[int]) -> set[int]:

@@ -57,7 +57,7 @@ def one_by_one(path: Path, build: Build, kind: CacheType = "f32") -> npt.NDArray
     return np.array(rows)
 
 
-@pytest.mark.default_cases(6)
+@pytest.mark.default_cases(5)
 @pytest.mark.parametrize("model", [*HYBRID, *RINGS])
 @pytest.mark.parametrize("kind", ["f32", "q4_0"])
 @pytest.mark.parametrize("threads", [1, 3])

@@ -142,6 +142,7 @@ def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) ->
     assert cache.free + cache.idle == cache.total
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("model", ["lfm2", "qwen35", "gemma3"])
 def test_chats_beyond_the_states_are_restored_from_main_memory(zoo_file: ZooFile, model: str) -> None:
     engine = engine_of(zoo_file(model), cpu(), others=1)
