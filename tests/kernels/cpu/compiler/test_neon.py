@@ -52,7 +52,7 @@ def row_kernels(shared_folder: Path) -> RowKernels:
     @cache
     def compiled(is_default: bool) -> Assemblies:
         names = [name for name in FORMATS if (name == DEFAULT_FORMAT) == is_default]
-        units = dict.fromkeys(SETS, [f"rows_{name}" for name in names])
+        units = dict.fromkeys(SETS, tuple(f"rows_{name}" for name in names))
         found: Assemblies = made_once(shared_folder / f"arm_{names[0]}.json", lambda: assemblies(units))
         return found
 

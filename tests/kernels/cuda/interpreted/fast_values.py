@@ -90,8 +90,8 @@ def converted(slow: Method) -> Method:
 
 
 def loaded(slow: Method) -> Method:
-    """Replaces `TritonSemantic.load`: a fast path for all addresses, and for masks of their shape with zeros for
-    the rest.
+    """Replaces `TritonSemantic.load`: a fast path for all addresses, and for masks of their shape next to
+    zeros.
     """
     arrays: dict[tuple[tuple[int, ...], str], Any] = {}
 
