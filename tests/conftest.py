@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # One worker runs per processor. Threads of numpy and torch would spin for a third of the time. Read when
     # they are imported first.
     os.environ.setdefault(name, "1")
+# Each worker, and each program that a test starts, would otherwise compile all modules to bytecode again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if find_spec("torch") is not None:
     import torch
 

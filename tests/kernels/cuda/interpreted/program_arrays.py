@@ -63,7 +63,8 @@ def with_aligned_operands(original: Callable[..., Handle], count: int) -> Callab
 
 def bytes_of(pointer: Handle) -> int:
     """Bytes of an element that the addresses point to."""
-    return max(1, pointer.get_element_ty().primitive_bitwidth // 8)
+    bits: int = pointer.get_element_ty().primitive_bitwidth
+    return max(1, bits // 8)
 
 
 def add_pointer(self: Any, pointer: Handle, offset: Handle) -> Handle:
