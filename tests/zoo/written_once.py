@@ -19,14 +19,14 @@ def _folder() -> "TemporaryDirectory[str]":
 
 
 def written_once(model: object, path: Path, write: Callable[[Path], Any]) -> None:
-    """A file of the model's fields at `path`; fields that are functions or contain them count by identity."""
+    """A file of the model's class and fields at `path`; fields that contain functions count by identity."""
     parts = []
     for name, value in vars(model).items():
         try:
             parts.append(pickle.dumps((name, value)))
         except (AttributeError, pickle.PicklingError):
             parts.append(f"{name} {id(value)}".encode())
-    key = pickle.dumps((type(model).__name__, parts))
+    key = pickle.dumps((id(type(model)), parts))
     if key not in _KNOWN:
         first = Path(_folder().name) / f"{len(_KNOWN)}.gguf"
         write(first)
