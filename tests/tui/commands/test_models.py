@@ -112,6 +112,7 @@ def test_list_all_gives_the_registry_as_json(edgeinfer: CommandLine) -> None:
     assert listed["qwen3-8b"]["fits"] is None
 
 
+@pytest.mark.slow
 def test_list_all_for_this_machine_fits_a_terminal(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -330,7 +330,7 @@ def growing() -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0.0}, {"temperature": 0.0, "repeat_penalty": 1.2}, {"seed": 5}]
 )

@@ -138,6 +138,7 @@ def test_shifted_texts_and_restored_snapshots_continue_alike_from_four_bits(
         other.close()
 
 
+@pytest.mark.slow
 def test_samples_started_ahead_have_their_recent_positions(device: str, tmp_path: Path) -> None:
     start, count = 28, 8
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:

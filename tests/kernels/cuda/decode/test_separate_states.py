@@ -123,6 +123,7 @@ def test_a_token_that_is_sampled_ahead_survives_steps_of_other_sequences(tmp_pat
         assert pairs == list(zip(*alone, strict=True))
 
 
+@pytest.mark.slow
 def test_sequences_that_ran_ahead_can_be_read_together(tmp_path: Path) -> None:
     of, layers = MODELS["gated delta nets"]
     with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder, backends(decoder) as every:
