@@ -2,6 +2,7 @@
 
 import gc
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence, Set
 from importlib.util import find_spec
@@ -15,6 +16,9 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # One worker runs per processor. Threads of numpy and torch would spin for a third of the time. Read when
     # they are imported first.
     os.environ.setdefault(name, "1")
+# Each worker, and each program that a test starts, would otherwise compile all modules to bytecode again.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if find_spec("torch") is not None:
     import torch
 
@@ -46,7 +50,7 @@ def scaled(request: pytest.FixtureRequest) -> Callable[[int], int]:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark as slow the cases that `default_cases` excludes from the default tier. Without `--attack-share 1`,
-    leave out those that add no pair of parameter values, and those of `every_case`.
+    leave out those that add no parameter value and no pair of them, and those of `every_case`.
     """
     cases: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -71,7 +75,7 @@ def _mark(functions: Sequence[pytest.Function]) -> None:
     limited = [function for function in functions if not function.get_closest_marker("slow")]
     selected = default_cases([_parameters(function) for function in limited], *marker.args)
     default = {id(limited[index]) for index in selected}
-    pairs = [set(combinations(sorted(_parameters(function)), 2)) for function in functions]
+    pairs = [values_and_pairs(_parameters(function)) for function in functions]
     begin = {index for index, function in enumerate(functions) if id(function) in default}
     needed = covering(pairs, begin)
     for index, function in enumerate(functions):
@@ -107,6 +111,11 @@ def default_cases(cases: Sequence[set[tuple[str, str]]], count: int | None = Non
         selected.add(best)
         missing -= cases[best]
     return selected
+
+
+def values_and_pairs(case: set[tuple[str, str]]) -> set[tuple[tuple[str, str], ...]]:
+    """Each value of a case's parameters, and each pair of them."""
+    return {(value,) for value in case} | set(combinations(sorted(case), 2))
 
 
 def covering(cases: Sequence[Set[Any]], given: set[int]) -> set[int]:

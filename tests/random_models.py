@@ -13,6 +13,7 @@ from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_quant_formats import GGUFWriter, block_format
 from edgeinfer_quant_formats.codecs import ENCODERS
 from tests.random_hybrids import Hybrid
+from tests.zoo.written_once import written_once
 
 VOCABULARY = 288
 CHAT_TEMPLATE = (
@@ -96,6 +97,10 @@ class RandomModel:
 
     def write(self, path: Path) -> Path:
         """Write the file."""
+        written_once(self, path, self._write)
+        return path
+
+    def _write(self, path: Path) -> None:
         random = np.random.default_rng([self.seed, *self.architecture.encode()])
         formats = _Cycle(self.formats)
         with GGUFWriter(path, self.metadata()) as writer:
@@ -114,7 +119,6 @@ class RandomModel:
                     writer.add_tensor(name, values, expected)
             for name, factors in self.rope_tensors.items():
                 writer.add_tensor(name, factors, "F32")
-        return path
 
     def is_gate(self, name: str) -> bool:
         """Whether a tensor takes the format of the queries."""

@@ -1,10 +1,8 @@
 """Which cases of a parametrized test are in the default tier."""
 
-from itertools import combinations
-
 import pytest
 
-from tests.conftest import covering, default_cases
+from tests.conftest import covering, default_cases, values_and_pairs
 
 CASES = [{("isa", isa), ("format", name)} for isa in "ab" for name in "wxyz"]
 """Two parameters, of two and of four values."""
@@ -35,8 +33,13 @@ def test_slow_cases_add_the_pairs_that_default_cases_lack() -> None:
     three = [
         {("isa", isa), ("format", name), ("tokens", n)} for isa in "ab" for name in "wxyz" for n in "123"
     ]
-    pairs = [set(combinations(sorted(case), 2)) for case in three]
+    pairs = [values_and_pairs(case) for case in three]
     needed = covering(pairs, {0, 23})
     assert {0, 23} <= needed
     assert set().union(*(pairs[index] for index in needed)) == set().union(*pairs)
     assert len(needed) < 18
+
+
+def test_slow_cases_add_every_value_of_a_test_with_one_parameter() -> None:
+    cases = [values_and_pairs({("name", name)}) for name in "wxyz"]
+    assert covering(cases, {1}) == {0, 1, 2, 3}

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
@@ -128,13 +129,19 @@ def read_registry(own: Path | None = None) -> dict[str, RegistryEntry]:
         RegistryError: an invalid entry; the text gives its name and the reason.
         OSError: the user's file can't be opened.
     """
-    packaged = Path(__file__).parents[1] / "models.toml"
-    checkout = Path(__file__).parents[2] / "models.toml"
-    entries = _entries(packaged if packaged.exists() else checkout)
+    entries = dict(_packaged_entries())
     own = own or user_registry()
     if not own.exists():
         return entries
     return entries | {name: replace(entry, is_own=True) for name, entry in _entries(own).items()}
+
+
+@cache
+def _packaged_entries() -> Mapping[str, RegistryEntry]:
+    """The package's entries, read once: each load and each request of a server looks a model up."""
+    packaged = Path(__file__).parents[1] / "models.toml"
+    checkout = Path(__file__).parents[2] / "models.toml"
+    return _entries(packaged if packaged.exists() else checkout)
 
 
 def user_registry() -> Path:

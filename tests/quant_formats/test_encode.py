@@ -31,7 +31,7 @@ ERRORS = {
 def arrays() -> dict[str, Floats]:
     random = np.random.default_rng(21)
     made = {
-        "gaussian": random.standard_normal((2000, 256)),
+        "gaussian": random.standard_normal((320, 256)),
         "heavy tails": random.standard_t(2, (500, 256)) * 1e-3,
         "tiny": random.standard_normal((100, 256)) * 1e-7,
         "zeros": np.zeros((4, 256)),
@@ -201,9 +201,9 @@ def test_one_outlier_among_zeros_is_kept(name: str) -> None:
 
 @pytest.mark.parametrize("name", SEARCHED)
 def test_blocks_do_not_depend_on_their_neighbors(name: str) -> None:
-    weights = arrays()["gaussian"][:600]
-    whole = encode(weights, name).reshape(600, -1)
-    for row in (0, 255, 256, 599):
+    weights = arrays()["gaussian"]
+    whole = encode(weights, name).reshape(len(weights), -1)
+    for row in (0, 255, 256, len(weights) - 1):
         np.testing.assert_array_equal(encode(weights[row], name), whole[row])
 
 

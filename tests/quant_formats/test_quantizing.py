@@ -36,7 +36,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizing, "MIN_WEIGHTS_FOR_WORKERS", 1)
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(16)
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_file_equals_the_plan(mix: str, tmp_path: Path) -> None:
     source = MODELS["llama, three layers"].write(tmp_path / "source.gguf")

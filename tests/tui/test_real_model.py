@@ -72,6 +72,7 @@ def test_run_prints_only_the_completion_and_a_newline(home: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, GREEDY_TEXT + "\n", "")
 
 
+@pytest.mark.slow
 def test_a_context_shift_during_a_completion_is_reported(home: Path) -> None:
     options = ("--context", "64", "--max-tokens", "120", "--context-overflow", "shift", *GREEDY)
     done = run(home, "run", "tiny", PROMPT, *options, "--speed", "--device", "cpu")

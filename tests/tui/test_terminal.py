@@ -177,6 +177,7 @@ def test_undecodable_bytes_do_not_end_a_line_chat(home: Path, opened: list[Termi
     assert "edgeinfer:" not in terminal.seen
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("private", [False, True])
 def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal], private: bool) -> None:
     terminal = Terminal(home, "run", *(["--private"] if private else []))

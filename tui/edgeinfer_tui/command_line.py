@@ -47,11 +47,11 @@ def exit_code(arguments: list[str] | None = None) -> int:
 def _dispatch(arguments: list[str] | None) -> int:
     import typer
 
-    from edgeinfer_tui.command_list import app
+    from edgeinfer_tui.command_list import command_line
     from edgeinfer_tui.failures import WRONG_USAGE, is_usage_error, report, say
 
     try:
-        code = app(args=arguments, prog_name="edgeinfer", standalone_mode=False)
+        code = command_line()(args=arguments, prog_name="edgeinfer", standalone_mode=False)
     except typer.Abort:
         return INTERRUPTED
     except Exception as error:

@@ -1,9 +1,10 @@
 """The commands, and the text of `edgeinfer --help`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -61,6 +62,12 @@ def _commands() -> Iterator[tuple[str, Command]]:
         for value in vars(import_module(module)).values():
             if name := getattr(value, "command_name", None):
                 yield name, value
+
+
+@cache
+def command_line() -> Callable[..., Any]:
+    """What runs the arguments of a command line. Typer would build all commands again for each one."""
+    return typer.main.get_command(app)
 
 
 for _name, _function in sorted(_commands(), key=lambda one: (*ORDER, one[0]).index(one[0])):

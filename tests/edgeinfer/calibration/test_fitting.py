@@ -27,7 +27,8 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3n", "rwkv7", "qwen35"])
+@pytest.mark.default_cases(3)
+@pytest.mark.parametrize("name", ["llama", "qwen35", "rwkv7", "gemma3n"])
 def test_a_run_from_a_layer_on_has_the_divergence_of_a_whole_run(zoo_file: ZooFile, name: str) -> None:
     with GGUFFile.open(zoo_file(name)) as file:
         model = reference_model(file, 64)

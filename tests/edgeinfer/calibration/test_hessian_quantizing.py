@@ -32,6 +32,7 @@ def divergences(source: Path, *paths: Path) -> list[float]:
     return found
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "name",
     [*("llama", "qwen3moe", "deepseek2", "command-r"), pytest.param("gemma3n", marks=pytest.mark.slow)],
@@ -51,6 +52,7 @@ def test_the_divergence_falls_at_equal_bytes(zoo_file: ZooFile, tmp_path: Path, 
     assert not (tmp_path / "ours.gguf.partial").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_resumes_with_the_same_bytes(zoo_file: ZooFile, tmp_path: Path) -> None:
     source, whole, resumed = zoo_file("qwen3moe"), tmp_path / "whole.gguf", tmp_path / "resumed.gguf"
     edgeinfer.quantize(source, whole, "Q4_0", calibrate=TEXT)

@@ -97,6 +97,7 @@ def check(path: Path, name: str, variant: str, theirs: npt.NDArray[np.float32]) 
     assert our_distance <= 2 * their_distance + SLACK
 
 
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize(("name", "variant"), FILES)
 def test_hidden_states_equal_llama_cpp(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str
@@ -117,6 +118,7 @@ def check_pooled(path: Path, name: str, variant: str, theirs: npt.NDArray[np.flo
     assert our_distance <= share * their_distance + SLACK
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize(("name", "variant"), POOLED_FILES)
 def test_vectors_and_scores_equal_llama_cpp(
     tmp_path: Path, goldens: dict[str, npt.NDArray[np.float32]], name: str, variant: str

@@ -113,6 +113,7 @@ def test_bundles_of_another_model_are_not_used(path: Path, tmp_path: Path) -> No
         edgeinfer.load(path, **options(ram, "exact"))
 
 
+@pytest.mark.default_cases(2)
 @NEEDS_PREAD
 @pytest.mark.parametrize("damage", [b"", b"GGUF" + bytes(40), bytes(64)])
 def test_a_damaged_bundle_file_is_named(path: Path, damage: bytes) -> None:

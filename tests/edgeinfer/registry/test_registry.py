@@ -34,6 +34,11 @@ def message_for(expected: str | Path, folder: Path) -> str:
     return str(caught.value)
 
 
+def test_a_change_of_the_entries_changes_no_later_reading() -> None:
+    read_registry().clear()
+    assert "tiny" in read_registry()
+
+
 @pytest.mark.parametrize("nothing", [None, "", "tiny"])
 def test_the_default_is_the_built_in_model_with_its_draft(nothing: str | None) -> None:
     model = find_model(nothing)

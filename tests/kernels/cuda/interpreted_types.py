@@ -11,6 +11,8 @@ from triton._utils import validate_block_shape
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
+from tests.kernels.cuda.interpreted.fast_values import loaded
+
 WHOLE = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 UNPROMOTED = frozenset((*WHOLE, "fp32", "fp64"))
 """Types of which two give the same type again, for any operation."""
@@ -258,6 +260,7 @@ def look_up_types(changes: pytest.MonkeyPatch) -> None:
     changes.setattr(interpreter.TensorHandle, "__init__", make_handle)
     builder = interpreter.InterpreterBuilder
     changes.setattr(builder, "create_load", loaded_whole())
+    changes.setattr(TritonSemantic, "load", loaded(TritonSemantic.load))
     changes.setattr(TritonSemantic, "to_tensor", to_tensor(TritonSemantic.to_tensor))
     changes.setattr(interpreter, "_get_np_dtype", numpy_types(interpreter._get_np_dtype))
     changes.setattr(interpreter, "_patch_attr", builtin_without_detours)

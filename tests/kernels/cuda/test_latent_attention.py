@@ -44,7 +44,7 @@ def test_steps_of_any_token_count_equal_the_reference(
         assert worst(result, decoder.reference_logits(ids)) < 3 * FLOATS_AGREE
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", SIZES)
 def test_other_sizes_equal_the_reference(device: str, tmp_path: Path, name: str) -> None:
     with opened(SIZES[name], tmp_path) as decoder:
@@ -67,7 +67,7 @@ def test_the_last_elements_may_have_no_rope(device: str, tmp_path: Path) -> None
         assert worst(result, given.reference_logits(ids)) > 0.02
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", AGREES)
 @pytest.mark.parametrize("name", ["narrow", "latent vectors of 512"])
 def test_a_small_cache_equals_the_reference(device: str, tmp_path: Path, name: str, kind: CacheType) -> None:
@@ -79,6 +79,7 @@ def test_a_small_cache_equals_the_reference(device: str, tmp_path: Path, name: s
         assert worst(result, decoder.reference_logits(ids, kind)) < AGREES[kind]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_a_cache_is_saved_and_restored_bit_for_bit(device: str, tmp_path: Path, kind: CacheType) -> None:
     with opened(DENSE, tmp_path) as decoder:

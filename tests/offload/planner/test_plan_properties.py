@@ -155,7 +155,7 @@ def test_a_plan_is_at_least_as_fast_as_whole_layers() -> None:
 
 
 def test_layers_that_read_values_of_another_one_are_on_one_device(tmp_path: Path) -> None:
-    model = replace(ZOO["rwkv7"], width=1024, feed_forward=4096, layers=8, formats=("Q8_0",))
+    model = replace(ZOO["rwkv7"], width=512, feed_forward=2048, layers=4, formats=("Q8_0",))
     with GGUFFile.open(model.write(tmp_path / "model.gguf")) as file:
         config = read_config(file)
         sizes = ModelSizes.of(config.specification(), read_weights(file, config, shapes_only=True))

@@ -23,6 +23,7 @@ def welcome_text(chat: Chat) -> str:
     return "\n".join(str(part.render()) for part in welcome(chat).query("Static"))
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("size", SIZES)
 async def test_an_empty_chat_shows_its_model_prompts_and_keys_until_the_first_message(
     opened: Opened, size: tuple[int, int]
@@ -56,6 +57,7 @@ async def test_a_prompt_is_selected_by_key(opened: Opened) -> None:
         assert chat.shown() == [PROMPTS[1], ANSWER]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_prompt_is_selected_by_a_click(opened: Opened, size: tuple[int, int]) -> None:
     async with opened(size=size) as chat:
@@ -110,6 +112,7 @@ def test_where_a_model_runs_is_where_its_layers_are(gpu: int, cpu: int, shown: s
     assert where_it_runs(None) == "another engine decides"
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("size", "width"), [((80, 24), 77), ((120, 40), 83), ((200, 60), 100)])
 async def test_messages_have_at_most_a_hundred_columns(
     opened: Opened, size: tuple[int, int], width: int

@@ -72,6 +72,7 @@ def test_after_a_kill_nothing_is_lost_and_nothing_is_done_twice(source: Path, tm
     assert custom_ids(target) == [str(number) for number in range(LINES)]
 
 
+@pytest.mark.slow
 @NEEDS_SIGNALS
 def test_ctrl_c_keeps_the_rows(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"

@@ -69,17 +69,23 @@ def test_list_has_the_built_in_model_first(
     assert (listed[0]["licence"], listed[0]["fits"], listed[1]["fits"]) == ("CC-BY-4.0", True, None)
 
 
-def test_list_all_shows_the_registry(
-    edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+LAPTOP = ("--device", "rtx 4060 laptop, 32GiB ram")
+
+
+@pytest.fixture
+def pulled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home folder with a damaged file of Qwen3 8B."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))  # of Windows
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    pulled = tmp_path / "edgeinfer/models/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf"
-    pulled.parent.mkdir(parents=True)
-    pulled.write_bytes(b"GGUF")
-    machine = ["--device", "rtx 4060 laptop, 32GiB ram"]
-    outcome = edgeinfer("list", "--all", *machine)
+    path = tmp_path / "edgeinfer/models/Qwen/Qwen3-8B-GGUF/Qwen3-8B-Q6_K.gguf"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+
+
+@pytest.mark.usefixtures("pulled")
+def test_list_all_shows_the_registry(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("list", "--all", *LAPTOP)
     assert (outcome.code, outcome.err) == (0, "")
     lines = outcome.out.splitlines()
     rows = {line.split()[0]: " ".join(line.split()) for line in lines if line}
@@ -90,9 +96,13 @@ def test_list_all_shows_the_registry(
     assert rows["llama-3.3-70b"].startswith("llama-3.3-70b ~39.6 GiB no - close to the best")
     order = [line.split()[0] for line in lines[1:] if line]
     assert order.index("qwen3-4b") < order.index("qwen3-32b") < order.index("llama-3.3-70b")
-    listed = {
-        model["name"]: model for model in json.loads(edgeinfer("list", "--all", *machine, "--json").out)
-    }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("pulled")
+def test_list_all_gives_the_registry_as_json(edgeinfer: CommandLine) -> None:
+    outcome = edgeinfer("list", "--all", *LAPTOP, "--json")
+    listed = {model["name"]: model for model in json.loads(outcome.out)}
     assert len(listed) > 30
     assert (listed["qwen3-8b"]["here"], listed["qwen3-4b"]["here"]) == (True, False)
     assert listed["qwen3-8b"]["files"]["Q6_K"] == "Qwen3-8B-Q6_K.gguf"
@@ -102,6 +112,7 @@ def test_list_all_shows_the_registry(
     assert listed["qwen3-8b"]["fits"] is None
 
 
+@pytest.mark.slow
 def test_list_all_for_this_machine_fits_a_terminal(
     edgeinfer: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

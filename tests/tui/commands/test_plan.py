@@ -296,6 +296,7 @@ def test_several_cards_hold_a_model_together(edgeinfer: CommandLine) -> None:
     assert edgeinfer(*shape, "--device", "2x rtx 3090").out.startswith("Fits. 32 of 32 layers on the GPU")
 
 
+@pytest.mark.slow
 def test_budgets_of_several_described_cards_are_theirs(edgeinfer: CommandLine) -> None:
     shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096", "--json")
     fields = json.loads(edgeinfer(*shape, "--device", "2x rtx 3090", "--vram", "8GiB,4GiB").out)

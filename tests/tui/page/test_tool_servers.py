@@ -24,6 +24,7 @@ def config(folder: Path, text: str) -> Path:
     return file
 
 
+@pytest.mark.slow
 @NEEDS_SIGNALS
 def test_serve_offers_the_tools_of_the_settings_file(tmp_path: Path) -> None:
     pytest.importorskip("mcp")

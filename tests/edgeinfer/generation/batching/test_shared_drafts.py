@@ -50,6 +50,7 @@ def drafted_run(zoo_file: ZooFile, build: Any, drafter: Drafter, length: int, po
     return Run(engine, speculator)
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_requests_with_drafts_give_the_ids_of_each_alone(zoo_file: ZooFile, build: Any, length: int) -> None:

@@ -95,6 +95,7 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
 BUDGETS = {"memory": SpillBudget(64 * MIB), "disk": SpillBudget(1, 64 * MIB)}
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", ["llama", "deepseek2"])
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
@@ -141,6 +142,7 @@ def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) ->
     assert cache.free + cache.idle == cache.total
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("model", ["lfm2", "qwen35", "gemma3"])
 def test_chats_beyond_the_states_are_restored_from_main_memory(zoo_file: ZooFile, model: str) -> None:
     engine = engine_of(zoo_file(model), cpu(), others=1)

@@ -1,4 +1,4 @@
-"""An agent's loop of 20 tool calls with each client library, against the built-in model.
+"""An agent's loop of 4 and 20 tool calls with each client library, against the built-in model.
 
 The calls are forced through constrained decoding, so that a model of 30 million parameters makes valid ones.
 """
@@ -15,7 +15,10 @@ pytest.importorskip("uvicorn")
 import edgeinfer
 from tests.edgeinfer.serving.http_client import served
 
-CALLS = 20
+SLOW_RUNS = [pytest.param(streamed, 20, marks=pytest.mark.slow) for streamed in (False, True)]
+RUNS = pytest.mark.parametrize(("streamed", "calls"), [(False, 4), *SLOW_RUNS])
+TOKENS_PER_CALL = 25
+"""A prompt has more of them after its calls."""
 TEMPLATE = (
     "{{ bos_token }}{% if tools %}<|system|>\n{{ tools | tojson }}<|end|>\n{% endif %}"
     "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content | trim }}"
@@ -53,16 +56,15 @@ def calculated(name: str, arguments: Any) -> str:
     return str(a + b if arguments["operation"] == "plus" else a - b)
 
 
-@pytest.mark.default_cases(1)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: bool) -> None:
+@RUNS
+def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: bool, calls: int) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": TASK}]
     tool = {"type": "function", "function": {"name": NAME, "parameters": SCHEMA}}
     body: dict[str, Any] = {"model": "tiny", "tools": [tool], **SAMPLING}
     cached = 0
-    for _ in range(CALLS):
+    for _ in range(calls):
         choice = {"tool_choice": "required"}
         if streamed:
             with client.chat.completions.stream(messages=messages, **body, **choice) as stream:
@@ -76,22 +78,21 @@ def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: 
         for call in message.tool_calls:
             result = calculated(call.function.name, call.function.arguments)
             messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
-    assert len(messages) == 1 + 2 * CALLS
-    assert streamed or cached > 500
+    assert len(messages) == 1 + 2 * calls
+    assert streamed or cached > TOKENS_PER_CALL * calls
     final = client.chat.completions.create(messages=messages, tool_choice="none", max_tokens=8, **body)
     assert final.choices[0].message.content
 
 
-@pytest.mark.default_cases(1)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_calls_tools_with_stored_responses(url: str, streamed: bool) -> None:
+@RUNS
+def test_an_agent_calls_tools_with_stored_responses(url: str, streamed: bool, calls: int) -> None:
     openai = pytest.importorskip("openai")
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
     tool = {"type": "function", "name": NAME, "parameters": SCHEMA, "strict": True}
     body: dict[str, Any] = {"model": "tiny", "tools": [tool], "temperature": 1.0, "extra_body": {"seed": 7}}
     given: Any = TASK
     previous, count = None, 0
-    for _ in range(CALLS):
+    for _ in range(calls):
         body |= {"tool_choice": "required", "previous_response_id": previous}
         if streamed:
             with client.responses.stream(input=given, **body) as stream:
@@ -103,22 +104,21 @@ def test_an_agent_calls_tools_with_stored_responses(url: str, streamed: bool) ->
             count += 1
             result = calculated(call.name, call.arguments)
             given.append({"type": "function_call_output", "call_id": call.call_id, "output": result})
-    assert count == CALLS
+    assert count == calls
     body |= {"tool_choice": "none", "previous_response_id": previous}
     final = client.responses.create(input=given, max_output_tokens=16, **body)
     assert final.output_text
-    assert final.usage.input_tokens > 500
+    assert final.usage.input_tokens > TOKENS_PER_CALL * calls
 
 
-@pytest.mark.default_cases(1)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_calls_tools_with_anthropics_messages(url: str, streamed: bool) -> None:
+@RUNS
+def test_an_agent_calls_tools_with_anthropics_messages(url: str, streamed: bool, calls: int) -> None:
     anthropic = pytest.importorskip("anthropic")
     client = anthropic.Anthropic(base_url=url, api_key="none", max_retries=0)
     messages: list[Any] = [{"role": "user", "content": TASK}]
     tool = {"name": NAME, "input_schema": SCHEMA}
     body: dict[str, Any] = {"model": "tiny", "max_tokens": 300, "tools": [tool], "extra_body": SAMPLING}
-    for _ in range(CALLS):
+    for _ in range(calls):
         body |= {"messages": messages, "tool_choice": {"type": "any"}}
         if streamed:
             with client.messages.stream(**body) as stream:
@@ -132,15 +132,15 @@ def test_an_agent_calls_tools_with_anthropics_messages(url: str, streamed: bool)
             for block in message.content
         ]
         messages.append({"role": "user", "content": results})
-    assert len(messages) == 1 + 2 * CALLS
+    assert len(messages) == 1 + 2 * calls
     final = client.messages.create(**{**body, "tool_choice": {"type": "none"}, "max_tokens": 8})
     assert final.content[0].text
-    assert client.messages.count_tokens(model="tiny", messages=messages).input_tokens > 500
+    counted = client.messages.count_tokens(model="tiny", messages=messages)
+    assert counted.input_tokens > TOKENS_PER_CALL * calls
 
 
-@pytest.mark.default_cases(1)
-@pytest.mark.parametrize("streamed", [False, True])
-def test_an_agent_calls_tools_with_ollamas_chat(url: str, streamed: bool) -> None:
+@RUNS
+def test_an_agent_calls_tools_with_ollamas_chat(url: str, streamed: bool, calls: int) -> None:
     """Ollama's API has no `tool_choice`: `format` has the schema of a call."""
     ollama = pytest.importorskip("ollama")
     client = ollama.Client(host=url)
@@ -152,7 +152,7 @@ def test_an_agent_calls_tools_with_ollamas_chat(url: str, streamed: bool) -> Non
         "required": ["name", "arguments"],
     }
     count = 0
-    for _ in range(CALLS):
+    for _ in range(calls):
         body = {"tools": [tool], "format": call_schema, "options": SAMPLING, "stream": streamed}
         replies = client.chat("tiny", messages, **body)
         for reply in replies if streamed else [replies]:
@@ -161,5 +161,5 @@ def test_an_agent_calls_tools_with_ollamas_chat(url: str, streamed: bool) -> Non
                 result = calculated(call.function.name, dict(call.function.arguments))
                 messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
                 messages.append({"role": "tool", "tool_name": call.function.name, "content": result})
-    assert count == CALLS
+    assert count == calls
     assert client.chat("tiny", messages, options={**SAMPLING, "num_predict": 8}).message.content

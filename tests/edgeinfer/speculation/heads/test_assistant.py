@@ -69,6 +69,7 @@ def test_draft_tokens_are_those_of_the_formula(
     check_draft(path, assistant, drafting, count)
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("settings", [{"kv": "q8_0"}, {"kv": "q4_0+f16"}, {"parallel": 2}])
 def test_an_assistant_reads_other_caches(path: Path, assistant: Path, settings: dict[str, Any]) -> None:
     with edgeinfer.load(path, draft=assistant, **settings, **CPU) as model:

@@ -55,6 +55,7 @@ def drafting(path: Path) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases(14)
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3}, {"temperature": 0.9, "seed": 3}])
 def test_completions_equal_baseline_decoding(
@@ -329,6 +330,7 @@ def growing() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0.0}, {"temperature": 0.0, "repeat_penalty": 1.2}, {"seed": 5}]
 )
@@ -339,7 +341,7 @@ def test_completions_with_trees_equal_baseline_decoding(
     always_draft(built_in, 5)
     forwards = [0.0, 0.0]
     for prompt in (STORY, "A small bird lived in"):
-        pair = [model.generate(prompt, max_tokens=150, **settings) for model in (built_in, growing)]
+        pair = [model.generate(prompt, max_tokens=100, **settings) for model in (built_in, growing)]
         assert pair[0].ids == pair[1].ids
         for index, completion in enumerate(pair):
             assert completion.speed.tokens_per_forward is not None

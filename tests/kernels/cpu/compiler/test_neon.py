@@ -1,6 +1,8 @@
 """ARM kernels, compiled here and checked as assembly: this machine can't run them."""
 
 import re
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from tests.kernels.shared_results import made_once
 
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
-ROWS = tuple(f"rows_{name}" for name in FORMATS)
+DEFAULT_FORMAT = "Q4_K"
+"""Compiled alone for the default tier; the rows of the other formats take three times as long."""
 SETS = ("neon-i8mm", "neon-dotprod", "portable-arm")
 OTHERS = {
     "neon-dotprod": ("blocks", "latent_attention", "rows_IQ4_NL"),
@@ -32,12 +35,28 @@ MAX_INSTRUCTIONS = {
 """Instructions for 32 weights of one row and one token. llama.cpp's: Q8_0 18, Q4_0 19, Q4_K 16."""
 
 
+RowKernels = Callable[[str, str], str]
+"""(instruction set, format) -> the assembly of its rows."""
+
+
+def of_tier(*values: str) -> object:
+    """A test's parameters, of which the last is a format."""
+    return pytest.param(*values, marks=() if values[-1] == DEFAULT_FORMAT else pytest.mark.slow)
+
+
+BY_FORMAT = [of_tier(name) for name in FORMATS]
+
+
 @pytest.fixture(scope="module")
-def row_kernels(shared_folder: Path) -> Assemblies:
-    found: Assemblies = made_once(
-        shared_folder / "arm_rows.json", lambda: assemblies(dict.fromkeys(SETS, ROWS))
-    )
-    return found
+def row_kernels(shared_folder: Path) -> RowKernels:
+    @cache
+    def compiled(is_default: bool) -> Assemblies:
+        names = [name for name in FORMATS if (name == DEFAULT_FORMAT) == is_default]
+        units = dict.fromkeys(SETS, tuple(f"rows_{name}" for name in names))
+        found: Assemblies = made_once(shared_folder / f"arm_{names[0]}.json", lambda: assemblies(units))
+        return found
+
+    return lambda isa, name: compiled(name == DEFAULT_FORMAT)[isa][f"rows_{name}"]
 
 
 @pytest.fixture(scope="module")
@@ -46,38 +65,38 @@ def other_kernels(shared_folder: Path) -> Assemblies:
     return found
 
 
-def loops(kernels: Assemblies, isa: str, name: str, *dots: str) -> list[Loop]:
+def loops(kernels: RowKernels, isa: str, name: str, *dots: str) -> list[Loop]:
     """The loops of a format's rows that have these instructions: of one token first, then of a tile."""
-    found = [loop for loop in innermost_loops(kernels[isa][f"rows_{name}"]) if loop.count(*dots)]
+    found = [loop for loop in innermost_loops(kernels(isa, name)) if loop.count(*dots)]
     return sorted(found, key=lambda loop: not loop.function.startswith("edgeinfer_rows"))
 
 
-@pytest.mark.parametrize(("isa", "name"), MAX_INSTRUCTIONS)
-def test_a_token_takes_few_instructions_for_32_weights(row_kernels: Assemblies, isa: str, name: str) -> None:
+@pytest.mark.parametrize(("isa", "name"), [of_tier(*each) for each in MAX_INSTRUCTIONS])
+def test_a_token_takes_few_instructions_for_32_weights(row_kernels: RowKernels, isa: str, name: str) -> None:
     loop = loops(row_kernels, isa, name, "sdot", "smull")[0]
     assert loop.function.startswith("edgeinfer_rows")
     assert len(loop.instructions) / GROUP_PARTS[name] <= MAX_INSTRUCTIONS[isa, name]
 
 
 @pytest.mark.parametrize("isa", SETS[:2])
-@pytest.mark.parametrize("name", FORMATS)
-def test_products_of_one_token_are_those_of_sdot(row_kernels: Assemblies, isa: str, name: str) -> None:
+@pytest.mark.parametrize("name", BY_FORMAT)
+def test_products_of_one_token_are_those_of_sdot(row_kernels: RowKernels, isa: str, name: str) -> None:
     loop = loops(row_kernels, isa, name, "sdot")[0]
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
     assert loop.count("sdot") == 2 * GROUP_PARTS[name]
     assert loop.count("smull", "smlal", "mul", "mla") == 0
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_without_sdot_products_are_added_in_int16(row_kernels: Assemblies, name: str) -> None:
+@pytest.mark.parametrize("name", BY_FORMAT)
+def test_without_sdot_products_are_added_in_int16(row_kernels: RowKernels, name: str) -> None:
     loop = loops(row_kernels, "portable-arm", name, "smull")[0]
     products = loop.count("smull", "smull2", "smlal", "smlal2")
     assert products == 4 * GROUP_PARTS[name]
     assert loop.count("sdot", "usdot", "mul") == 0
 
 
-@pytest.mark.parametrize("name", ["Q8_0", "Q4_0", "Q4_K"])
-def test_a_tile_of_four_tokens_uses_matrix_products(row_kernels: Assemblies, name: str) -> None:
+@pytest.mark.parametrize("name", BY_FORMAT[:3])
+def test_a_tile_of_four_tokens_uses_matrix_products(row_kernels: RowKernels, name: str) -> None:
     (loop,) = loops(row_kernels, "neon-i8mm", name, "smmla")
     # 512 products of each of four tokens, 32 to an instruction.
     assert loop.count("smmla") == 64
@@ -93,10 +112,10 @@ def test_atomics_are_single_instructions_and_waiting_threads_yield(other_kernels
     assert re.search(r"\b(yield|hint\s+#0?x?1)\b", text)
 
 
-@pytest.mark.parametrize("unit", ROWS)
+@pytest.mark.parametrize("name", BY_FORMAT)
 @pytest.mark.parametrize("isa", SETS)
-def test_arm_rows_have_no_external_calls(row_kernels: Assemblies, isa: str, unit: str) -> None:
-    check_calls(row_kernels[isa][unit], unit)
+def test_arm_rows_have_no_external_calls(row_kernels: RowKernels, isa: str, name: str) -> None:
+    check_calls(row_kernels(isa, name), f"rows_{name}")
 
 
 @pytest.mark.slow

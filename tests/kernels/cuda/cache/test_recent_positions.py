@@ -52,7 +52,7 @@ def of_cpu(decoder: Decoder, kind: CacheType, ids: list[int]) -> dict[int, Logit
     return rows
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LAYERS)
 def test_with_all_positions_in_f16_nothing_changes(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, LAYERS[name]) as decoder:
@@ -102,6 +102,7 @@ def test_a_ring_has_the_recent_positions_of_a_whole_cache(device: str, tmp_path:
     assert planned[1] - planned[0] == whole_bytes - ring_bytes
 
 
+@pytest.mark.slow
 def test_rewinds_keep_the_recent_positions(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, LAYERS["llama"]) as decoder:
         ids, results = decoder.ids(64), []
@@ -137,6 +138,7 @@ def test_shifted_texts_and_restored_snapshots_continue_alike_from_four_bits(
         other.close()
 
 
+@pytest.mark.slow
 def test_samples_started_ahead_have_their_recent_positions(device: str, tmp_path: Path) -> None:
     start, count = 28, 8
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:

@@ -175,6 +175,7 @@ def test_a_step_of_a_batch_takes_several_tokens_of_a_sequence(
         backend.close()
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f16", "q4_0"])
 def test_copied_pages_hold_the_same_positions(tmp_path: Path, kind: CacheType) -> None:
     with opened(replace(ZOO["llama"], formats=("F32",)), tmp_path, (0, 1)) as decoder:

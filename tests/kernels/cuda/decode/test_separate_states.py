@@ -63,7 +63,7 @@ def step_together(joined: CudaBackend, tokens: Sequence[int], starts: Sequence[i
     return joined.logits(x).astype(np.float64)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_each_token_of_a_joint_step_has_the_state_of_its_sequence(tmp_path: Path, model: str) -> None:
     of, layers = MODELS[model]
@@ -113,7 +113,7 @@ def test_a_token_that_is_sampled_ahead_survives_steps_of_other_sequences(tmp_pat
         def greedy(each: CudaBackend, text: list[int]) -> Iterator[int]:
             read(each, text[:17], (17,))
             token = text[17]
-            for start in range(17, 22):
+            for start in range(17, 20):
                 token = each.sample_next(token, start)
                 yield token
 
@@ -123,6 +123,7 @@ def test_a_token_that_is_sampled_ahead_survives_steps_of_other_sequences(tmp_pat
         assert pairs == list(zip(*alone, strict=True))
 
 
+@pytest.mark.slow
 def test_sequences_that_ran_ahead_can_be_read_together(tmp_path: Path) -> None:
     of, layers = MODELS["gated delta nets"]
     with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder, backends(decoder) as every:

@@ -30,7 +30,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...], float]] = {
 }
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("model", "kind"),
     [*((model, "f16") for model in MODELS), *((model, "q8_0") for model in MODELS if model != "experts")],
@@ -68,7 +68,7 @@ def batch_logits(backend: CudaBackend, ids: Sequence[int], pages: Sequence[int])
     return backend.logits(x).astype(np.float64)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", MODELS)
 def test_sixteen_sequences_in_one_step_have_the_logits_of_each_alone(tmp_path: Path, model: str) -> None:
     of, layers, tolerance = MODELS[model]

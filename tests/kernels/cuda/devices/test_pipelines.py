@@ -59,6 +59,7 @@ def pipeline(decoder: Decoder, counts: Sequence[int]) -> Iterator[PipelineBacken
         backend.close()
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("name", "counts"), [("dense", (1, 2)), ("dense", (1, 1, 1)), ("experts", (2, 1))])
 def test_parts_have_the_logits_of_one_gpu(name: str, counts: tuple[int, ...], tmp_path: Path) -> None:
     with opened(MODELS[name], tmp_path) as decoder:

@@ -21,6 +21,8 @@ from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.planning.parallel_sequences import WHOLE_CACHES
 from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.planned_devices import DevicePlan
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
@@ -155,7 +157,10 @@ def test_adapters_on_both_gpus_are_those_of_one(name: str, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("split", ["auto", pytest.param("layers", marks=pytest.mark.slow)])
-def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(tmp_path: Path, split: str) -> None:
+def test_a_model_that_fits_one_gpu_takes_adapters_and_a_draft_model_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: str
+) -> None:
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
     options = {**TENSOR, "split": split, "draft": path, "parallel": 2}
     with edgeinfer.load(path, **options) as model:  # type: ignore[call-overload]

@@ -26,6 +26,7 @@ TARGETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
     path, head = TARGETS["llama"].write(tmp_path / "model.gguf"), HEAD.write(tmp_path / "head.gguf")

@@ -134,6 +134,7 @@ def test_heads_of_recurrent_and_moe_models_change_no_completion(tmp_path: Path, 
         assert model.generate(IDS, **GREEDY).ids == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

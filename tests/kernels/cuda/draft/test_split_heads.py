@@ -101,7 +101,7 @@ def check_drafts(model: Model, path: Path, draft: Any, every: int = 1) -> None:
         assert len(set(found.ids) & set(wanted.ids)) >= len(set(wanted.ids)) - 1
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_an_mtp_head_of_a_split_model_is_on_the_gpu(tmp_path: Path, split: Splitting, name: str) -> None:
     path = WITH_HEAD[name].write(tmp_path / "model.gguf")

@@ -8,7 +8,8 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter
 
-from tests.kernels.cuda.interpreted.program_arrays import add_pointer
+from tests.kernels.cuda.interpreted.fast_values import common_facts, converted, indexed, of_facts
+from tests.kernels.cuda.interpreted.program_arrays import add_pointer, bytes_of
 
 SIGNED = frozenset(("int32", "int64"))
 WHOLE = SIGNED | {"uint32"}
@@ -20,29 +21,30 @@ Operator = Callable[[Any, Any], Any]
 def combined(
     slow: Operator, operation: Any, types: frozenset[str], constants: frozenset[str], compares: bool = False
 ) -> Operator:
-    """An operator of two tensors of one shape and one of these `types`, or of a tensor of one of the types
+    """An operator of two tensors of as many axes and one of these `types`, or of a tensor of one of the types
     `constants` and a number; `slow` otherwise.
     """
     numbers = {name: (int,) if name in WHOLE else (int, float) for name in constants}
+    common = common_facts()
 
     def fast(self: Any, other: Any) -> Any:
-        left, name = self.handle.data, self.dtype.name
+        left, block, name = self.handle.data, self.type, self.dtype.name
         if type(other) is tl.constexpr:
             other = other.value
         if type(other) is tl.tensor:
             right = other.handle.data
-            if (
-                self.shape is not other.shape
-                or name != other.dtype.name
-                or name not in types
-                or left.ndim != right.ndim
-            ):
+            if name != other.dtype.name or name not in types or left.ndim != right.ndim:
                 return slow(self, other)
+            if self.shape is not other.shape:
+                facts = common(self.type, other.type)
+                if facts is None:
+                    return slow(self, other)
+                block = of_facts(self.dtype, facts)
         elif type(other) in numbers.get(name, ()) and 0 <= other < 1 << 31:
             right = other
         else:
             return slow(self, other)
-        block, dtype = self.type, self.dtype
+        dtype = self.dtype
         if compares:
             dtype = tl.int1
             block = block.with_element_ty(dtype) if isinstance(block, tl.block_type) else dtype
@@ -52,10 +54,17 @@ def combined(
 
 
 def sum_or_pointer(slow: Operator, numbers: Operator) -> Operator:
-    """An address and a signed offset of the same shape, or an address of one number; `numbers` otherwise."""
+    """An address and an offset: a number, or a signed one of as many axes; `numbers` otherwise."""
+    common = common_facts()
 
     def fast(self: Any, other: Any) -> Any:
-        if type(other) is not tl.tensor or not isinstance(self.dtype, tl.pointer_type):
+        if not isinstance(self.dtype, tl.pointer_type):
+            return numbers(self, other)
+        if type(other) is int and other >= 0:
+            handle = self.handle
+            moved = handle.data + np.uint64(other * bytes_of(handle))
+            return tl.tensor(interpreter.TensorHandle(moved, handle.dtype), self.type)
+        if type(other) is not tl.tensor:
             return numbers(self, other)
         if other.dtype.name not in SIGNED:
             return slow(self, other)
@@ -64,7 +73,10 @@ def sum_or_pointer(slow: Operator, numbers: Operator) -> Operator:
         elif isinstance(other.type, tl.block_type) and not isinstance(self.type, tl.block_type):
             block = other.type.with_element_ty(self.dtype)
         else:
-            return slow(self, other)
+            facts = common(self.type, other.type)
+            if facts is None:
+                return slow(self, other)
+            block = of_facts(self.dtype, facts)
         return tl.tensor(add_pointer(None, self.handle, other.handle), block)
 
     return fast
@@ -100,4 +112,5 @@ def fast_operators(tensor: Any) -> dict[str, Operator]:
     made |= {name: combined(slow[name], op, frozenset(), WHOLE) for name, op in SHIFTS.items()}
     made |= {name: combined(slow[name], op, numeric, numeric, True) for name, op in COMPARISONS.items()}
     of_numbers = combined(slow["__add__"], np.add, numeric, numeric)
+    made["__getitem__"], made["to"] = indexed(tensor.__getitem__), converted(tensor.to)
     return {**made, "__add__": sum_or_pointer(slow["__add__"], of_numbers)}

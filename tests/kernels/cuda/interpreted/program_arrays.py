@@ -61,14 +61,19 @@ def with_aligned_operands(original: Callable[..., Handle], count: int) -> Callab
     return operation
 
 
+def bytes_of(pointer: Handle) -> int:
+    """Bytes of an element that the addresses point to."""
+    bits: int = pointer.get_element_ty().primitive_bitwidth
+    return max(1, bits // 8)
+
+
 def add_pointer(self: Any, pointer: Handle, offset: Handle) -> Handle:
     """Replaces `create_addptr`."""
     addresses, elements = pointer.data, offset.data
     if addresses.ndim != elements.ndim:
         addresses, elements = of_one_rank(addresses, elements)
-    size = max(1, pointer.get_element_ty().primitive_bitwidth // 8)
-    moved = elements.astype(np.uint64)
-    return interpreter.TensorHandle(addresses + (moved if size == 1 else moved * size), pointer.dtype)
+    moved = np.multiply(elements, bytes_of(pointer), dtype=np.int64).view(np.uint64)
+    return interpreter.TensorHandle(addresses + moved, pointer.dtype)
 
 
 def expand_dims(self: Any, handle: Handle, axis: int) -> Handle:

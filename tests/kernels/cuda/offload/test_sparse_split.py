@@ -70,6 +70,7 @@ EXPERT_MODELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_0", "Q4_K"])
 @pytest.mark.parametrize("name", EXPERT_MODELS)
 @pytest.mark.default_cases(1)

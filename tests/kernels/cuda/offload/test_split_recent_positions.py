@@ -19,7 +19,7 @@ RECENT = 48
 """Positions of which each is recent for the others."""
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama", "deepseek2"])
 def test_steps_and_prompts_equal_those_of_the_cpu(
     device: str, kernels: Kernels, tmp_path: Path, name: str

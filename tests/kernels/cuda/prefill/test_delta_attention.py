@@ -128,7 +128,7 @@ def distance(actual: Array, expected: Array) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("is_prompt", [True, False], ids=["prompt", "step"])
 @pytest.mark.parametrize("decays", DECAYS)
 def test_the_recurrence_equals_the_formula(device: str, decays: str, is_prompt: bool) -> None:

@@ -74,7 +74,7 @@ def all_of(decoder: Decoder, lora: ModelLora) -> dict[int, LoraWeights]:
     return {**lora.matrices, **rows}
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_adapters_add_what_merged_weights_do(device: str, tmp_path: Path, name: str) -> None:
     model, layers = MODELS[name]

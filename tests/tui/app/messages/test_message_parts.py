@@ -25,6 +25,7 @@ def picture(chat: Chat) -> str:
     return chat.app.export_screenshot().replace("&#160;", " ")
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_tool_calls_are_shown_below_the_text(opened: Opened, size: tuple[int, int]) -> None:
     async with opened(FakeModel(RESPONSE), size=size) as chat:
@@ -70,6 +71,7 @@ def test_a_call_is_one_line_of_text() -> None:
     assert len(shown) < 600
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_messages_of_the_user_are_markdown_too(opened: Opened, size: tuple[int, int]) -> None:
     message = "Is **this** right?\n\n```python\nprint(1)\n```"

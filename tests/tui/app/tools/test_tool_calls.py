@@ -90,6 +90,7 @@ async def test_a_confirmed_call_is_run_and_its_result_read(
         assert chat.shown()[-1] == "It is error: the user refused this call."
 
 
+@pytest.mark.slow
 async def test_an_allowed_tool_is_called_without_a_question(
     opened: Opened, with_tools: Callable[..., None]
 ) -> None:

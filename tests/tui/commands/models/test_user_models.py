@@ -142,6 +142,7 @@ def test_config_exits_with_1_on_invalid_settings(
     assert edgeinfer("config").code == 1
 
 
+@pytest.mark.slow
 def test_list_and_plan_predict_the_same_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from edgeinfer.planning import fit
     from edgeinfer.planning.fit import known_machine
