@@ -262,8 +262,8 @@ def test_attention_scores_are_those_of_the_last_tokens(
 ) -> None:
     seen: list[npt.NDArray[np.floating]] = []
 
-    def recorded(*arguments: Any) -> Iterator[npt.NDArray[np.floating]]:
-        for weights in attention_weights(*arguments):
+    def recorded(*arguments: Any, **options: Any) -> Iterator[npt.NDArray[np.floating]]:
+        for weights in attention_weights(*arguments, **options):
             seen.append(weights)
             yield weights
 

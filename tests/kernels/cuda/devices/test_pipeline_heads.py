@@ -81,7 +81,7 @@ def budgets_of(path: Path, *shares: float) -> list[int]:
         return [int(share * model.plan.bytes_on("gpu")) for share in shares or (0.97, 0.97)]
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("name", MODELS)
 def test_with_layers_on_each_gpu_the_head_is_on_the_last(tmp_path: Path, name: str) -> None:

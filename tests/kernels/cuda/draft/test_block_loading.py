@@ -23,6 +23,7 @@ TARGET = RandomModel("llama", layers=2, formats=("Q8_0",))
 DRAFT = RandomDFlash(layers=1, target_layers=(0, 1, 2), format="Q8_0")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_drafter_follows_the_text(tmp_path: Path) -> None:
     path, draft = TARGET.write(tmp_path / "model.gguf"), DRAFT.write(tmp_path / "draft.gguf")

@@ -73,6 +73,7 @@ def check_completion(model: Model) -> None:
         assert completion.speed.accepted_share is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", PATTERNS)
 def test_drafts_are_those_of_the_formula_and_completions_those_without(tmp_path: Path, name: str) -> None:

@@ -118,7 +118,7 @@ def drafts_after(model: edgeinfer.Model) -> list[Any]:
     return drafts
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("name", HEADS_OF)
 def test_drafts_are_those_of_the_cpu_and_completions_those_without(tmp_path: Path, name: str) -> None:
