@@ -1,5 +1,6 @@
 """Vectors of sixteen float32, and float16 and bfloat16 in memory."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -49,6 +50,39 @@ def stream_floats(builder, at, vector):
 @operation(types.float32, (float16x,))
 def first_lane(builder, x):
     return builder.extract_element(x, ir.Constant(I32, 0))
+
+
+def _shuffled(builder: Any, x: Any, picks: Sequence[int]) -> Any:
+    mask = ir.Constant(ir.VectorType(I32, LANES), list(picks))
+    return builder.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), mask)
+
+
+@operation(float16x, (float16x,))
+def swap_pairs(builder, x):
+    """Lanes 1, 0, 3, 2, …"""
+    return _shuffled(builder, x, [lane ^ 1 for lane in range(LANES)])
+
+
+@operation(float16x, (address,))
+def load_doubled(builder, at):
+    """Eight floats, each in two adjacent lanes."""
+    return _shuffled(builder, load(builder, at, ir.VectorType(F32, LANES // 2)), [i // 2 for i in range(LANES)])
+
+
+@operation(float16x, (float16x,))
+def negate_even(builder, x):
+    """x with lanes 0, 2, … negated."""
+    even = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane % 2 == 0 for lane in range(LANES)])
+    return builder.select(even, builder.fneg(x), x)
+
+
+@operation(float16x, (float16x, types.int64, types.int64, types.float32))
+def keep_lanes(builder, x, first, last, other):
+    """The lanes of x from `first` on and before `last`; `other` in those outside."""
+    lanes = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+    begin, end = (splat(builder, builder.trunc(bound, I32), LANES) for bound in (first, last))
+    inside = builder.and_(builder.icmp_signed(">=", lanes, begin), builder.icmp_signed("<", lanes, end))
+    return builder.select(inside, x, splat(builder, other, LANES))
 
 
 @operation(float16x, (float16x, float16x))
