@@ -1,6 +1,5 @@
 """Vectors of sixteen float32, and float16 and bfloat16 in memory."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -20,6 +19,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     load,
     operation,
     part,
+    shuffled,
     splat,
     store,
     stream,
@@ -52,21 +52,17 @@ def first_lane(builder, x):
     return builder.extract_element(x, ir.Constant(I32, 0))
 
 
-def _shuffled(builder: Any, x: Any, picks: Sequence[int]) -> Any:
-    mask = ir.Constant(ir.VectorType(I32, LANES), list(picks))
-    return builder.shuffle_vector(x, ir.Constant(x.type, ir.Undefined), mask)
-
-
 @operation(float16x, (float16x,))
 def swap_pairs(builder, x):
     """Lanes 1, 0, 3, 2, …"""
-    return _shuffled(builder, x, [lane ^ 1 for lane in range(LANES)])
+    return shuffled(builder, x, [lane ^ 1 for lane in range(LANES)])
 
 
 @operation(float16x, (address,))
 def load_doubled(builder, at):
     """Eight floats, each in two adjacent lanes."""
-    return _shuffled(builder, load(builder, at, ir.VectorType(F32, LANES // 2)), [i // 2 for i in range(LANES)])
+    eight = load(builder, at, ir.VectorType(F32, LANES // 2))
+    return shuffled(builder, eight, [lane // 2 for lane in range(LANES)])
 
 
 @operation(float16x, (float16x,))
