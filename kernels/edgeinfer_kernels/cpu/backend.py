@@ -25,7 +25,7 @@ from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
-from edgeinfer_kernels.cpu.hidden_states import KeptStates, own_state, take_own_states, take_states
+from edgeinfer_kernels.cpu.hidden_states import KeptStates, TakenStates, own_state
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -192,6 +192,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             head = self._functions["head_block"], self._head
             self._step_run = self._schedules.whole(before, head, self._step_address)
         self._draft_loop: DraftLoop | None = None
+        self._taken_states: TakenStates | None = None
         self._logits_rows = UnpackedRows(padded(self.spec.vocabulary_size))
 
     def _layer_calls(self, layer: int) -> list[StepCall]:
@@ -245,15 +246,20 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return self._kept.rows(self._x[:tokens, : self.spec.hidden_size])
 
     def set_hidden(self, states: Activations, start: int) -> None:
-        take_states(self.decoder, states, start)
+        self._taken().take(states, start)
+
+    def _taken(self) -> TakenStates:
+        if self._taken_states is None:
+            self._taken_states = TakenStates(self.decoder, self.batch)
+        return self._taken_states
 
     def set_own_hidden(self, x: Activations, start: int) -> None:
         if self.spec.specs(AssistantInputSpec):
-            take_own_states(self.decoder, self.final_norm(x))
+            self._taken().take_own(self.final_norm(x))
         elif own_state(self.decoder) == (0, 0):
             self.set_hidden(x if self.spec.has_raw_draft_states else self.final_norm(x), start)
         else:
-            take_own_states(self.decoder, x)
+            self._taken().take_own(x)
 
     def medusa_logits(self, states: Activations, head: int) -> npt.NDArray[np.float32]:
         x = self._x[: len(states), : self.spec.hidden_size]

@@ -47,19 +47,32 @@ class KeptStates:
         return [self._buffers[each][: len(x)] if each in self._buffers else x for each in self._layers]
 
 
-def take_states(decoder: CpuDecoder, states: Activations, start: int) -> None:
-    """Copy the target's hidden states for the next step of a draft head, at `start`, to its buffer."""
-    at, stride = decoder.workspace.rows(STATES)
-    float_rows(at, len(states), stride // 4)[:, : states.shape[1]] = states
-    if not decoder.spec.specs(FusedStatesSpec):
-        _input_args(decoder).start = start
+class TakenStates:
+    """The buffers in which the decoder of a draft head takes hidden states, and the arguments of the block
+    that reads them; made once, because views of addresses take as long as a small kernel.
+    """
 
+    def __init__(self, decoder: CpuDecoder, batch: int) -> None:
+        spec = decoder.spec
+        self._args = None if spec.specs(FusedStatesSpec) else _input_args(decoder)
+        has_own = spec.specs(AssistantInputSpec) or spec.specs(EagleInputSpec)
+        names = (STATES, OWN_STATES) if has_own else (STATES,)
+        buffers = {name: decoder.workspace.rows(name) for name in names}
+        self._rows = {name: float_rows(at, batch, stride // 4) for name, (at, stride) in buffers.items()}
 
-def take_own_states(decoder: CpuDecoder, x: Activations) -> None:
-    """As `take_states`, with rows of a head of EAGLE-3 after its layer, or of an assistant after its norm."""
-    at, stride = decoder.workspace.rows(OWN_STATES)
-    float_rows(at, len(x), stride // 4)[:, : x.shape[1]] = x
-    _input_args(decoder).start = -1
+    def take(self, states: Activations, start: int) -> None:
+        """Copy the target's hidden states for the next step, at `start`."""
+        self._rows[STATES][: len(states), : states.shape[1]] = states
+        self._start_at(start)
+
+    def take_own(self, x: Activations) -> None:
+        """As `take`, with rows of a head of EAGLE-3 after its layer, or of an assistant after its norm."""
+        self._rows[OWN_STATES][: len(x), : x.shape[1]] = x
+        self._start_at(-1)
+
+    def _start_at(self, start: int) -> None:
+        if self._args is not None:  # the states of block drafters have no position
+            self._args.start = start
 
 
 def own_state(decoder: CpuDecoder) -> tuple[int, int]:

@@ -10,6 +10,8 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
+    first_lane,
+    keep_lanes,
     lanes_max,
     lanes_sum,
     load_floats,
@@ -49,8 +51,8 @@ def clear_states(states, group, padded):
 def add_sink(state, score, padded):
     """Add one more score to the sum, without a value."""
     top = max(load_f32(state), score)
-    decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
-    sink_weight = lanes_max(exponential(splat_f32(score - top)))
+    decay = first_lane(exponential(splat_f32(load_f32(state) - top)))
+    sink_weight = first_lane(exponential(splat_f32(score - top)))
     store_f32(state, top)
     store_f32(state + 4, load_f32(state + 4) * decay + sink_weight)
     for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
@@ -61,8 +63,8 @@ def add_sink(state, score, padded):
 def merge_state(into, state, padded):
     """Merge `state` into `into`."""
     top = max(load_f32(into), load_f32(state))
-    into_factor = lanes_max(exponential(splat_f32(load_f32(into) - top)))
-    state_factor = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    into_factor = first_lane(exponential(splat_f32(load_f32(into) - top)))
+    state_factor = first_lane(exponential(splat_f32(load_f32(state) - top)))
     store_f32(into, top)
     store_f32(into + 4, load_f32(into + 4) * into_factor + load_f32(state + 4) * state_factor)
     for d in range(STATE_BYTES, STATE_BYTES + 4 * padded, 4 * LANES):
@@ -76,8 +78,12 @@ def write_states(states, group, head_dim, padded, out):
     for g in range(group):
         state = states + g * (STATE_BYTES + 4 * padded)
         inverse = np.float32(1) / load_f32(state + 4)
-        for d in range(head_dim):
-            store_f32(out + 4 * (head_dim * g + d), load_f32(state + STATE_BYTES + 4 * d) * inverse)
+        values, row = state + STATE_BYTES, out + 4 * head_dim * g
+        whole = head_dim // LANES * LANES
+        for d in range(0, whole, LANES):
+            store_floats(row + 4 * d, multiply(load_floats(values + 4 * d), splat_f32(inverse)))
+        for d in range(whole, head_dim):
+            store_f32(row + 4 * d, load_f32(values + 4 * d) * inverse)
 
 
 @device_function
@@ -96,13 +102,12 @@ def add_alibi(block, head, distance, scores):
 @device_function
 def mask_scores(scores, first, last):
     """Mask the positions of a tile before `first` and from `last` on; return the largest remaining score."""
-    for i in range(first):
-        store_f32(scores + 4 * i, NEGATIVE)
-    for i in range(last, TILE):
-        store_f32(scores + 4 * i, NEGATIVE)
     largest = splat_f32(NEGATIVE)
     for i in range(0, TILE, LANES):
-        largest = maximum(largest, load_floats(scores + 4 * i))
+        # Whole vectors: a load that spans several stores would wait for them.
+        kept = keep_lanes(load_floats(scores + 4 * i), first - i, last - i, NEGATIVE)
+        store_floats(scores + 4 * i, kept)
+        largest = maximum(largest, kept)
     return lanes_max(largest)
 
 
@@ -123,7 +128,7 @@ def weigh_scores(state, scores, first, last):
     sum and decay.
     """
     top = max(load_f32(state), mask_scores(scores, first, last))
-    decay = lanes_max(exponential(splat_f32(load_f32(state) - top)))
+    decay = first_lane(exponential(splat_f32(load_f32(state) - top)))
     total = exponentiate(scores, top)
     store_f32(state, top)
     store_f32(state + 4, load_f32(state + 4) * decay + total)

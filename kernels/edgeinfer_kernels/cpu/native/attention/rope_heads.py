@@ -14,10 +14,48 @@ from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.blocks.phases import normalize
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
-from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, splat_f32, store_floats
+from edgeinfer_kernels.cpu.native.simd.float_lanes import (
+    add,
+    load_doubled,
+    load_floats,
+    multiply,
+    negate_even,
+    splat_f32,
+    store_floats,
+    subtract,
+    swap_pairs,
+)
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs
+
+
+@device_function
+def rope_of_pairs(head, table, half_dim):
+    """Apply RoPE to pairs (i, i+1) in place, eight at a time; returns how many pairs that were. The products
+    and sums are those of single pairs.
+    """
+    whole = half_dim // 8 * 8
+    for i in range(0, whole, 8):
+        x = load_floats(head + 8 * i)
+        sines = negate_even(load_doubled(table + 4 * (half_dim + i)))
+        turned = multiply(swap_pairs(x), sines)
+        store_floats(head + 8 * i, add(multiply(x, load_doubled(table + 4 * i)), turned))
+    return whole
+
+
+@device_function
+def rope_of_halves(head, table, half_dim):
+    """As `rope_of_pairs` for pairs (i, i + half_dim), sixteen at a time."""
+    whole = half_dim // 16 * 16
+    for i in range(0, whole, 16):
+        cosines = load_floats(table + 4 * i)
+        sines = load_floats(table + 4 * (half_dim + i))
+        a = load_floats(head + 4 * i)
+        b = load_floats(head + 4 * (half_dim + i))
+        store_floats(head + 4 * i, subtract(multiply(a, cosines), multiply(b, sines)))
+        store_floats(head + 4 * (half_dim + i), add(multiply(a, sines), multiply(b, cosines)))
+    return whole
 
 
 @device_function
@@ -26,7 +64,8 @@ def apply_rope(head, table, dimensions, is_neox):
     sines.
     """
     half_dim = dimensions // 2
-    for i in range(half_dim):
+    first_pair = rope_of_halves(head, table, half_dim) if is_neox else rope_of_pairs(head, table, half_dim)
+    for i in range(first_pair, half_dim):
         cosine = load_f32(table + 4 * i)
         sine = load_f32(table + 4 * (half_dim + i))
         first = head + 4 * i if is_neox else head + 8 * i

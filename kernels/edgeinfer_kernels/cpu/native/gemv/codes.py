@@ -9,7 +9,7 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     shift_right,
     spread_four_bits,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import device_function
+from edgeinfer_kernels.cpu.native.simd.exports import device_function, inline_function
 
 
 @device_function
@@ -92,7 +92,7 @@ def of_top_bits(first, second, third):
     return shift_bytes_right(or_bytes(middle, bits_of_bytes(load_bytes(third), 0, 192)), 2)
 
 
-@device_function
+@inline_function
 def six_bit_codes(first, second, third, quarter):
     """32 columns of a quarter of 128; three quarters have 32 bytes per row each, see `pack_six_bits`."""
     if quarter == 0:

@@ -3,10 +3,9 @@
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.amx.tiles import store_bfloats
-from edgeinfer_kernels.cpu.native.simd.byte_lanes import lanes_sum_i32, store_as_bytes
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import store_as_bytes, store_scale_and_sums
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, nearest_int, splat_f32
-from edgeinfer_kernels.cpu.native.simd.scalars import store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import largest_magnitude
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, CACHE_LINE, TILE_BYTES
 
@@ -28,15 +27,10 @@ def quantize_blocks(x, out, first, last):
         low = nearest_int(multiply(load_floats(values), multiplier))
         high = nearest_int(multiply(load_floats(values + 64), multiplier))
         scale = largest * np.float32(1 / 127)
-        first_sum = lanes_sum_i32(low)
-        last_sum = lanes_sum_i32(high)
         to = out + ACTIVATION_BYTES * block
         store_as_bytes(to, low)
         store_as_bytes(to + 16, high)
-        store_f32(to + ACTIVATIONS.scale, scale)
-        store_f32(to + ACTIVATIONS.sum, np.float32(first_sum + last_sum) * scale)
-        store_f32(to + ACTIVATIONS.first_sum, np.float32(first_sum) * scale)
-        store_f32(to + ACTIVATIONS.last_sum, np.float32(last_sum) * scale)
+        store_scale_and_sums(to + ACTIVATIONS.scale, low, high, scale)
 
 
 @device_function

@@ -183,7 +183,7 @@ def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
 
 def make_fixed(row_format: RowFormat, tokens: int) -> Any:
     """`fixed(group, blocks, activations, stride, output, output_stride)`: a group times `tokens` tokens."""
-    unpack = with_corrections(row_format)
+    unpack = with_corrections(row_format, inlined=True)
     zeros, step, put = each_token(tokens, make_accumulate(row_format))
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks

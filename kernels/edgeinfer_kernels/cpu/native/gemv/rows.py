@@ -26,7 +26,7 @@ from edgeinfer_kernels.cpu.native.simd.dots import (
     raise_signed,
     raised_by,
 )
-from edgeinfer_kernels.cpu.native.simd.exports import device_function
+from edgeinfer_kernels.cpu.native.simd.exports import device_function, inline_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     load_floats,
@@ -97,13 +97,19 @@ class RowFormat:
         return 16 * self.block_bytes
 
 
-def with_corrections(row_format: RowFormat) -> Any:
-    """The format's unpack with weights ready for the dot product: (w0, …, w7, scales…, corrections…)."""
+def with_corrections(row_format: RowFormat, *, inlined: bool = False) -> Any:
+    """The format's unpack with weights ready for the dot product: (w0, …, w7, scales…, corrections…).
+
+    `inlined`: it is inlined however large it is.
+    """
     unpack, offset = row_format.unpack, np.float32(row_format.offset)
+    function = inline_function if inlined else device_function
+    if inlined:
+        unpack = inline_function(unpack.py_func)
     if row_format.minima:
         return unpack
 
-    @device_function
+    @function
     def raised(block, index):
         u = unpack(block, index)
         return (
@@ -119,12 +125,12 @@ def with_corrections(row_format: RowFormat) -> Any:
             multiply(u[8], splat_f32(np.float32(raised_by()))),
         )
 
-    @device_function
+    @function
     def with_one(block, index):
         u = unpack(block, index)
         return (*u, multiply(u[8], splat_f32(offset)))
 
-    @device_function
+    @function
     def with_two(block, index):
         u = unpack(block, index)
         return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))

@@ -24,6 +24,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     load,
     operation,
     part,
+    shuffled,
     splat,
     store,
 )
@@ -64,6 +65,21 @@ def lanes_sum_i32(builder, x):
     for _ in range(4):
         x = builder.add(part(builder, x, 0, 2), part(builder, x, 1, 2))
     return builder.extract_element(x, ir.Constant(I32, 0))
+
+
+@operation(types.void, (address, int16x, int16x, types.float32))
+def store_scale_and_sums(builder, at, first, last, scale):
+    """Store four floats: the scale, and the scale times the sum of all lanes, of those of `first` and of
+    those of `last`.
+    """
+    x = join(builder, [builder.add(part(builder, v, 0, 2), part(builder, v, 1, 2)) for v in (first, last)])
+    for distance in (4, 2, 1):
+        x = builder.add(x, shuffled(builder, x, [lane ^ distance for lane in range(LANES)]))
+    whole = builder.add(x, shuffled(builder, x, [lane ^ 8 for lane in range(LANES)]))
+    picks = ir.Constant(ir.VectorType(I32, 4), [LANES, LANES, 0, 8])
+    sums = builder.sitofp(builder.shuffle_vector(x, whole, picks), ir.VectorType(F32, 4))
+    scaled = builder.fmul(sums, splat(builder, scale, 4))
+    store(builder, builder.insert_element(scaled, scale, ir.Constant(I32, 0)), at)
 
 
 @operation(float16x, (int16x,))

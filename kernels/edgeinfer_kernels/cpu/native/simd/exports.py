@@ -8,16 +8,21 @@ from numba import njit, types
 from edgeinfer_kernels.cpu.compiler.pipeline import KernelCompiler
 from edgeinfer_kernels.cpu.native.simd.structures import numba_type
 
-device_function = njit(
-    nogil=True,
-    boundscheck=False,
-    error_model="numpy",
-    no_cpython_wrapper=True,
-    no_cfunc_wrapper=True,
-    pipeline_class=KernelCompiler,
-    _nrt=False,  # kernels have no reference-counted objects
-)
-"""A function that only other kernels call; LLVM inlines it."""
+KERNEL_OPTIONS: dict[str, Any] = {
+    "nogil": True,
+    "boundscheck": False,
+    "error_model": "numpy",
+    "no_cpython_wrapper": True,
+    "no_cfunc_wrapper": True,
+    "pipeline_class": KernelCompiler,
+    "_nrt": False,  # kernels have no reference-counted objects
+}
+device_function = njit(**KERNEL_OPTIONS)
+"""A function that only other kernels call; LLVM inlines it if it isn't large."""
+inline_function = njit(**KERNEL_OPTIONS, forceinline=True)
+"""One that is inlined however large it is: a call would pass its vectors through memory, and no register
+keeps a vector during a call.
+"""
 
 
 class Exports(dict[str, Any]):

@@ -19,6 +19,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     load,
     operation,
     part,
+    shuffled,
     splat,
     store,
     stream,
@@ -49,6 +50,35 @@ def stream_floats(builder, at, vector):
 @operation(types.float32, (float16x,))
 def first_lane(builder, x):
     return builder.extract_element(x, ir.Constant(I32, 0))
+
+
+@operation(float16x, (float16x,))
+def swap_pairs(builder, x):
+    """Lanes 1, 0, 3, 2, …"""
+    return shuffled(builder, x, [lane ^ 1 for lane in range(LANES)])
+
+
+@operation(float16x, (address,))
+def load_doubled(builder, at):
+    """Eight floats, each in two adjacent lanes."""
+    eight = load(builder, at, ir.VectorType(F32, LANES // 2))
+    return shuffled(builder, eight, [lane // 2 for lane in range(LANES)])
+
+
+@operation(float16x, (float16x,))
+def negate_even(builder, x):
+    """x with lanes 0, 2, … negated."""
+    even = ir.Constant(ir.VectorType(ir.IntType(1), LANES), [lane % 2 == 0 for lane in range(LANES)])
+    return builder.select(even, builder.fneg(x), x)
+
+
+@operation(float16x, (float16x, types.int64, types.int64, types.float32))
+def keep_lanes(builder, x, first, last, other):
+    """The lanes of x from `first` on and before `last`; `other` in those outside."""
+    lanes = ir.Constant(ir.VectorType(I32, LANES), list(range(LANES)))
+    begin, end = (splat(builder, builder.trunc(bound, I32), LANES) for bound in (first, last))
+    inside = builder.and_(builder.icmp_signed(">=", lanes, begin), builder.icmp_signed("<", lanes, end))
+    return builder.select(inside, x, splat(builder, other, LANES))
 
 
 @operation(float16x, (float16x, float16x))

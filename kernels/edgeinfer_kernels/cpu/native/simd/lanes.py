@@ -9,7 +9,7 @@ targets.
 Addresses are int64; loads and stores need no alignment, except `stream`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +158,12 @@ def part(builder: Any, vector: Any, index: int, parts: int) -> Any:
     """The index-th of `parts` equal parts of a vector."""
     size = vector.type.count // parts
     mask = ir.Constant(ir.VectorType(I32, size), list(range(index * size, (index + 1) * size)))
+    return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
+
+
+def shuffled(builder: Any, vector: Any, picks: Sequence[int]) -> Any:
+    """The lanes `picks` of a vector."""
+    mask = ir.Constant(ir.VectorType(I32, len(picks)), list(picks))
     return builder.shuffle_vector(vector, ir.Constant(vector.type, ir.Undefined), mask)
 
 
