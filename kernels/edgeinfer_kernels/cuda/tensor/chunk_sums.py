@@ -12,7 +12,8 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 PROGRAMS, PROGRAMS_BESIDE = 128, 48
 """Programs of a sum, and of one next to a product, which needs most of the GPU."""
-BLOCK = 4096
+LOADED = 8192
+"""Elements of all ranks' rows that a program loads at once."""
 PRODUCT_ELEMENTS = 4 << 20
 """Results that keep all of a large GPU at work: fewer columns of a product at once would slow it down."""
 
@@ -60,9 +61,10 @@ class ChunkSums:
 
     def _launch(self, programs: int, first: int, count: int, total: Tensor) -> None:
         tokens, columns = total.shape
+        block = min(next_power_of_two(LOADED // self._peers.ranks), next_power_of_two(count))
         sum_columns_kernel[(programs,)](
             self._peers.args(self._number), columns, first, tokens, total,
-            COLUMNS=count, BLOCK=min(BLOCK, next_power_of_two(count)), POLLS=MAX_PEER_POLLS, num_warps=8,
+            COLUMNS=count, BLOCK=block, POLLS=MAX_PEER_POLLS, num_warps=8,
         )  # fmt: skip
 
     def has_begun(self, total: Tensor) -> bool:

@@ -6,6 +6,7 @@ import sys
 
 import torch
 
+from edgeinfer_kernels.cuda.tensor.chunk_sums import LOADED
 from edgeinfer_kernels.cuda.tensor.peer_columns import sum_columns_kernel
 from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, PeerArgs, WordsConfig
@@ -33,7 +34,7 @@ def peer_args(ranks: int, columns: int) -> PeerArgs:
 def launch_columns(ranks: int, columns: int) -> None:
     sum_columns_kernel[(TOKENS,)](
         peer_args(ranks, columns), columns, columns // 2, TOKENS, tensor(TOKENS, columns),
-        COLUMNS=columns // 2, BLOCK=4096, POLLS=1 << 26, num_warps=8,
+        COLUMNS=columns // 2, BLOCK=LOADED // ranks, POLLS=1 << 26, num_warps=8,
     )  # fmt: skip
 
 
