@@ -83,7 +83,9 @@ def budgets_of(path: Path, *shares: float) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["untied", *(pytest.param(n, marks=pytest.mark.every_case) for n in ("tied", "several heads"))]
+)
 def test_with_layers_on_each_gpu_the_head_is_on_the_last(tmp_path: Path, name: str) -> None:
     path = MODELS[name].write(tmp_path / "model.gguf")
     budgets = budgets_of(path)

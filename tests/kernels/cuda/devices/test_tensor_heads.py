@@ -49,7 +49,9 @@ def check_tensor_head(path: Path, draft: Any, drafter: type[Any], **options: Any
         check_head(model, path, draft, ("gpu", "gpu1")[model.gpu])
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["untied", *(pytest.param(n, marks=pytest.mark.every_case) for n in ("tied", "several heads"))]
+)
 def test_the_head_of_a_file_is_on_one_rank(tmp_path: Path, name: str) -> None:
     path = MODELS[name].write(tmp_path / "model.gguf")
     check_tensor_head(path, "mtp", DeviceHead, vram=(1 << 30, 1 << 29))

@@ -75,7 +75,7 @@ def check_completion(model: Model) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", PATTERNS)
+@pytest.mark.parametrize("name", ["gemma4", pytest.param("gemma4-per-layer", marks=pytest.mark.every_case)])
 def test_drafts_are_those_of_the_formula_and_completions_those_without(tmp_path: Path, name: str) -> None:
     path, assistant = files(name, tmp_path)
     with edgeinfer.load(path, draft=assistant, **GPU) as model:
@@ -101,7 +101,7 @@ def test_an_assistant_reads_other_caches(tmp_path: Path, settings: dict[str, Any
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=pytest.mark.every_case)])
 def test_an_assistant_of_a_split_model_is_on_the_gpu(tmp_path: Path, split: Splitting, tied: bool) -> None:
     parts = gemma4_parts("wwgwgwwgwgwwgwg")
     sizes: dict[str, Any] = {"head_dim": 32, "tied": tied, "feed_forward": 512, "formats": ("F16",)}

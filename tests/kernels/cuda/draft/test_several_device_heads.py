@@ -120,7 +120,7 @@ def drafts_after(model: edgeinfer.Model) -> list[Any]:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("name", HEADS_OF)
+@pytest.mark.parametrize("name", ["mimo2", pytest.param("step35", marks=pytest.mark.every_case)])
 def test_drafts_are_those_of_the_cpu_and_completions_those_without(tmp_path: Path, name: str) -> None:
     path = model_file(name).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, draft="mtp", **{**GPU, "device": "cpu"}) as plain:
@@ -151,7 +151,7 @@ def check_completion(model: edgeinfer.Model) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", HEADS_OF)
+@pytest.mark.parametrize("name", ["mimo2", pytest.param("step35", marks=pytest.mark.every_case)])
 def test_the_heads_of_a_split_model_are_on_the_gpu(tmp_path: Path, split: Splitting, name: str) -> None:
     path = model_file(name, layers=14).write(tmp_path / "model.gguf")
     with split(path, "mtp") as model:
