@@ -124,6 +124,7 @@ def text(count: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(5).integers(5, TARGET.vocabulary, count)]
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("pair", DRAFTS, indirect=True)
 def test_blocks_after_a_text_equal_the_formula(pair: Pair) -> None:
     ids = text(31)
