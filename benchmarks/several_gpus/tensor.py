@@ -2,7 +2,7 @@
 
 python benchmarks/several_gpus/tensor.py --models llama-3.3-70b:20:Q4_K_M,llama-3.1-8b:32:Q4_K_M \
     --llama-bench PATH
-python benchmarks/several_gpus/tensor.py --models qwen3-30b-a3b:24:Q4_K_M --settings one,half,tensor,halves
+python benchmarks/several_gpus/tensor.py --models qwen3-30b-a3b:24:Q4_K_M --settings one,cpu,tensor,small
 
 Each setting is loaded alone. "logits": the distance of the last logits after the prompt from those of one
 GPU, over their length. With --smoke, or without two GPUs, the built-in model runs on what is here, and the
@@ -39,11 +39,11 @@ from harness.llama_bench import LlamaBench
 HEAD = ("model", "test", "setting", "best decile t/s", "median t/s", "of one GPU", "planned t/s", "logits")
 SETTINGS = {
     "one": "1 GPU",
-    "half": "1 GPU, half the bytes, and the CPU",
+    "cpu": "1 GPU of 50 % of the bytes, and the CPU",
     "layers": "2 GPUs, layers",
     "tensor": "2 GPUs, tensor",
     "torch": "2 GPUs, tensor, torch's sums",
-    "halves": "2 GPUs of half the bytes, tensor",
+    "small": "2 GPUs of 50 % of the bytes, tensor",
     "unequal": "2 GPUs, budgets 3:1, tensor",
 }
 OWN_BYTES = 1536 << 20
@@ -97,15 +97,15 @@ class TensorSuite:
         one, both = f"cuda:{self.gpus[0]}", ",".join(f"cuda:{index}" for index in self.gpus)
         context = needed_context(self.workloads) + 1
         held = plan_model(path, context=context, device=one, draft=None).plan.bytes_on("gpu")
-        part, half, quarter = int(LAYERS_SHARE * held), held // 2, held // 4 + OWN_BYTES
+        part, small, quarter = int(LAYERS_SHARE * held), held // 2, held // 4 + OWN_BYTES
         tensor: dict[str, Any] = {"device": both, "split": "tensor"}
         options: dict[str, dict[str, Any]] = {
             "one": {"device": one},
-            "half": {"device": one, "vram": half},
+            "cpu": {"device": one, "vram": small},
             "layers": {"device": both, "split": "layers", "vram": (part, part)},
             "tensor": tensor,
             "torch": tensor,
-            "halves": {**tensor, "vram": (half + OWN_BYTES, half + OWN_BYTES)},
+            "small": {**tensor, "vram": (small + OWN_BYTES, small + OWN_BYTES)},
             "unequal": {**tensor, "vram": (3 * quarter, quarter)},
         }
         yield from ((SETTINGS[name], options[name]) for name in self.settings)

@@ -116,7 +116,7 @@ def test_any_number_of_threads_gives_the_same_logits(tmp_path: Path, threads: in
 
 @pytest.mark.parametrize(("name", "head_dim"), [("llama", 24), ("llama", 8), ("qwen3", 48), ("qwen3", 16)])
 def test_rope_takes_pairs_that_fill_no_vector(tmp_path: Path, name: str, head_dim: int) -> None:
-    """Adjacent pairs (llama) and those of two halves, of which 8 and 16 fill a vector."""
+    """Adjacent pairs (llama) and those of neox, of which 8 and 16 fill a vector."""
     path = replace(ZOO[name], head_dim=head_dim).write(tmp_path / "model.gguf")
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < 5e-6
 

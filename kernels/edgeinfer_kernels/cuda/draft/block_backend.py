@@ -4,7 +4,7 @@ Layer 0 of the decoder runs for the tokens of the text, in steps or chunks of a 
 for a block, whose tokens all attend to each other. The host reads the candidates of all its rows once.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -12,11 +12,12 @@ import torch
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
-from edgeinfer_kernels.cuda.current_device import capturing, on_open_device
+from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
+from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
@@ -29,7 +30,7 @@ class BlockSteps:
 
     def __init__(self, steps: CapturedSteps, sampling: SamplingSpace) -> None:
         self._steps, self._device = steps, steps.step.workspace.state.device
-        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self._captured = CapturedLaunches(self._device)
         blocks = steps.step.model.blocks
         self._first = next(number for number, block in enumerate(blocks) if block.index.layer)
         """The number of the first block of layer 1."""
@@ -40,7 +41,7 @@ class BlockSteps:
         """Write the keys and values of this many of the target's states, for positions start…"""
         self._steps.set_state([0] * tokens, start)
         width = self._steps.width(tokens)
-        self._run(("keys", width), partial(self.launch_keys, width))
+        self._captured.run(("keys", width), partial(self.launch_keys, width))
         synchronize(self._device)
 
     def candidates(
@@ -52,7 +53,7 @@ class BlockSteps:
         self._steps.power = power
         self._steps.set_state(ids, start, whole=self._whole)
         width = self._steps.width(len(ids))
-        self._run(("block", width), partial(self.launch_block, width))
+        self._captured.run(("block", width), partial(self.launch_block, width))
         synchronize(self._device)
         return self._candidates.found(len(ids), count)
 
@@ -78,29 +79,10 @@ class BlockSteps:
         """Compile the kernels, and capture the steps of these numbers of tokens, as all later ones have."""
         self._steps.use_widths(widths)
         self._steps.set_state([0], 0)
-        for width in widths if self._device.type == "cuda" else ():
-            self._captured(("keys", width), partial(self.launch_keys, width))
-            self._captured(("block", width), partial(self.launch_block, width))
+        for width in widths:
+            self._captured.prepare(("keys", width), partial(self.launch_keys, width))
+            self._captured.prepare(("block", width), partial(self.launch_block, width))
         synchronize(self._device)
-
-    def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        if self._device.type == "cuda":
-            self._captured(kind, launch).replay()
-        else:
-            launch()
-
-    def _captured(self, kind: tuple[str, int], launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The graph of a kind. What is launched before the capture compiles its kernels, and changes only
-        positions that it writes again.
-        """
-        if kind not in self._graphs:
-            launch()
-            torch.cuda.synchronize(self._device)
-            graph = torch.cuda.CUDAGraph()
-            with capturing(self._device, graph):
-                launch()
-            self._graphs[kind] = graph
-        return self._graphs[kind]
 
 
 class BlockBackend(CudaBackend):

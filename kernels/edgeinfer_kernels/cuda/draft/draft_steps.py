@@ -16,10 +16,10 @@ from functools import partial
 
 import torch
 
-from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
+from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.draft.states.keeping import keep_own
 from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_ROW, LAST
@@ -41,7 +41,7 @@ class DraftSteps:
         self._others: tuple[DraftSteps, ...] = ()
         self._device = steps.step.workspace.state.device
         self._cuda = self._device.type == "cuda"
-        self._graphs: dict[tuple[str, int], torch.cuda.CUDAGraph] = {}
+        self._captured = CapturedLaunches(self._device)
         self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
         self._candidates = CandidateSteps(steps.step.launches, sampling)
@@ -110,41 +110,26 @@ class DraftSteps:
         for each in (self, *self._others):
             each._steps.set_state([0], 0)
         for width in widths:
-            self._captured(("first", width), partial(self.launch_first, width))
+            self._prepare(("first", width), partial(self.launch_first, width))
         if padded:
-            self._captured(("padded", padded), partial(self.launch_first, padded, True))
+            self._prepare(("padded", padded), partial(self.launch_first, padded, True))
         for count in range(1, min(PREPARED, self._most)):
-            self._captured(("further", count), partial(self.launch_further, count))
+            self._prepare(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
 
     def forget(self) -> None:
         """Capture the steps again from now on."""
-        self._graphs.clear()
+        self._captured.forget()
 
     def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        if self._cuda:
-            self._captured(kind, launch).replay()
-        else:
-            launch()
+        self._captured.run(kind, launch, self._changed)
 
-    def _captured(self, kind: tuple[str, int], launch: Callable[[], None]) -> torch.cuda.CUDAGraph:
-        """The graph of a kind. What is launched before the capture compiles its kernels, and changes only
-        positions after the text.
-        """
-        if kind in self._graphs:
-            return self._graphs[kind]
-        changed = [each._steps.step.workspace.state for each in (self, *self._others)]
-        changed.append(self._space.own)
-        before = [each.clone() for each in changed]
-        launch()
-        torch.cuda.synchronize(self._device)
-        graph = torch.cuda.CUDAGraph()
-        with capturing(self._device, graph):
-            launch()
-        for each, kept in zip(changed, before, strict=True):
-            each.copy_(kept)
-        self._graphs[kind] = graph
-        return graph
+    def _prepare(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
+        self._captured.prepare(kind, launch, self._changed)
+
+    def _changed(self) -> list[torch.Tensor]:
+        """What a launch before a capture changes besides positions after the text."""
+        return [*(each._steps.step.workspace.state for each in (self, *self._others)), self._space.own]
 
     @property
     def _space(self) -> OwnStates:

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 
 from edgeinfer_kernels.cuda.blocks import device_module
-from edgeinfer_kernels.cuda.current_device import capturing, on_device
+from edgeinfer_kernels.cuda.current_device import on_device
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.device_parts import synchronize
 from edgeinfer_kernels.cuda.draft.candidate_steps import CandidateSteps
+from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts, PromptlessHead
 from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
@@ -57,7 +58,7 @@ class MedusaBackend(PromptlessHead):
         dependent: bool = False,
     ) -> None:
         parts = self._load(specification, weights, context, device, target)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._captured = CapturedLaunches(device)
         self._steps = MedusaSteps(parts, tuning, dependent=dependent)
         self._words = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
         self._words[SEQUENCES_AT + 4] = 1  # A step of one token, at position 0.
@@ -75,10 +76,7 @@ class MedusaBackend(PromptlessHead):
         """
         with on_device(self.device):
             self._set_words(states.first, power)
-            if self._cuda:
-                self._captured(heads).replay()
-            else:
-                self._steps.launch(heads)
+            self._captured.run(heads, partial(self._steps.launch, heads))
             synchronize(self.device)
             return self._steps.candidates.found(heads, count)
 
@@ -93,22 +91,8 @@ class MedusaBackend(PromptlessHead):
         with on_device(self.device):
             self._set_words(0, 1.0)
             for heads in range(1, self.heads + 1):
-                if self._cuda:
-                    self._captured(heads)
-                else:
-                    self._steps.launch(heads)
-
-    def _captured(self, heads: int) -> torch.cuda.CUDAGraph:
-        if heads not in self._graphs:
-            launch = partial(self._steps.launch, heads)
-            launch()
-            torch.cuda.synchronize(self.device)
-            graph = torch.cuda.CUDAGraph()
-            with capturing(self.device, graph):
-                launch()
-            self._graphs[heads] = graph
-        return self._graphs[heads]
+                self._captured.prepare(heads, partial(self._steps.launch, heads))
 
     def _drop(self) -> None:
-        self._graphs.clear()
+        self._captured.forget()
         self.__dict__.pop("_steps", None)

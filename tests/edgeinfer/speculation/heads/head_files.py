@@ -1,4 +1,6 @@
-"""Splits a model's file as llama.cpp's converters do with `--mtp` and `--no-mtp`."""
+"""Files of draft heads: a model's file split as llama.cpp's converters do with `--mtp` and `--no-mtp`,
+and the tensors of random heads.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from tests.random_models import VOCABULARY, random_blocks
 
 SHARED = ("token_embd.", "output.", "output_norm.", "rope_freqs.")
 
@@ -34,3 +37,22 @@ def _copy(file: GGUFFile, path: Path, changed: Mapping[str, Any], names: list[st
         for name in names:
             info = file.tensors[name]
             writer.add_tensor(name, file.raw(name), info.format.name, info.shape)
+
+
+def add_tensors(
+    writer: GGUFWriter, tensors: Mapping[str, tuple[int, ...]], kind: str, random: np.random.Generator
+) -> None:
+    """Add tensors of these shapes: matrices in Q8_0 if that is the `kind`, all others in F32."""
+    for name, shape in tensors.items():
+        if kind == "Q8_0" and len(shape) == 2:
+            writer.add_tensor(name, random_blocks(random, "Q8_0", shape), "Q8_0", shape)
+            continue
+        values = random.standard_normal(shape)
+        values = 1 + 0.1 * values if len(shape) == 1 else values * 1.5 / np.sqrt(shape[-1])
+        writer.add_tensor(name, values.astype(np.float32), "F32")
+
+
+def drafted_ids(rows: int, seed: int) -> np.ndarray:
+    """The token ids of the rows of an output that has only some of the target's."""
+    ids = np.random.default_rng(seed + 1).permutation(np.arange(3, VOCABULARY))[:rows]
+    return np.sort(ids).astype(np.int64)

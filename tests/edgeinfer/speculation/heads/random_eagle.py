@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from edgeinfer_quant_formats import GGUFWriter
-from tests.random_models import VOCABULARY, random_blocks, vocabulary_metadata
+from tests.edgeinfer.speculation.heads.head_files import add_tensors, drafted_ids
+from tests.random_models import VOCABULARY, vocabulary_metadata
 
 
 @dataclass(frozen=True)
@@ -41,13 +42,7 @@ class RandomEagle:
         """Write the file."""
         random = np.random.default_rng(self.seed)
         with GGUFWriter(path, self.metadata()) as writer:
-            for name, shape in self.tensors().items():
-                if self.format == "Q8_0" and len(shape) == 2:
-                    writer.add_tensor(name, random_blocks(random, "Q8_0", shape), "Q8_0", shape)
-                    continue
-                values = random.standard_normal(shape)
-                values = 1 + 0.1 * values if len(shape) == 1 else values * 1.5 / np.sqrt(shape[-1])
-                writer.add_tensor(name, values.astype(np.float32), "F32")
+            add_tensors(writer, self.tensors(), self.format, random)
             if self.rows:
                 writer.add_tensor("d2t", self.ids(), "I64")
         return path
@@ -56,8 +51,7 @@ class RandomEagle:
         """The token ids of the rows of its output."""
         if self.given_ids:
             return np.array(self.given_ids, np.int64)
-        ids = np.random.default_rng(self.seed + 1).permutation(np.arange(3, VOCABULARY))[: self.rows]
-        return np.sort(ids).astype(np.int64)
+        return drafted_ids(self.rows, self.seed)
 
     def metadata(self) -> dict[str, Any]:
         """The keys that llama.cpp's converter writes."""

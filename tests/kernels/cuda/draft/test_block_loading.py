@@ -10,11 +10,16 @@ from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.device_block_drafter import DeviceBlockDrafter
 from edgeinfer.speculation.prompt_lookup import PromptLookup
-from edgeinfer_kernels.cuda.backend import CudaBackend
 from tests.edgeinfer.speculation.heads.dflash.random_dflash import RandomDFlash
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
-from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, drafter_of
+from tests.kernels.cuda.draft.test_head_loading import (
+    GPU,
+    GREEDY,
+    IDS,
+    check_drafts_of_each_text,
+    drafter_of,
+)
 from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.random_models import RandomModel
@@ -27,21 +32,7 @@ DRAFT = RandomDFlash(layers=1, target_layers=(0, 1, 2), format="Q8_0")
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_drafter_follows_the_text(tmp_path: Path) -> None:
     path, draft = TARGET.write(tmp_path / "model.gguf"), DRAFT.write(tmp_path / "draft.gguf")
-    texts = [IDS, [*IDS, 40, 41], [8, 8, 3] * 10]
-    with edgeinfer.load(path, draft=None, **GPU) as plain:
-        expected = [plain.generate(ids, **GREEDY).ids for ids in texts]
-    with edgeinfer.load(path, draft=draft, **GPU) as model:
-        drafter = drafter_of(model)
-        assert isinstance(drafter, DeviceBlockDrafter)
-        assert isinstance(getattr(model.engine, "backend", None), CudaBackend)
-        assert model.plan is not None
-        planned = {(item.item, item.device): item.bytes for item in model.plan.items}
-        assert planned["draft head", "gpu"] == drafter.nbytes
-        always_draft(model, 3)
-        for ids, wanted in zip(texts, expected, strict=True):
-            completion = model.generate(ids, **GREEDY)
-            assert completion.ids == wanted
-            assert completion.speed.accepted_share is not None
+    check_drafts_of_each_text(path, draft, DeviceBlockDrafter)
 
 
 @pytest.mark.usefixtures("unmeasured")

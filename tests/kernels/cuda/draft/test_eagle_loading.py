@@ -9,11 +9,15 @@ import pytest
 import edgeinfer
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.speculation.heads.device_head import DeviceHead
-from edgeinfer_kernels.cuda.backend import CudaBackend
 from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
-from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
-from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, drafter_of
+from tests.kernels.cuda.draft.test_head_loading import (
+    GPU,
+    GREEDY,
+    IDS,
+    TEXTS,
+    check_drafts_of_each_text,
+)
 from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
@@ -30,21 +34,7 @@ TARGETS = {
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
     path, head = TARGETS["llama"].write(tmp_path / "model.gguf"), HEAD.write(tmp_path / "head.gguf")
-    texts = [IDS, [8, 8, 3] * 10]
-    with edgeinfer.load(path, draft=None, **GPU) as plain:
-        expected = [plain.generate(ids, **GREEDY).ids for ids in texts]
-    with edgeinfer.load(path, draft=head, **GPU) as model:
-        drafter = drafter_of(model)
-        assert isinstance(drafter, DeviceHead)
-        assert isinstance(getattr(model.engine, "backend", None), CudaBackend)
-        assert model.plan is not None
-        planned = {(item.item, item.device): item.bytes for item in model.plan.items}
-        assert planned["draft head", "gpu"] == drafter.nbytes
-        always_draft(model, 3)
-        for ids, wanted in zip(texts, expected, strict=True):
-            completion = model.generate(ids, **GREEDY)
-            assert completion.ids == wanted
-            assert completion.speed.accepted_share is not None
+    check_drafts_of_each_text(path, head, DeviceHead, TEXTS[::2])
 
 
 @pytest.mark.slow

@@ -1,6 +1,6 @@
 """Loading a model with its draft head on a described GPU: completions are those without drafts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,26 +45,34 @@ def drafter_of(model: Model) -> Any:
     return model.speculator.drafter
 
 
-@pytest.mark.usefixtures("unmeasured")
-def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
-    path = WITH_HEAD.write(tmp_path / "model.gguf")
-    texts = [IDS, [*IDS, 40, 41], [8, 8, 3] * 10]
+TEXTS = [IDS, [*IDS, 40, 41], [8, 8, 3] * 10]
+"""A longer text continues the first one, and the third begins another."""
+
+
+def check_drafts_of_each_text(
+    path: Path, draft: str | Path, kind: type[Any], texts: Sequence[list[int]] = TEXTS
+) -> None:
+    """The completions of texts with a drafter of this kind are those without, and its bytes are planned."""
     with edgeinfer.load(path, draft=None, **GPU) as plain:
         expected = [plain.generate(ids, **GREEDY).ids for ids in texts]
-    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+    with edgeinfer.load(path, draft=draft, **GPU) as model:
         drafter, engine = drafter_of(model), model.engine
-        assert isinstance(drafter, DraftHead)
+        assert isinstance(drafter, kind)
         assert isinstance(engine, NativeEngine)
         assert isinstance(engine.backend, CudaBackend)
         assert model.plan is not None
         planned = {(item.item, item.device): item.bytes for item in model.plan.items}
         assert planned["draft head", "gpu"] == drafter.nbytes
         always_draft(model, 3)
-        # A longer text continues the first one, and the third begins another.
         for ids, wanted in zip(texts, expected, strict=True):
             completion = model.generate(ids, **GREEDY)
             assert completion.ids == wanted
             assert completion.speed.accepted_share is not None
+
+
+@pytest.mark.usefixtures("unmeasured")
+def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
+    check_drafts_of_each_text(WITH_HEAD.write(tmp_path / "model.gguf"), "mtp", DraftHead)
 
 
 @pytest.mark.usefixtures("unmeasured")
