@@ -4,6 +4,7 @@ import gc
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from triton.runtime.jit import JITFunction
 import edgeinfer
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.tuning.step_shapes import Shape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES, MAX_TOKENS
@@ -25,6 +26,7 @@ from tests.model_zoo import ZOO
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
+ADDING: tuple[RowKernel, ...] = ("output", "down")
 WIDE = 1 << 20
 """Tokens of a chunk with which a small model uses more than a gibibyte."""
 
@@ -207,14 +209,16 @@ def test_a_step_of_more_threads_than_a_program_can_have_is_rejected(decoder: Dec
     assert 0 < timer(Tuning(), 1) < 0.1
     assert 0 < timer(Tuning(), 4) < 0.1
     with pytest.raises(RejectedCandidateError):
-        timer(Tuning(qkv=Shape(64, 64)), 1)
+        timer(Tuning().with_row_shape(1, "qkv", Shape(64, 64)), 1)
     backend.close()
 
 
 @pytest.mark.parametrize("warps", [1, 8, 32])
 def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_path: Path, warps: int) -> None:
     shape = Shape(64, warps)
-    tuning = Tuning(output=shape, down=shape, two_adding=shape, four_adding=shape)
+    tuning = Tuning()
+    for tokens, kernel in product((1, 2, 4), ADDING):
+        tuning = tuning.with_row_shape(tokens, kernel, shape)
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         ids = decoder.ids(44)
         expected = decoder.reference_logits(ids)

@@ -231,7 +231,7 @@ def _add_dense(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, tokens: int)
 
 def _gated(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, source: Source, tokens: int) -> None:
     launches, space = step.launches, step.space("moe")
-    out, shape, blocks = space.expert_hidden, launches.tuning.gated, source.activations.blocks
+    out, shape, blocks = space.expert_hidden, launches.tuning.one.gated, source.activations.blocks
     gate, has_gate, has_bias = w.gate or w.up, w.gate is not None, w.up_bias is not None
     tiles, code = (launches.tile(gate), launches.tile(w.up)), activation_code(spec.activation)
     at_once = shape.step_for(blocks)
@@ -265,11 +265,11 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
     """y = the experts' sum; without a latent projection with the shared expert's result, which y holds."""
     launches, space = step.launches, step.space("moe")
     read, width = space.expert_hidden, spec.latent_size or launches.model.spec.hidden_size
-    at_once = launches.tuning.down.step_for(read.blocks)
+    at_once = launches.tuning.one.down.step_for(read.blocks)
     kind = UNSHARED
     if w.shared is not None and not spec.latent_size and spec.dense_norm is None:
         kind = SHARED if w.shared_router is None else SHARED_AND_WEIGHED
-    _multiply_a(step, [w.down], read, 1, launches.tuning.down, tokens * spec.experts_per_token)
+    _multiply_a(step, [w.down], read, 1, launches.tuning.one.down, tokens * spec.experts_per_token)
     launches.launch(
         expert_down_kernel,
         (width // ROWS, tokens),
@@ -286,7 +286,7 @@ def _down(step: "DecodeStep", spec: MoeSpec, w: DeviceExperts, y: Tensor, tokens
         READ=read.config,
         GEMV=GemvConfig(at_once, at_once, 1),
         DOWN=DownConfig(launches.tile(w.down), w.down_bias is not None, int(kind), spec.weighted_input),
-        warps=launches.tuning.down.warps_for(read.blocks),
+        warps=launches.tuning.one.down.warps_for(read.blocks),
     )
 
 

@@ -37,8 +37,8 @@ def load_ahead(
     VECTOR: tl.constexpr = GEMV.vector
     if GEMV.warps > 0:
         return load_wide_ahead(matrix, first_row, BLOCKS, GEMV, TILE)
-    elif GEMV.tokens == 1:
-        return load_tile(matrix, rows, tl.arange(0, STEP), BLOCKS, STEP > BLOCKS, TILE)
+    elif GEMV.is_unrolled:
+        return _tile_from(matrix, rows, 0, BLOCKS, GEMV, TILE)
     else:
         # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
         # threads.
@@ -47,19 +47,71 @@ def load_ahead(
 
 
 @triton.jit
-def _project_one(
-    matrix, ahead, activations, rows, BLOCKS: tl.constexpr, STEP: tl.constexpr, TILE: tl.constexpr
+def _blocks_from(start, GEMV: tl.constexpr):
+    """STEP blocks from `start` on, as an unrolled loop reads them."""
+    STEP: tl.constexpr = GEMV.step
+    if GEMV.tokens == 1:
+        return start + tl.arange(0, STEP)
+    else:
+        return blocks_at(tl.program_id(2) + start, STEP, GEMV.vector)
+
+
+@triton.jit
+def _project_unrolled(
+    matrix,
+    ahead,
+    activations,
+    stride,
+    rows,
+    BLOCKS: tl.constexpr,
+    GEMV: tl.constexpr,
+    TILE: tl.constexpr,
 ):
-    """(1, 16): processes STEP blocks of a row at a time."""
-    blocks = tl.arange(0, STEP)
-    part = load_activations(activations, blocks, BLOCKS, STEP > BLOCKS, TILE)
-    total = dot_tile(ahead, part, TILE)
+    """(columns, 16): processes STEP blocks of a row at a time, with code for each."""
+    STEP: tl.constexpr = GEMV.step
+    totals = _products(ahead, activations, stride, 0, BLOCKS, GEMV, TILE)
     for start in tl.static_range(STEP, BLOCKS, STEP):
-        at = start + blocks
-        tile = load_tile(matrix, rows, at, BLOCKS, start + STEP > BLOCKS, TILE)
-        part = load_activations(activations, at, BLOCKS, start + STEP > BLOCKS, TILE)
-        total += dot_tile(tile, part, TILE)
-    return tl.reshape(tl.sum(total, axis=1), (1, 16))
+        tile = _tile_from(matrix, rows, start, BLOCKS, GEMV, TILE)
+        totals = _added(totals, _products(tile, activations, stride, start, BLOCKS, GEMV, TILE))
+    return _tokens_by_rows(totals)
+
+
+@triton.jit
+def _tile_from(
+    matrix, rows, start: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr
+):
+    STEP: tl.constexpr = GEMV.step
+    VECTOR: tl.constexpr = 0 if GEMV.tokens == 1 else GEMV.vector
+    return load_tile(matrix, rows, _blocks_from(start, GEMV), BLOCKS, start + STEP > BLOCKS, TILE, VECTOR)
+
+
+@triton.jit
+def _products(
+    tile,
+    activations,
+    stride,
+    start: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    GEMV: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The products of a tile with the activations of each token, a tuple of (16, STEP)."""
+    STEP: tl.constexpr = GEMV.step
+    at = _blocks_from(start, GEMV)
+    products = ()
+    TOKENS: tl.constexpr = GEMV.tokens
+    for token in tl.static_range(TOKENS):
+        part = load_activations(activations + token * stride, at, BLOCKS, start + STEP > BLOCKS, TILE)
+        products = products + (dot_tile(tile, part, TILE),)
+    return products
+
+
+@triton.jit
+def _added(totals, products):
+    sums = ()
+    for index in tl.static_range(len(totals)):
+        sums = sums + (totals[index] + products[index],)
+    return sums
 
 
 @triton.jit
@@ -105,11 +157,14 @@ def _project_several(
 def _tokens_by_rows(totals):
     """(columns, 16) from a tuple of (16, blocks), one per token."""
     COLUMNS: tl.constexpr = triton.next_power_of_2(len(totals))
-    column = tl.arange(0, COLUMNS)[None, :]
-    result = tl.zeros((16, COLUMNS), tl.float32)
-    for token in tl.static_range(len(totals)):
-        result = tl.where(column == token, tl.sum(totals[token], axis=1)[:, None], result)
-    return tl.trans(result)
+    if COLUMNS == 1:
+        return tl.reshape(tl.sum(totals[0], axis=1), (1, 16))
+    else:
+        column = tl.arange(0, COLUMNS)[None, :]
+        result = tl.zeros((16, COLUMNS), tl.float32)
+        for token in tl.static_range(len(totals)):
+            result = tl.where(column == token, tl.sum(totals[token], axis=1)[:, None], result)
+        return tl.trans(result)
 
 
 @triton.jit
@@ -131,8 +186,8 @@ def project(
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.warps > 0:
         value = project_wide(matrix, ahead, activations, stride, first_row, BLOCKS, GEMV, TILE)
-    elif GEMV.tokens == 1:
-        value = _project_one(matrix, ahead, activations, rows, BLOCKS, GEMV.step, TILE)
+    elif GEMV.is_unrolled:
+        value = _project_unrolled(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
     else:
         value = _project_several(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
     return _with_lora(value, matrix, rows, TILE)
@@ -165,36 +220,49 @@ def _same_kind(activations, blocks, part, BLOCKS: tl.constexpr, FIRST: tl.conste
 
 
 @triton.jit
-def _project_pair_of_one(
+def _project_pair_unrolled(
     first,
     second,
     ahead,
-    other_ahead,
     activations,
+    stride,
     rows,
     BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
-    FIRST: tl.constexpr,
-    SECOND: tl.constexpr,
+    GEMV: tl.constexpr,
+    GATED: tl.constexpr,
 ):
-    """`_project_one` for the same rows of two matrices at once."""
-    blocks = tl.arange(0, STEP)
-    part = load_activations(activations, blocks, BLOCKS, STEP > BLOCKS, FIRST)
-    total = dot_tile(ahead, part, FIRST)
-    part = _same_kind(activations, blocks, part, BLOCKS, FIRST, SECOND)
-    other_total = dot_tile(other_ahead, part, SECOND)
+    """`_project_unrolled` for the same rows of two matrices, which share the loaded activations."""
+    STEP: tl.constexpr = GEMV.step
+    FIRST: tl.constexpr = GATED.gate
+    SECOND: tl.constexpr = GATED.up
+    totals, other_totals = _pair_products(ahead, activations, stride, 0, BLOCKS, GEMV, GATED)
     for start in tl.static_range(STEP, BLOCKS, STEP):
-        at = start + blocks
-        tile = load_tile(first, rows, at, BLOCKS, start + STEP > BLOCKS, FIRST)
-        other = load_tile(second, rows, at, BLOCKS, start + STEP > BLOCKS, SECOND)
-        part = load_activations(activations, at, BLOCKS, start + STEP > BLOCKS, FIRST)
-        total += dot_tile(tile, part, FIRST)
-        part = _same_kind(activations, at, part, BLOCKS, FIRST, SECOND)
-        other_total += dot_tile(other, part, SECOND)
-    return (
-        tl.reshape(tl.sum(total, axis=1), (1, 16)),
-        tl.reshape(tl.sum(other_total, axis=1), (1, 16)),
-    )
+        tile = _tile_from(first, rows, start, BLOCKS, GEMV, FIRST)
+        other = _tile_from(second, rows, start, BLOCKS, GEMV, SECOND)
+        one, two = _pair_products((tile, other), activations, stride, start, BLOCKS, GEMV, GATED)
+        totals, other_totals = _added(totals, one), _added(other_totals, two)
+    return _tokens_by_rows(totals), _tokens_by_rows(other_totals)
+
+
+@triton.jit
+def _pair_products(
+    tiles, activations, stride, start: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """`_products` of a tile of each matrix."""
+    STEP: tl.constexpr = GEMV.step
+    FIRST: tl.constexpr = GATED.gate
+    SECOND: tl.constexpr = GATED.up
+    at = _blocks_from(start, GEMV)
+    products, other_products = (), ()
+    TOKENS: tl.constexpr = GEMV.tokens
+    for token in tl.static_range(TOKENS):
+        words = activations + token * stride
+        part = load_activations(words, at, BLOCKS, start + STEP > BLOCKS, FIRST)
+        products = products + (dot_tile(tiles[0], part, FIRST),)
+        part = _same_kind(words, at, part, BLOCKS, FIRST, SECOND)
+        other_products = other_products + (dot_tile(tiles[1], part, SECOND),)
+    return products, other_products
 
 
 @triton.jit
@@ -212,7 +280,7 @@ def load_pair_ahead(
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
     ahead = load_ahead(first, first_row, BLOCKS, GEMV, FIRST)
-    if GEMV.tokens == 1 or GEMV.warps > 0:
+    if GEMV.is_unrolled or GEMV.warps > 0:
         return ahead, load_ahead(second, first_row, BLOCKS, GEMV, SECOND)
     else:
         return ahead, ahead
@@ -241,9 +309,9 @@ def project_pair(
             first, second, ahead, activations, stride, first_row, BLOCKS, GEMV, GATED
         )
         return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
-    elif GEMV.tokens == 1:
-        one, other = _project_pair_of_one(
-            first, second, ahead[0], ahead[1], activations, rows, BLOCKS, GEMV.step, FIRST, SECOND
+    elif GEMV.is_unrolled:
+        one, other = _project_pair_unrolled(
+            first, second, ahead, activations, stride, rows, BLOCKS, GEMV, GATED
         )
         return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
     else:

@@ -136,7 +136,8 @@ class SourceConfig(NamedTuple):
 
 class GemvConfig(NamedTuple):
     """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
-    groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0.
+    groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: code for
+    each iteration, also for several tokens.
     """
 
     step: int
@@ -144,6 +145,11 @@ class GemvConfig(NamedTuple):
     tokens: int
     groups: int = 1
     warps: int = 0
+    unrolled: bool = False
+
+    @property
+    def is_unrolled(self) -> bool:
+        return self.unrolled or self.tokens == 1
 
     @property
     def columns(self) -> int:

@@ -37,6 +37,10 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
 INTEGER_PLANES = tl.constexpr(12)
 FLOAT_PLANES = tl.constexpr(44)
 """Planes of activations without and with the float values."""
+COUNTED_FROM, ZERO_SUM = tl.constexpr(0x4B400000), tl.constexpr(1.5 * 2**23)
+"""The bits of a float32, and its value: an integer added to the bits is added to the value. A subtraction
+takes an eighth of the time of a conversion.
+"""
 
 
 @triton.jit
@@ -184,21 +188,21 @@ def _float_dot(words, floats, TILE: tl.constexpr):
 
 @triton.jit
 def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: tl.constexpr):
-    """The float32 value of the integer sums of both halves of blocks; all arguments have the same shape.
+    """The float32 value of the sums of both halves of blocks; all arguments have the same shape.
 
     Formula: Σ_h scale_h·a_h·sum_h - minimum_h·a_h·(Σ int8)_h, where `first` and `second` are the halves' sums
     of codes (minus offset) times int8, a_h the activations' scales and (Σ int8)_h their sums.
     """
     if TILE.scale == SIGNED:
-        first = first * ((scale << 24) >> 24)
-        second = second * ((scale << 16) >> 24)
+        first *= ((scale << 24) >> 24).to(tl.float32)
+        second *= ((scale << 16) >> 24).to(tl.float32)
     elif TILE.scale == SHORT:
-        first = first * (scale & 15)
-        second = second * ((scale >> 4) & 15)
+        first *= (scale & 15).to(tl.float32)
+        second *= ((scale >> 4) & 15).to(tl.float32)
     elif TILE.scale == E4M3:
         scale0 = scale0 * half_of_e4m3(scale, 0)
         scale1 = scale1 * half_of_e4m3(scale, 1)
-    both = first.to(tl.float32) * scale0 + second.to(tl.float32) * scale1
+    both = first * scale0 + second * scale1
     if TILE.scale == E4M3:
         return factor.to(tl.float32, bitcast=True) * both
     elif TILE.scale == FLOAT16:
@@ -208,17 +212,24 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
     elif TILE.scale == SIGNED:
         return low_f16(factor) * TILE.unit * both
     else:
-        sums = sum0.to(tl.float32) * scale0 + sum1.to(tl.float32) * scale1
+        sum0, sum1 = sum0.to(tl.float32), sum1.to(tl.float32)
+        sums = sum0 * scale0 + sum1 * scale1
         if TILE.scale == PAIR:
             return low_f16(scale) * both + high_f16(scale) * sums
         elif TILE.scale == MINIMUM:
             minimum = high_f16(factor) * ((scale >> 8) & 255).to(tl.float32)
             return low_f16(factor) * (scale & 255).to(tl.float32) * both - minimum * sums
         else:
-            minimum0 = ((scale >> 8) & 15) * sum0
-            minimum1 = ((scale >> 12) & 15) * sum1
-            sums = minimum0.to(tl.float32) * scale0 + minimum1.to(tl.float32) * scale1
+            minimum0 = ((scale >> 8) & 15).to(tl.float32) * sum0
+            minimum1 = ((scale >> 12) & 15).to(tl.float32) * sum1
+            sums = minimum0 * scale0 + minimum1 * scale1
             return low_f16(factor) * both - high_f16(factor) * sums
+
+
+@triton.jit
+def _float_of(sums):
+    """The float32 value of sums that were counted from COUNTED_FROM; exact below 2²² (16·128·127 is less)."""
+    return sums.to(tl.float32, bitcast=True) - ZERO_SUM
 
 
 @triton.jit
@@ -229,8 +240,8 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
         return _float_dot(words, activations, TILE)
     else:
         sum0, sum1 = activations[10], activations[11]
-        first = tl.zeros_like(words[0]) - TILE.offset * sum0
-        second = tl.zeros_like(words[0]) - TILE.offset * sum1
+        first = tl.zeros_like(words[0]) + (COUNTED_FROM - TILE.offset * sum0)
+        second = tl.zeros_like(words[0]) + (COUNTED_FROM - TILE.offset * sum1)
         for group in tl.static_range(4):
             if TILE.code == BYTE or TILE.code == CODEBOOK:
                 first = dot_signed(quad(words, group, TILE), activations[group], first)
@@ -238,6 +249,7 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
             else:
                 first = dot_unsigned(quad(words, group, TILE), activations[group], first)
                 second = dot_unsigned(quad(words, 4 + group, TILE), activations[4 + group], second)
+        first, second = _float_of(first), _float_of(second)
         return scaled_sum(first, second, scale, factor, activations[8], activations[9], sum0, sum1, TILE)
 
 

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cuda.cache.layout import TEXT, Layout
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.tensor.collective import Alone
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 
 OnCompiled = Callable[[int, int], None]
 """Callback (compiled kernels, all kernels)."""
@@ -74,16 +75,35 @@ def compile_steps(
 
     Compile errors are ignored here; the launch reports them.
     """
+    recording_step = _recording(step, step.launches.tuning)
+    with _compiling(on_compiled):
+        for width, layout in product(widths, layouts):
+            recording_step.layout = layout
+            recording_step.launch(width)
+
+
+def compile_tunings(step: DecodeStep, tunings: Iterable[Tuning], tokens: int) -> None:
+    """As `compile_steps`, of steps of `tokens` tokens with other tile configs."""
+    with _compiling():
+        for tuning in tunings:
+            _recording(step, tuning).launch(tokens)
+
+
+def _recording(step: DecodeStep, tuning: Tuning) -> DecodeStep:
+    """A step whose launches are compilations."""
     usual = step.launches
-    launches = _Compilations(usual.model, usual.workspace, usual.tuning, dependent=usual.dependent)
-    recording_step = DecodeStep(launches, step.exchange, step.collective and Alone(step.collective.peers))
+    launches = _Compilations(usual.model, usual.workspace, tuning, dependent=usual.dependent)
+    return DecodeStep(launches, step.exchange, step.collective and Alone(step.collective.peers))
+
+
+@contextmanager
+def _compiling(on_compiled: OnCompiled | None = None) -> Iterator[None]:
+    """Compile in parallel what is requested within this context; wait for it at its end."""
     begin = time.perf_counter()
     compilers = _Compilers()
     compiling = triton.AsyncCompileMode(compilers, ignore_errors=True)
     with compilers, compiling, compilers.stopped_by_errors():
-        for width, layout in product(widths, layouts):
-            recording_step.layout = layout
-            recording_step.launch(width)
+        yield
         kernels = compiling.raw_futures
         for done, _ in enumerate(as_completed(kernels), 1):
             if on_compiled is not None and time.perf_counter() - begin > SILENT_SECONDS:

@@ -43,12 +43,14 @@ def latent_splits(rows: int, splits: int) -> int:
 class Shape:
     """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
-    `vector`: adjacent blocks per thread in a step of several tokens.
+    In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
+    for each iteration, which takes fewer registers than loading the next blocks ahead.
     """
 
     step: int = 0
     warps: int = 0
     vector: int = 4
+    unrolled: int = 0
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
@@ -83,36 +85,62 @@ class TensorShape:
 MAX_VECTOR_TOKENS = 8
 """Maximum number of tokens of a product without tensor cores; more take several launches."""
 NO_TENSOR_CORES = 16
-"""`Tuning.tensor_above` of GPUs on which no product uses them."""
+"""`Tuning.tensor_above` and `tensor_gated_above` of GPUs on which no product uses them."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
 """The role of a matrix; `output` and `down` add to the hidden states, the others read them."""
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """The tile configs of a step's kernels; the defaults were best or nearly best on an H200.
+class RowShapes:
+    """The tile configs of the kernels without tensor cores, for some number of tokens."""
 
-    A step of several tokens has two configs: for kernels that read the hidden states, which have many rows,
-    and for those that add to them, which have fewer rows of equal or greater length.
+    qkv: Shape
+    output: Shape
+    gated: Shape
+    down: Shape
+    head: Shape
+
+    def of(self, kernel: RowKernel) -> Shape:
+        shape: Shape = getattr(self, kernel)
+        return shape
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The tile configs of a step's kernels; the defaults were best or nearly best for models of 4 and 8
+    billion weights on an H100 and an H200.
     """
 
-    qkv: Shape = Shape()
-    output: Shape = Shape(128, 8)
-    gated: Shape = Shape()
-    down: Shape = Shape()
-    head: Shape = Shape(128, 8)
-    two: Shape = Shape(64, 4)
-    two_adding: Shape = Shape(64, 4)
-    four: Shape = Shape(32, 2, 2)
+    one: RowShapes = RowShapes(Shape(), Shape(128, 8), Shape(), Shape(), Shape(128, 8))
+    two: RowShapes = RowShapes(
+        qkv=Shape(32, 4, 2, 1),
+        output=Shape(64, 8, 1, 1),
+        gated=Shape(32, 4, 1, 1),
+        down=Shape(64, 8, 1, 1),
+        head=Shape(32, 4, 1, 1),
+    )
+    four: RowShapes = RowShapes(
+        qkv=Shape(32, 4, 1),
+        output=Shape(64, 4, 2),
+        gated=Shape(32, 4, 1),
+        down=Shape(64, 4, 2),
+        head=Shape(32, 4, 1),
+    )
     """For three or four tokens."""
-    four_adding: Shape = Shape(64, 4, 2)
-    eight: Shape = Shape(32, 4, 1)
+    eight: RowShapes = RowShapes(
+        qkv=Shape(32, 8, 1, 1),
+        output=Shape(32, 4, 1),
+        gated=Shape(32, 8, 1, 1),
+        down=Shape(32, 4, 1),
+        head=Shape(32, 8, 1, 1),
+    )
     """For more tokens."""
-    eight_adding: Shape = Shape(32, 4, 1)
     tensor_above: int = 8
     """Products of more tokens than this use tensor cores; they are padded to 8 or 16 tokens. The instructions
     for a weight in Q4_0 on sm_90 are 3.2 for 8 tokens and 3.9 for 16, without tensor cores 5.1 for 8.
     """
+    tensor_gated_above: int = 4
+    """The same of the gate and up matrices."""
     tensor: TensorShape = TensorShape(32, 4, 2)
     tensor_gated: TensorShape = TensorShape(16, 4, 2)
     """For two matrices at once."""
@@ -122,23 +150,21 @@ class Tuning:
     positions: int = 32
     attention_warps: int = 2
 
-    def shape(self, kernel: RowKernel, tokens: int) -> Shape:
-        """The tile config of a GEMV kernel in a step of `tokens` tokens."""
-        if tokens == 1:
-            shape: Shape = getattr(self, kernel)
-            return shape
-        adding = kernel in ("output", "down")
-        if tokens == 2:
-            return self.two_adding if adding else self.two
-        if tokens <= 4:
-            return self.four_adding if adding else self.four
-        return self.eight_adding if adding else self.eight
+    def rows(self, tokens: int) -> RowShapes:
+        """The tile configs without tensor cores of a step of `tokens` tokens."""
+        shapes: RowShapes = getattr(self, row_shapes_name(tokens))
+        return shapes
+
+    def with_row_shape(self, tokens: int, kernel: RowKernel, shape: Shape) -> "Tuning":
+        """This tuning with another tile config of a kernel in steps of `tokens` tokens."""
+        return replace(self, **{row_shapes_name(tokens): replace(self.rows(tokens), **{kernel: shape})})
 
     def tensor_shape(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
     ) -> TensorShape | None:
         """The tile config of products on tensor cores; None: these use none."""
-        if tokens <= self.tensor_above or any(each.tile.code in FLOAT_CODES for each in matrices):
+        above = self.tensor_gated_above if kernel == "gated" else self.tensor_above
+        if tokens <= above or any(each.tile.code in FLOAT_CODES for each in matrices):
             return None
         if kernel in ("output", "down"):
             return self.tensor_adding
@@ -172,10 +198,11 @@ class Tuning:
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
     ) -> tuple[GemvConfig, int]:
         """As `gemv`, without tensor cores."""
-        shape, blocks = self.shape(kernel, tokens), matrices[0].blocks
+        shape, blocks = self.rows(tokens).of(kernel), matrices[0].blocks
         is_float = any(each.tile.code == Code.SINGLE for each in matrices)
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        return GemvConfig(step, min(shape.vector, step), tokens), shape.warps_for(blocks)
+        unrolled = bool(shape.unrolled) and tokens > 1
+        return GemvConfig(step, min(shape.vector, step), tokens, unrolled=unrolled), shape.warps_for(blocks)
 
     def splits_for(self, positions: int) -> int:
         """Number of KV splits for a cache with this many positions."""
@@ -183,6 +210,13 @@ class Tuning:
 
     def replace(self, **changes: Any) -> "Tuning":
         return replace(self, **changes)
+
+
+def row_shapes_name(tokens: int) -> str:
+    """The attribute of a `Tuning` with the `RowShapes` for this number of tokens."""
+    if tokens <= 2:
+        return "one" if tokens == 1 else "two"
+    return "four" if tokens <= 4 else "eight"
 
 
 def usual_tuning(capability: int) -> Tuning:
@@ -193,5 +227,7 @@ def usual_tuning(capability: int) -> Tuning:
     """
     if capability >= 80:
         return Tuning()
-    above = NO_TENSOR_CORES if capability else Tuning.tensor_above
-    return Tuning(positions=16, attention_warps=4, tensor_above=above)
+    tuning = Tuning(positions=16, attention_warps=4)
+    if not capability:
+        return tuning
+    return tuning.replace(tensor_above=NO_TENSOR_CORES, tensor_gated_above=NO_TENSOR_CORES)

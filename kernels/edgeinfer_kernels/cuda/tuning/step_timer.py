@@ -1,5 +1,6 @@
 """Times a decode step as in normal use: captured as a graph and replayed."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from edgeinfer_kernels.cuda.current_device import capturing
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.tensor.collective import Alone
+from edgeinfer_kernels.cuda.tuning.step_compiling import compile_tunings
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
 from edgeinfer_kernels.sizes.cuda_buffers import CACHED_AT, MASKS_AT, POSITIONS_AT, SEQUENCES_AT
@@ -69,6 +71,10 @@ class StepTimer:
             self._set_position(position, tokens)
             durations.append(min(replay_seconds(graph, REPLAYS) for _ in range(ROUNDS)))
         return sum(durations) / len(durations)
+
+    def compile(self, tunings: Sequence[Tuning], tokens: int) -> None:
+        """As `TimeStep.compile`."""
+        compile_tunings(self._step, tunings, tokens)
 
     def _set_position(self, position: int, tokens: int) -> None:
         """Place the step's tokens after `position` cached tokens."""

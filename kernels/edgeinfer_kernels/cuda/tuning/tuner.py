@@ -9,13 +9,14 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from operator import methodcaller
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Shape, TensorShape, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, RowKernel, Shape, TensorShape, Tuning
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, blocks_of
 from edgeinfer_kernels.matrix import Matrix
 
@@ -32,12 +33,14 @@ KERNEL_SOURCES = (
 )  # fmt: skip
 """If one of these files changes, saved tunings become invalid."""
 
-_SHAPES = (
-    Shape(64, 8), Shape(64, 4), Shape(128, 8), Shape(32, 4), Shape(128, 16), Shape(32, 2), Shape(64, 16),
-    Shape(64, 2), Shape(128, 4), Shape(16, 2), Shape(16, 1), Shape(32, 8),
-)  # fmt: skip
+_ONE = (Shape(64, 4), Shape(32, 2), Shape(64, 8), Shape(128, 8), Shape(32, 4), Shape(128, 4))
+_TWO = (Shape(32, 4, 2, 1), Shape(32, 4, 1, 1), Shape(64, 4), Shape(64, 8, 1, 1), Shape(64, 8, 2, 1))
+_FOUR = (Shape(32, 4, 1), Shape(16, 2, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1))
+_EIGHT = (Shape(32, 8, 1, 1), Shape(32, 4, 1), Shape(32, 8, 1))
 _TENSOR = ((32, 8, 2), (32, 4, 2), (16, 8, 2), (16, 4, 2), (16, 4, 4), (64, 4, 1))
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
+
+Change = Callable[[Tuning], Tuning]
 
 
 @dataclass(frozen=True)
@@ -45,23 +48,30 @@ class TuningCandidates:
     """Changes of one part of a tuning, tried in a step of `tokens` tokens."""
 
     tokens: int
-    changes: tuple[dict[str, Any], ...]
+    changes: tuple[Change, ...]
 
 
-_KERNELS = ("gated", "down", "head", "qkv", "output")
+def _replacing(tokens: int, *changes: dict[str, Any]) -> TuningCandidates:
+    return TuningCandidates(tokens, tuple(methodcaller("replace", **change) for change in changes))
+
+
+def _row_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[Shape]) -> TuningCandidates:
+    return TuningCandidates(
+        tokens, tuple(methodcaller("with_row_shape", tokens, kernel, shape) for shape in shapes)
+    )
+
+
+_KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 CANDIDATES = (
-    *(TuningCandidates(1, tuple({kernel: shape} for shape in _SHAPES)) for kernel in _KERNELS),
-    TuningCandidates(1, tuple({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
-    TuningCandidates(2, ({"two": Shape(64, 4, 2)}, {"two": Shape(128, 8, 2)})),
-    TuningCandidates(2, ({"two_adding": Shape(64, 4, 2)}, {"two_adding": Shape(64, 8)})),
-    TuningCandidates(
-        4, ({"four": Shape(32, 4, 2)}, {"four": Shape(64, 4, 2)}, {"four_adding": Shape(32, 2, 2)})
-    ),
-    TuningCandidates(8, ({"eight": Shape(32, 4, 2)}, {"eight_adding": Shape(64, 8, 2)})),
-    TuningCandidates(16, tuple({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
-    TuningCandidates(16, tuple({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
-    TuningCandidates(16, tuple({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
-    TuningCandidates(8, ({"tensor_above": 4},)),
+    *(_row_shapes(1, kernel, _ONE) for kernel in _KERNELS),
+    _replacing(1, *({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
+    *(_row_shapes(4, kernel, _FOUR) for kernel in _KERNELS),
+    *(_row_shapes(2, kernel, _TWO) for kernel in _KERNELS),
+    _replacing(8, {"tensor_gated_above": 8}, {"tensor_above": 4}),
+    *(_row_shapes(8, kernel, _EIGHT) for kernel in _KERNELS),
+    _replacing(16, *({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
+    _replacing(16, *({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
+    _replacing(16, *({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
 )
 """Kernel by kernel; those that read most are first."""
 
@@ -70,6 +80,22 @@ class RejectedCandidateError(Exception):
     """A step that cannot be compiled with these tile configs, or whose registers spill; the message gives the
     reason.
     """
+
+
+class TimeStep(Protocol):
+    """Times steps with given tile configs."""
+
+    def __call__(self, tuning: Tuning, tokens: int) -> float:
+        """Seconds of a step with this many tokens.
+
+        Raises:
+            RejectedCandidateError: it can't be compiled, or its registers spill.
+        """
+        ...
+
+    def compile(self, tunings: Sequence[Tuning], tokens: int) -> None:
+        """Compile the kernels of steps that will be timed, on all CPUs."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -85,16 +111,15 @@ class TuningResult:
 
 
 def tune(
-    time_step: Callable[[Tuning, int], float],
+    time_step: TimeStep,
     start: Tuning,
     budget_seconds: float,
     clock: Callable[[], float] = time.perf_counter,
 ) -> TuningResult:
     """Tune one kernel after the other; keep a change that makes the whole step faster by more than `GAIN`.
 
-    `time_step` returns the seconds of a step with this many tokens, or raises `RejectedCandidateError`. A
-    trial that seems faster is timed again before it is kept, and the best is timed again before each kernel's
-    trials, because clocks drift. No trial starts after `budget_seconds`.
+    A trial that seems faster is timed again before it is kept, and the best is timed again before each
+    kernel's trials, because clocks drift. No trial starts after `budget_seconds`.
 
     Raises:
         RejectedCandidateError: from `start` itself.
@@ -103,12 +128,15 @@ def tune(
     best, before = start, time_step(start, 1)
     of_one, seconds, count = before, before, 0
     for index, candidates in enumerate(CANDIDATES):
-        if index and clock() < end:
+        if clock() >= end:
+            break
+        time_step.compile([change(best) for change in candidates.changes], candidates.tokens)
+        if index:
             seconds = time_step(best, candidates.tokens)
         for change in candidates.changes:
             if clock() >= end:
-                return TuningResult(best, before, of_one, count)
-            candidate = best.replace(**change)
+                break
+            candidate = change(best)
             if candidate == best:
                 continue
             count += 1
@@ -122,7 +150,7 @@ def tune(
     return TuningResult(best, before, of_one, count)
 
 
-def _seconds(time_step: Callable[[Tuning, int], float], candidate: Tuning, tokens: int) -> float:
+def _seconds(time_step: TimeStep, candidate: Tuning, tokens: int) -> float:
     try:
         return time_step(candidate, tokens)
     except RejectedCandidateError:
@@ -154,7 +182,7 @@ def saved_tuning(folder: Path, key: str) -> Tuning | None:
 def save_tuning(folder: Path, key: str, tuning: Tuning) -> None:
     """Save a tuning together with those of other keys. Raises `OSError` if the folder is not writable."""
     folder.mkdir(parents=True, exist_ok=True)
-    known = _load(folder / FILE) | {key: _as_json(tuning)}
+    known = _load(folder / FILE) | {key: asdict(tuning)}
     fresh = folder / f"{FILE}.{os.getpid()}"
     fresh.write_text(json.dumps(known, indent=1), encoding="utf-8")
     fresh.replace(folder / FILE)
@@ -169,29 +197,21 @@ def _load(file: Path) -> dict[str, Any]:
     return known if isinstance(known, dict) else {}
 
 
-def _as_json(tuning: Tuning) -> dict[str, Any]:
-    return {
-        name: list(value.values()) if isinstance(value, dict) else value
-        for name, value in asdict(tuning).items()
-    }
-
-
 def _as_tuning(saved: Any) -> Tuning | None:
-    if not isinstance(saved, dict) or saved.keys() != {field.name for field in fields(Tuning)}:
+    tuning = _parsed(saved, Tuning())
+    return tuning if isinstance(tuning, Tuning) and tuning.splits <= MAX_SPLITS else None
+
+
+def _parsed(saved: Any, usual: Any, minimum: int = 0) -> Any:
+    """What was saved with the structure of `usual`; None if it hasn't that structure."""
+    if not is_dataclass(usual):
+        return saved if _is_tile_number(saved, minimum) else None
+    names = [field.name for field in fields(usual)]
+    if not isinstance(saved, dict) or saved.keys() != set(names):
         return None
-    usual = Tuning()
-    values: dict[str, Any] = {}
-    for name, value in saved.items():
-        usual_value = getattr(usual, name)
-        is_shape = isinstance(usual_value, Shape | TensorShape)
-        numbers = value if isinstance(value, list) else [value]
-        wanted = len(fields(usual_value)) if is_shape else 1
-        if is_shape != isinstance(value, list) or len(numbers) != wanted:
-            return None
-        if not all(_is_tile_number(number, minimum=0 if is_shape else 1) for number in numbers):
-            return None
-        values[name] = type(usual_value)(*numbers) if is_shape else value
-    return Tuning(**values) if values["splits"] <= MAX_SPLITS else None
+    least = 1 if isinstance(usual, Tuning) else 0
+    values = [_parsed(saved[name], getattr(usual, name), least) for name in names]
+    return None if None in values else type(usual)(*values)
 
 
 def _is_tile_number(value: Any, minimum: int) -> bool:

@@ -64,6 +64,7 @@ def multiply(
     vector: int = 1,
     groups: int = 1,
     warps: int = 0,
+    unrolled: bool = False,
 ) -> Any:
     """(tokens, padded rows of both) by `rows_kernel`; with warps: on tensor cores."""
     tokens, device = len(planes), planes.device
@@ -83,7 +84,7 @@ def multiply(
         SECOND=second.shapes.tile,
         BIAS=bias is not None,
         SOURCE=SourceConfig(planes.shape[2], planes.shape[1], norm=0, programs=1, width=1),
-        GEMV=GemvConfig(step, vector, tokens, groups, warps),
+        GEMV=GemvConfig(step, vector, tokens, groups, warps, unrolled),
         DEPENDENT=False,
         num_warps=warps or 4,
     )
@@ -95,18 +96,24 @@ def weights(name: str, raw: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "step"),
-    [pytest.param(1, 16, marks=pytest.mark.slow), (3, 64), pytest.param(8, 8, marks=pytest.mark.slow)],
+    ("tokens", "step", "unrolled"),
+    [
+        (3, 64, False),
+        (2, 16, True),
+        pytest.param(1, 16, False, marks=pytest.mark.slow),
+        pytest.param(8, 8, False, marks=pytest.mark.slow),
+        pytest.param(8, 32, True, marks=pytest.mark.slow),
+    ],
 )
 @pytest.mark.parametrize("name", TILES)
 def test_rows_times_activations_equal_the_decoded_weights(
-    device: str, name: str, tokens: int, step: int
+    device: str, name: str, tokens: int, step: int, unrolled: bool
 ) -> None:
     columns = columns_for(name)
     normal, bits = normal_rows(name, 2, columns), random_bits(name, 6, columns)
     x, planes = activations(device, tokens, columns)
     first, second = (device_matrix(device, name, raw, columns) for raw in (normal, bits))
-    actual, expected = multiply(first, second, planes, step), values_read(name, x)
+    actual, expected = multiply(first, second, planes, step, unrolled=unrolled), values_read(name, x)
     assert relative(actual[:, :2], expected @ weights(name, normal).T) < EXACT
     assert relative(actual[:, 16:22], expected @ weights(name, bits).T) < EXACT
 
@@ -143,9 +150,11 @@ def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
     raw = normal_rows(name, 16, 6144)
     matrix = device_matrix(device, name, raw, 6144)
     _, planes = activations(device, 8, 6144)
-    together = multiply(matrix, matrix, planes, 32)
-    for first, last in ((0, 2), (3, 6)):
-        np.testing.assert_array_equal(multiply(matrix, matrix, planes[first:last], 32), together[first:last])
+    for unrolled in (False, True):
+        together = multiply(matrix, matrix, planes, 32, unrolled=unrolled)
+        for first, last in ((0, 2), (3, 6)):
+            some = multiply(matrix, matrix, planes[first:last], 32, unrolled=unrolled)
+            np.testing.assert_array_equal(some, together[first:last])
 
 
 @pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "BF16"])
@@ -185,17 +194,18 @@ def test_two_formats_and_a_bias_in_one_launch(device: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "step", "names"),
+    ("tokens", "step", "unrolled", "names"),
     [
-        (1, 16, ("Q4_K", "Q6_K")),
-        (2, 32, ("Q8_0", "F32")),
-        (3, 8, ("BF16", "Q8_0")),
-        (6, 16, ("Q4_K", "Q6_K")),
-        (11, 0, ("Q4_K", "Q6_K")),
+        (1, 16, False, ("Q4_K", "Q6_K")),
+        (2, 32, False, ("Q8_0", "F32")),
+        (3, 8, False, ("BF16", "Q8_0")),
+        (4, 8, True, ("BF16", "Q8_0")),
+        (6, 16, True, ("Q4_K", "Q6_K")),
+        (11, 0, False, ("Q4_K", "Q6_K")),
     ],
 )
 def test_gate_and_up_are_multiplied_in_one_launch(
-    device: str, names: tuple[str, str], tokens: int, step: int
+    device: str, names: tuple[str, str], tokens: int, step: int, unrolled: bool
 ) -> None:
     """A step of 0: on tensor cores."""
     columns, groups, warps = 768, 1 if step else 2, 0 if step else 4
@@ -210,7 +220,7 @@ def test_gate_and_up_are_multiplied_in_one_launch(
         HIDDEN=WordsConfig(16, PLANES),
         GATED=GatedConfig(gate.shapes.tile, up.shapes.tile, has_gate=True, has_bias=False, activation=0),
         SOURCE=SourceConfig(planes.shape[2], PLANES, norm=1, programs=2, width=4),
-        GEMV=GemvConfig(step, 2, tokens, groups, warps), DEPENDENT=False, num_warps=4,
+        GEMV=GemvConfig(step, 2, tokens, groups, warps, unrolled), DEPENDENT=False, num_warps=4,
     )  # fmt: skip
     inverse = 1 / np.sqrt(sum_squares.cpu().numpy().astype(np.float64).sum(1, keepdims=True) / 4 + 0.5)
     g, u = (
