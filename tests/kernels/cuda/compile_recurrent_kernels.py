@@ -74,9 +74,8 @@ def launch_delta_net() -> None:
             **state, BETA_AT=8192, ALPHA_AT=8224, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
         apply_gates_kernel[GRID](
-            F16 if scaled else f, f, f, 1024,
-            HEAD_DIM=256, DIMENSIONS=256, GATE_AT=0 if scaled else 6144, SOFTPLUS=not scaled, SCALED=scaled,
-            DEPENDENT=False, num_warps=1,
+            F16, f, f, 1024,
+            HEAD_DIM=256, DIMENSIONS=256, GATE_AT=0 if scaled else 6144, SOFTPLUS=not scaled, num_warps=1,
         )  # fmt: skip
     net.delta_step_kernel[GRID](
         f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=STEP_WARPS

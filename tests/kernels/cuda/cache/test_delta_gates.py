@@ -1,8 +1,7 @@
 """The gated norm of a decode step's delta rule, as activations and as floats, and the rows that it keeps."""
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -16,11 +15,12 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.delta_gates import gate_step_ke
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep
 
+Floats = npt.NDArray[np.float32]
 EPSILON, START, STEP = 1e-6, 62, RecurrentStep(2, 1, 3)
 """The ring has 64 rows: the third token is the first one in it."""
 
 
-def decoded(activations: torch.Tensor) -> np.ndarray[Any, Any]:
+def decoded(activations: torch.Tensor) -> Floats:
     """(tokens, columns): the values of activations of 12 planes, with the padding."""
     words = activations.cpu().numpy()
     tokens, _, blocks = words.shape
@@ -29,7 +29,8 @@ def decoded(activations: torch.Tensor) -> np.ndarray[Any, Any]:
     values = codes.reshape(tokens, blocks, 2, 16) * scales[..., None]
     index = np.arange(blocks)
     order = index % 8 * (blocks // 8) + index // 8
-    return values[:, order].reshape(tokens, -1)
+    result: Floats = values[:, order].reshape(tokens, -1)
+    return result
 
 
 @pytest.mark.parametrize("tokens", [1, 3])
