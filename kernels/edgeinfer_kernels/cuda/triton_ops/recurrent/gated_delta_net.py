@@ -96,8 +96,8 @@ def delta_convolution_kernel(
         elif token >= 0:
             _store_gates(inputs, rate, target, own, NET, BETA_AT, ALPHA_AT, SCALED)
         following = row + tl.num_programs(0)
-        is_row = mask & (following < end)
-        before = _rows_before(rows, state, words, following - pending, offsets, is_row, NET, CONFIG)
+        if following < end:
+            before = _rows_before(rows, state, words, following - pending, offsets, mask, NET, CONFIG)
 
 
 @triton.jit
