@@ -15,7 +15,13 @@ from edgeinfer_kernels.blocks.rwkv7_time_mix import Rwkv7TimeMixSpec
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec
 from edgeinfer_kernels.cuda.blocks import mamba as mamba_block
 from edgeinfer_kernels.cuda.blocks import mamba2 as mamba2_block
-from edgeinfer_kernels.cuda.blocks.gated_delta_net import CHUNK_COLUMNS, STEP_COLUMNS, net_config
+from edgeinfer_kernels.cuda.blocks.gated_delta_net import (
+    CHUNK_COLUMNS,
+    KEPT_PIECE,
+    STEP_COLUMNS,
+    STEP_WARPS,
+    net_config,
+)
 from edgeinfer_kernels.cuda.blocks.rwkv7_channel_mix import config_of
 from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import CHUNK_COLUMNS as TIME_MIX_CHUNK_COLUMNS
 from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import STEP_COLUMNS as TIME_MIX_STEP_COLUMNS
@@ -23,6 +29,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, WordsConfig
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
+from edgeinfer_kernels.cuda.triton_ops.recurrent import delta_gates as gates
 from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
 from edgeinfer_kernels.cuda.triton_ops.recurrent import kimi_delta_attention as kimi
 from edgeinfer_kernels.cuda.triton_ops.recurrent import mamba, mamba2, rwkv7, short_convolution
@@ -46,6 +53,15 @@ STATE = StateArgs(tensor(64, 16), tensor(4, 16))
 GRID = (1,)
 
 
+def launch_gates(sizes: dict[str, Any]) -> None:
+    """The gated norm of a decode step, as activations without and with floats, and as floats."""
+    for out in (WordsConfig(128, 12), WordsConfig(128, 44), None):
+        gates.gate_step_kernel[GRID](
+            FLOATS, FLOATS, 1024, FLOATS, 1e-6, WORDS if out else FLOATS, FLOATS, WORDS, STATE, 1,
+            **sizes, BLOCK=KEPT_PIECE, OUT=out, DEPENDENT=False, num_warps=1,
+        )  # fmt: skip
+
+
 def launch_delta_net() -> None:
     """All kernels of a gated delta net in the shape of Qwen3.5-9B."""
     spec = GatedDeltaNetSpec(16, 32, 128, 4, NormSpec("rms", 1e-6))
@@ -58,19 +74,18 @@ def launch_delta_net() -> None:
             **state, BETA_AT=8192, ALPHA_AT=8224, SCALED=scaled, DEPENDENT=False, num_warps=1,
         )  # fmt: skip
         apply_gates_kernel[GRID](
-            F16 if scaled else f, f, f, 1024,
-            HEAD_DIM=256, DIMENSIONS=256, GATE_AT=0 if scaled else 6144, SOFTPLUS=not scaled, SCALED=scaled,
-            DEPENDENT=False, num_warps=1,
+            F16, f, f, 1024,
+            HEAD_DIM=256, DIMENSIONS=256, GATE_AT=0 if scaled else 6144, SOFTPLUS=not scaled, num_warps=1,
         )  # fmt: skip
     net.delta_step_kernel[GRID](
-        f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
+        f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=STEP_WARPS
     )
     net.delta_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_chunk_kernel[GRID](
         f, f, WORDS, STATE, f, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8
     )
-    net.gate_step_kernel[GRID](f, f, 1024, f, 1e-6, f, **sizes, DEPENDENT=False, num_warps=1)
-    net.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
+    launch_gates(state)
+    gates.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
     keep_rows_kernel[GRID](
         f, WORDS, STATE, 64, CONFIG=state["CONFIG"], BLOCK=KEPT_COLUMNS, DEPENDENT=False, num_warps=4
     )
@@ -92,13 +107,13 @@ def launch_kimi_delta_attention() -> None:
     kimi.low_rank_rows_kernel[GRID](f, f, 1024, F16, f, WIDTH=256, BLOCK=256, num_warps=1)
     kimi.delta_key_pairs_kernel[GRID](f, f, WORDS, STATE, f, **state, COUNT=DELTA_POSITIONS, num_warps=4)
     net.delta_step_kernel[GRID](
-        f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=4
+        f, f, WORDS, STATE, f, **state, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=STEP_WARPS
     )
     net.delta_chunk_kernel[GRID](
         f, f, WORDS, STATE, f, f, **state, COLUMNS=CHUNK_COLUMNS, COUNT=DELTA_POSITIONS, num_warps=8
     )
-    net.gate_step_kernel[GRID](f, f, 1024, f, 1e-6, f, **sizes, DEPENDENT=False, num_warps=1)
-    net.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
+    launch_gates(state)
+    gates.gate_chunk_kernel[GRID](f, f, f, 1024, f, 1e-6, F16, f, **sizes, num_warps=4)
 
 
 def launch_short_convolution() -> None:
@@ -210,6 +225,7 @@ def launch_mamba() -> None:
 IN_BATCHES = {
     "delta_convolution_kernel",
     "delta_step_kernel",
+    "gate_step_kernel",
     "keep_rows_kernel",
     "step_convolution_kernel",
     "mamba_convolution_kernel",
@@ -228,6 +244,7 @@ IN_TREES = {
     "step_convolution_kernel",
     "mamba2_convolution_kernel",
     "mamba2_step_kernel",
+    "gate_step_kernel",
     "keep_rows_kernel",
 }
 """The kernels that find the state of each token of a draft tree."""

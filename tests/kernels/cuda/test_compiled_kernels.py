@@ -57,10 +57,10 @@ def test_kernels_of_gemma_4_compile_for_a_gpu_and_fit_its_shared_memory() -> Non
 def test_kernels_of_mimo_and_bitnet_compile_for_gpus(capability: int, shared_kib: int) -> None:
     """A step of 8 tokens has 128 queries for each key head."""
     kernels = compiled("decode.compile_mimo_bitnet_kernels", capability)
-    assert len(kernels) == 19
+    assert len(kernels) == 22
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
-    assert sorted(spilled for _, spilled in kernels)[-3] < 400
-    assert max(spilled for _, spilled in kernels) < 1000
+    assert sorted(spilled for _, spilled in kernels)[-2] < 256
+    assert max(spilled for _, spilled in kernels) < 500
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_kernels_of_texts_compile_for_gpus(capability: int, shared_kib: int) -> 
 @pytest.mark.parametrize(("capability", "shared_kib"), targets([(80, 163), (90, 227), (120, 99)], 120))
 def test_kernels_of_caches_with_recent_positions_compile_for_gpus(capability: int, shared_kib: int) -> None:
     kernels = compiled("cache.compile_recent_kernels", capability)
-    assert len(kernels) == 26
+    assert len(kernels) == 28
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
 
@@ -108,7 +108,7 @@ def test_kernels_of_caches_with_recent_positions_compile_for_gpus(capability: in
 @pytest.mark.parametrize(("capability", "shared_kib"), targets([(80, 163), (90, 227), (120, 99)], 120))
 def test_kernels_of_a_cache_with_pages_compile_for_gpus(capability: int, shared_kib: int) -> None:
     kernels = compiled("decode.compile_batch_kernels", capability)
-    assert len(kernels) == 45
+    assert len(kernels) == 50
     assert max(shared for shared, _ in kernels) <= shared_kib << 10
     assert max(spilled for _, spilled in kernels) < 256
 

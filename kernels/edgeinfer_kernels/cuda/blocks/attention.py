@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,13 @@ from edgeinfer_kernels.cuda.blocks.embedding.eagle_input import chunk_pairs, ste
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
 from edgeinfer_kernels.cuda.cache.layout import BATCH, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
-from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.decode.decode_attention import (
+    NO_GATE,
+    SIGMOID_GATE,
+    SOFTPLUS_GATE,
+    combine_splits_kernel,
+    decode_attention_kernel,
+)
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -33,7 +39,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     SplitArgs,
     SplitConfig,
 )
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Tuning
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -59,6 +65,12 @@ MAX_QUERY_ELEMENTS = 1 << 14
 """Elements of the queries of a program of a decode step in 64 KiB of shared memory."""
 MAX_WARPS = 16
 """Maximum warps of an attention program; with more, its threads would have too few registers."""
+LONG_HEAD, FEW_PROGRAMS = 256, 64
+"""Elements of a head, and programs of a query tile, from which on or up to which a program of a step of
+several tokens has twice the warps.
+"""
+MIN_COMBINED_ELEMENTS = 2048
+"""Elements of the results of a query tile from which on another kernel adds up the KV splits."""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 HAS_PAGES = True
 """Steps and prompts can read and write a cache with pages."""
@@ -195,59 +207,45 @@ def _attend(
 ) -> None:
     """Write the result of the heads as activations, and keys and values to the cache."""
     launches, space = step.launches, step.space("attention")
-    out = space.attn_out(spec)
-    pages, is_batch = step.pages, step.layout == BATCH
+    out, state, stride = space.attn_out(spec), launches.workspace.state, space.qkv.shape[1]
+    pages, is_batch, sinks = step.pages, step.layout == BATCH, launches.or_nothing(w.sinks)
     positions, several = launches.model.positions, tokens_of_sequence(cache.is_four_bit)
     split = split_config(launches.tuning, spec, positions, tokens, is_batch=is_batch, of_sequence=several)
-    is_gated = spec.gated or spec.head_gated
-    direct = spec.value_dim % 16 == 0 and not is_gated and w.sub_norm is None
+    direct, tiles = spec.value_dim % 16 == 0 and w.sub_norm is None, attention_tiles(tokens)
+    results = SplitArgs(space.parts, space.peaks, space.arrived), out.words, space.flat, sinks
+    has = {"has_sinks": w.sinks is not None, "has_query_weights": w.query_weights is not None}
+    config = attention_config(spec, cache, **has, is_paged=pages is not None)
+    constants: dict[str, Any] = {"ATTENTION": config, "SPLIT": split, "OUT": out.config, "DIRECT": direct}
     launches.launch(
         decode_attention_kernel,
-        (spec.kv_heads, split.splits, tokens if is_batch else attention_tiles(tokens)),
-        space.qkv,
-        space.qkv.shape[1],
-        cache_args(cache, pages),
-        launches.workspace.state,
-        rope_args(step, spec, w),
-        spec.scale,
-        spec.soft_cap,
-        SplitArgs(space.parts, space.peaks, space.arrived),
-        out.words,
-        space.flat,
-        launches.or_nothing(w.sinks),
-        ATTENTION=attention_config(
-            spec,
-            cache,
-            has_sinks=w.sinks is not None,
-            has_query_weights=w.query_weights is not None,
-            is_paged=pages is not None,
-        ),
-        SPLIT=split,
-        OUT=out.config,
-        DIRECT=direct,
-        warps=min(launches.tuning.attention_warps * max(1, split.queries // 16), MAX_WARPS),
+        (spec.kv_heads, split.splits, tokens if is_batch else tiles),
+        *(space.qkv, stride, cache_args(cache, pages), state, rope_args(step, spec, w)),
+        *(spec.scale, spec.soft_cap, *results),
+        **constants,
+        warps=attention_warps(launches.tuning, spec, split),
     )
-    if is_gated:
-        launches.launch(
-            apply_gates_kernel,
-            (tokens, spec.heads),
-            space.flat,
-            space.qkv,
-            launches.workspace.nothing,
-            space.qkv.shape[1],
-            HEAD_DIM=spec.value_dim,
-            DIMENSIONS=head_dimensions(spec.value_dim),
-            GATE_AT=gate_at(spec),
-            SOFTPLUS=spec.gate_function == "softplus",
-            SCALED=False,
-            warps=1,
-        )
+    if not split.combines:
+        grid = spec.kv_heads, spec.heads // spec.kv_heads * split.query_tokens, tiles
+        arguments = (state, *results, space.qkv, stride)
+        launches.launch(combine_splits_kernel, grid, *arguments, **constants, warps=1)
     columns = spec.result_columns
     if w.sub_norm is not None:
         rows = space.flat.view(-1)[: tokens * columns].view(tokens, columns)
         launches.normalize(rows, columns, w.sub_norm, out, tokens)
     elif not direct:
         launches.quantize(space.flat, columns, out, tokens)
+
+
+def attention_warps(tuning: Tuning, spec: AttentionSpec, split: SplitConfig) -> int:
+    """The warps of a program of a step's attention. Of several tokens with long heads there are more, because
+    a warp would have thousands of instructions: with many queries only if there are few programs, since fewer
+    of them would fit into a multiprocessor.
+    """
+    warps = tuning.attention_warps * max(1, split.queries // 16)
+    is_long = head_dimensions(max(spec.head_dim, spec.value_dim)) >= LONG_HEAD
+    is_small = split.queries == 16 or spec.kv_heads * split.splits <= FEW_PROGRAMS
+    more = 2 if split.query_tokens > 1 and is_long and is_small else 1
+    return min(warps * more, MAX_WARPS)
 
 
 def cache_args(cache: DeviceCache, pages: Tensor | None) -> CacheArgs:
@@ -306,8 +304,10 @@ def split_config(
     rows = attention_rows(spec.heads, spec.kv_heads, own)
     if is_batch:
         splits = max(1, splits * _query_rows(spec, MAX_TOKENS) // (MAX_TOKENS * rows))
-    most = of_sequence if is_batch else tokens
-    return SplitConfig(most, rows, splits, tile, is_batch, min(own, QUERY_TOKENS))
+    most, taken = of_sequence if is_batch else tokens, min(own, QUERY_TOKENS)
+    combined = next_power_of_two(spec.heads // spec.kv_heads * taken) * head_dimensions(spec.value_dim)
+    combines = own == 1 or combined < MIN_COMBINED_ELEMENTS
+    return SplitConfig(most, rows, splits, tile, is_batch, taken, combines)
 
 
 def attention_config(
@@ -319,7 +319,9 @@ def attention_config(
     is_paged: bool = False,
 ) -> AttentionConfig:
     """The heads for kernels of a step."""
-    k_at = spec.heads * spec.q_head
+    k_at, gate = spec.heads * spec.q_head, NO_GATE
+    if spec.gated or spec.head_gated:
+        gate = SOFTPLUS_GATE if spec.gate_function == "softplus" else SIGMOID_GATE
     return AttentionConfig(
         spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim, spec.q_head,
         head_dimensions(spec.head_dim), spec.value_dim, head_dimensions(spec.value_dim),
@@ -331,7 +333,7 @@ def attention_config(
         has_value_norm=spec.value_norm, queries_only=spec.source_layer is not None,
         temperature_offset=spec.temperature.offset, is_chunked=spec.chunked,
         has_alibi=spec.alibi != 0, clamp=spec.clamp, is_paged=is_paged,
-        has_recent=cache.recent is not None,
+        has_recent=cache.recent is not None, gate=int(gate), gate_at=gate_at(spec),
     )  # fmt: skip
 
 
@@ -360,7 +362,7 @@ def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock"
         apply_gates_kernel[(tokens, spec.heads)](
             attn_out, qkv, h.scales, qkv.stride(0), HEAD_DIM=spec.value_dim,
             DIMENSIONS=head_dimensions(spec.value_dim), GATE_AT=gate_at(spec),
-            SOFTPLUS=spec.gate_function == "softplus", SCALED=True, DEPENDENT=False, num_warps=1,
+            SOFTPLUS=spec.gate_function == "softplus", num_warps=1,
         )  # fmt: skip
     if block.state is None:
         prompt.host_states("attention").put_back(block.index, cache, start, tokens)

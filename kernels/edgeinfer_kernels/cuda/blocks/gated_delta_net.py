@@ -20,8 +20,8 @@ from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     DeviceConvolution,
     MatrixStatePromptSpace,
     MatrixStateSpace,
+    activations_of,
     add_product,
-    convolution_grid,
     project_back,
     take_stack,
     take_vectors,
@@ -37,7 +37,6 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 )
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_chunk_rows,
-    keep_step_rows,
     state_args,
     state_config,
     step_config,
@@ -45,6 +44,7 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
+from edgeinfer_kernels.cuda.triton_ops.recurrent.delta_gates import gate_chunk_kernel, gate_step_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     DecayVectors,
     ProjectedRows,
@@ -52,8 +52,6 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     delta_convolution_kernel,
     delta_pairs_kernel,
     delta_step_kernel,
-    gate_chunk_kernel,
-    gate_step_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.recurrent.kimi_delta_attention import delta_key_pairs_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
@@ -71,8 +69,14 @@ if TYPE_CHECKING:
 DeltaRuleSpec = GatedDeltaNetSpec | KimiDeltaAttentionSpec
 PART = "gated delta net"
 """The name of the weights in lists of device memory."""
-STEP_COLUMNS, CHUNK_COLUMNS = 16, 32
+STEP_COLUMNS, CHUNK_COLUMNS = 8, 32
 """Columns of the state that a program of a decode step and of a chunk updates."""
+STEP_WARPS = 1
+"""Warps of a program that updates the state in a decode step: with one, sums over keys need no barrier."""
+PENDING_PROGRAMS = 3
+"""Programs of a decode step's convolution for a head's pending positions, besides one for each token."""
+KEPT_PIECE = 256
+"""Columns of a row of the state that a program writes after a decode step."""
 Space = MatrixStateSpace
 
 
@@ -152,10 +156,11 @@ def convolve_step(
     `gates_at`: where β and the decay begin in a row of the projections.
     """
     spec, w, space = block.residual.block, block.weights, step.space(block.residual.block.kind)
-    beta_at, alpha_at = gates_at
+    (beta_at, alpha_at), (own, sequences) = gates_at, step.by_sequence(tokens)
+    positions = own if step.is_batch else own + PENDING_PROGRAMS
     step.launches.launch(
         delta_convolution_kernel,
-        convolution_grid(step, tokens, 2 * spec.key_heads + spec.value_heads + 1),
+        (positions, 2 * spec.key_heads + spec.value_heads + 1, sequences),
         ProjectedRows(projected, projected, projected.stride(0)),
         DecayVectors(w.a, w.dt),
         *(space.rows, step.workspace.state, state_args(block.state), w.taps, space.conv, spec.norm.epsilon),
@@ -173,7 +178,7 @@ def finish_step(
 ) -> "Source":
     """What follows the convolution: the recurrence, the gated norm, and the last projection."""
     spec, w, words = block.residual.block, block.weights, step.workspace.state
-    space, (_, sequences) = step.space(spec.kind), step.by_sequence(tokens)
+    space, (own, sequences) = step.space(spec.kind), step.by_sequence(tokens)
     paths = tokens if step.is_tree else sequences
     state, config = state_args(block.state), step_config(step, spec.recurrent)
     step.launches.launch(
@@ -187,22 +192,24 @@ def finish_step(
         NET=net,
         CONFIG=config,
         COLUMNS=STEP_COLUMNS,
-        warps=4,
+        warps=STEP_WARPS,
     )
-    keep_step_rows(step, space.rows, block.state, tokens)
+    out = activations_of(step, block) if spec.head_dim % 16 == 0 else None
+    kept = (config.tail_rows + own) * -(-config.row_width // KEPT_PIECE)
     step.launches.launch(
         gate_step_kernel,
-        (tokens, spec.value_heads),
-        space.values,
-        z,
-        z.stride(0),
-        w.norm,
-        spec.norm.epsilon,
-        space.values,
+        (own * spec.value_heads + kept, 1, sequences),
+        *(space.values, z, z.stride(0), w.norm, spec.norm.epsilon),
+        space.values if out is None else out.words,
+        *(space.rows, words, state, own),
         NET=net,
+        CONFIG=config,
+        BLOCK=KEPT_PIECE,
+        OUT=None if out is None else out.config,
         warps=1,
     )
-    return project_back(step, number, block, space.values, spec.result_width, tokens)
+    results = space.values if out is None else None
+    return project_back(step, number, block, results, spec.result_width, tokens)
 
 
 def _lengths(spec: GatedDeltaNetSpec) -> tuple[int, int, int, int]:

@@ -3,13 +3,20 @@
 One kernel computes the q and k norm, RoPE, the append to the cache, the attention and the quantization of its
 result. A program processes one KV head, with all its query heads of up to eight tokens, and one KV split; the
 new tokens are in the first split without cached positions, if there is one. The program that finishes last
-adds up the splits, in a fixed order.
+adds up the splits, in a fixed order; for many query rows another kernel does that, with a program for each.
 """
 
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.step_rope import NEW, ROW_QK_NORM, append_new, rope_heads, row_inverses
+from edgeinfer_kernels.cuda.decode.step_rope import (
+    ROW_QK_NORM,
+    append_new,
+    new_positions,
+    rope_heads,
+    row_inverses,
+)
+from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     Q4_0,
     cache_rows,
@@ -19,7 +26,6 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
 )
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
-    MASKS_AT,
     POSITIONS_AT,
     first_of_sequence,
     head_slopes,
@@ -35,6 +41,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 MASKED_SCORE = tl.constexpr(-1e30)
 RECENT_TILE = tl.constexpr(16)
 """Recent positions of a tile."""
+NO_GATE, SIGMOID_GATE, SOFTPLUS_GATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
+"""The function of the gates of the results."""
 
 
 @triton.jit
@@ -61,30 +69,6 @@ def add_scores(scores, values, visible, highest, total, attn_out):
     total = total * shrink + tl.sum(weights, axis=1)
     attn_out = tl.dot(weights.to(tl.float16), values, attn_out * shrink[:, None])
     return peak, total, attn_out
-
-
-@triton.jit
-def visible_new(
-    state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
-    CHUNKED: tl.constexpr = False,
-):  # fmt: skip
-    """Which of the step's new tokens each query attends to, (queries, NEW)."""
-    new = tl.arange(0, NEW)
-    sees = tl.load(state + MASKS_AT + token, mask=is_query, other=0)
-    visible = ((sees[:, None] >> new[None, :]) & 1) != 0
-    if WINDOW > 0:
-        new_position = tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)
-        visible = visible & (new_position[None, :] >= oldest_visible(position, WINDOW, CHUNKED)[:, None])
-    return visible
-
-
-@triton.jit
-def new_positions(state, token, is_query, position, TOKENS: tl.constexpr, ATTENTION: tl.constexpr):
-    """`visible_new`, and the distance of each query from the step's new tokens, (queries, NEW)."""
-    visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window, ATTENTION.is_chunked)
-    new = tl.arange(0, NEW)
-    distance = position[:, None] - tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)[None, :]
-    return visible, distance
 
 
 @triton.jit
@@ -198,23 +182,9 @@ def _own_sequence(state, qkv, stride, tile, SPLIT: tl.constexpr):
 
 @triton.jit
 def decode_attention_kernel(
-    qkv,
-    stride,
-    cache,
-    state,
-    rope,
-    scale,
-    cap,
-    results,
-    out,
-    flat,
-    sinks,
-    ATTENTION: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OUT: tl.constexpr,
-    DIRECT: tl.constexpr,
-    DEPENDENT: tl.constexpr,
-):
+    qkv, stride, cache, state, rope, scale, cap, results, out, flat, sinks, ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr, OUT: tl.constexpr, DIRECT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
     """Attention of the step's new tokens; program (KV head, KV split, query tile), in a batch (KV head, KV
     split, token), where a sequence has consecutive tokens, and all positions before them are cached.
 
@@ -234,6 +204,7 @@ def decode_attention_kernel(
     SPLITS: tl.constexpr = SPLIT.splits
     QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
     head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    gates = qkv
     state, qkv, first_token, count, cached = _own_sequence(state, qkv, stride, tile, SPLIT)
     pages = cache.pages
     if SPLIT.is_batch:
@@ -269,11 +240,18 @@ def decode_attention_kernel(
     results_at = tile * ATTENTION.kv_heads + head
     part = (results_at * SPLITS + split) * QUERIES + row
     _store_part(results, part, is_query & (split < used), highest, total, attn_out, DIMENSIONS)
-    tl.debug_barrier()
-    before = tl.atomic_add(results.arrived + results_at, 1, sem="acq_rel")
-    if before == SPLITS - 1:
-        tl.store(results.arrived + results_at, 0)
-        _combine(results, out, flat, sinks, tile, head, used, ATTENTION, SPLIT, OUT, DIRECT)
+    if SPLIT.combines:
+        tl.debug_barrier()
+        before = tl.atomic_add(results.arrived + results_at, 1, sem="acq_rel")
+        if before == SPLITS - 1:
+            tl.store(results.arrived + results_at, 0)
+            ROWS: tl.constexpr = triton.next_power_of_2(GROUP * QUERY_TOKENS)
+            # Splits whose partial results are loaded together; more would not fit into registers.
+            AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
+            _combine(
+                results, out, flat, sinks, gates, stride, tile, head, 0, used, ATTENTION, SPLIT, OUT, DIRECT,
+                ROWS, AT_ONCE,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -298,40 +276,69 @@ def _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSION
 
 
 @triton.jit
+def combine_splits_kernel(
+    state, results, out, flat, sinks, qkv, stride, ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
+    OUT: tl.constexpr, DIRECT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """What the last program of `decode_attention_kernel` does if `combines`, which one program would take
+    long for with many query rows; program (KV head, query row of a tile, query tile).
+
+    Reads the results of the KV splits once.
+    """
+    SPLITS: tl.constexpr = SPLIT.splits
+    release_consumers(DEPENDENT)
+    cached = tl.load(state + CACHED_AT)
+    end = read_in_cache(cached, SPLIT.tokens, ATTENTION.has_recent)
+    _, _, used = split_range(cached, end, 0, SPLITS, SPLIT.positions, ATTENTION.window, ATTENTION.is_chunked)
+    used = tl.minimum(used + 1, SPLITS)
+    AT_ONCE: tl.constexpr = SPLITS if SPLITS < 16 else 16
+    wait_for_producers(DEPENDENT)
+    _combine(
+        results, out, flat, sinks, qkv, stride, tl.program_id(2), tl.program_id(0), tl.program_id(1), used,
+        ATTENTION, SPLIT, OUT, DIRECT, 1, AT_ONCE,
+    )  # fmt: skip
+
+
+@triton.jit
+def _gate_factors(qkv, stride, token, query_head, dimension, taken, ATTENTION: tl.constexpr):
+    """The factors of results (rows, DIMENSIONS): the gates of a head follow its query, or, if gate_at isn't
+    0, each head has one from there on.
+    """
+    VALUE_DIM: tl.constexpr = ATTENTION.value_dim
+    if ATTENTION.gate_at == 0:
+        at = ((2 * query_head + 1) * VALUE_DIM)[:, None] + dimension[None, :]
+    else:
+        at = (ATTENTION.gate_at + query_head)[:, None] + dimension[None, :] * 0
+    inside = taken[:, None] & (dimension < VALUE_DIM)[None, :]
+    gate = tl.load(qkv + (token * stride)[:, None] + at, mask=inside, other=0.0)
+    if ATTENTION.gate == SOFTPLUS_GATE:
+        return softplus(gate)
+    else:
+        return sigmoid(gate)
+
+
+@triton.jit
 def _combine(
-    results,
-    out,
-    flat,
-    sinks,
-    tile,
-    head,
-    used,
-    ATTENTION: tl.constexpr,
-    SPLIT: tl.constexpr,
-    OUT: tl.constexpr,
-    DIRECT: tl.constexpr,
-):
-    """Add up the first `used` KV splits of one KV head, for the tokens of a query tile, or of a sequence;
-    write activations or floats.
+    results, out, flat, sinks, qkv, stride, tile, head, first, used, ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr, OUT: tl.constexpr, DIRECT: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
+):  # fmt: skip
+    """Add up the first `used` KV splits of one KV head, for ROWS query rows from `first` on of a query tile,
+    or of a sequence; multiply them by their gates; write activations or floats. AT_ONCE: splits that are
+    loaded together.
     """
     GROUP: tl.constexpr = ATTENTION.group
     VALUE_DIM: tl.constexpr = ATTENTION.value_dim
     DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
-    TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
     SPLITS: tl.constexpr = SPLIT.splits
-    QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
-    ROWS: tl.constexpr = triton.next_power_of_2(GROUP * QUERY_TOKENS)
     CHUNKS: tl.constexpr = DIMENSIONS // 16
-    # Splits whose partial results are loaded together; more would not fit into registers.
-    AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
-    row = tl.arange(0, ROWS)
-    token, query_head = tile * QUERY_TOKENS + row // GROUP, head * GROUP + row % GROUP
+    row = first + tl.arange(0, ROWS)
+    token, query_head = tile * SPLIT.query_tokens + row // GROUP, head * GROUP + row % GROUP
     results_at = tile * ATTENTION.kv_heads + head
     dimension = tl.arange(0, DIMENSIONS)
-    taken = row < GROUP * QUERY_TOKENS
+    taken = row < GROUP * SPLIT.query_tokens
     if not SPLIT.is_batch:
-        taken = taken & (token < TOKENS)
+        taken = taken & (token < SPLIT.tokens)
     peak = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
     for split in tl.static_range(SPLITS):
         at = (results_at * SPLITS + split) * QUERIES + row
@@ -361,6 +368,8 @@ def _combine(
     attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
     if ATTENTION.value_type == Q4_0:
         attn_out = hadamard_f16(attn_out, VALUE_DIM).to(tl.float32)
+    if ATTENTION.gate != NO_GATE:
+        attn_out *= _gate_factors(qkv, stride, token, query_head, dimension, taken, ATTENTION)
     if DIRECT:
         chunk = tl.arange(0, CHUNKS)[None, :]
         group = query_head[:, None] * (VALUE_DIM // 16) + chunk

@@ -11,9 +11,8 @@ from edgeinfer_kernels.cuda.decode.decode_attention import (
     MASKED_SCORE,
     RECENT_TILE,
     add_scores,
-    visible_new,
 )
-from edgeinfer_kernels.cuda.decode.step_rope import NEW
+from edgeinfer_kernels.cuda.decode.step_rope import NEW, visible_new
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     F16,
     Q4_0,

@@ -1,4 +1,6 @@
-"""Norms and RoPE of a decode step's queries and keys, and the append of its keys and values to the cache."""
+"""Norms and RoPE of a decode step's queries and keys, the append of its keys and values to the cache, and
+which of them each query attends to.
+"""
 
 import triton
 import triton.language as tl
@@ -13,7 +15,13 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     store_cache_rows,
     store_recent_rows,
 )
-from edgeinfer_kernels.cuda.triton_ops.step_words import CACHED_AT, POSITIONS_AT, clamped
+from edgeinfer_kernels.cuda.triton_ops.step_words import (
+    CACHED_AT,
+    MASKS_AT,
+    POSITIONS_AT,
+    clamped,
+    oldest_visible,
+)
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 NEW = tl.constexpr(16)
@@ -176,6 +184,30 @@ def _append(
     else:
         key_tile, value_tile = new_keys.to(tl.float16), new_values.to(tl.float16)
     return key_tile, value_tile
+
+
+@triton.jit
+def visible_new(
+    state, token, is_query, position, TOKENS: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNKED: tl.constexpr = False,
+):  # fmt: skip
+    """Which of the step's new tokens each query attends to, (queries, NEW)."""
+    new = tl.arange(0, NEW)
+    sees = tl.load(state + MASKS_AT + token, mask=is_query, other=0)
+    visible = ((sees[:, None] >> new[None, :]) & 1) != 0
+    if WINDOW > 0:
+        new_position = tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)
+        visible = visible & (new_position[None, :] >= oldest_visible(position, WINDOW, CHUNKED)[:, None])
+    return visible
+
+
+@triton.jit
+def new_positions(state, token, is_query, position, TOKENS: tl.constexpr, ATTENTION: tl.constexpr):
+    """`visible_new`, and the distance of each query from the step's new tokens, (queries, NEW)."""
+    visible = visible_new(state, token, is_query, position, TOKENS, ATTENTION.window, ATTENTION.is_chunked)
+    new = tl.arange(0, NEW)
+    distance = position[:, None] - tl.load(state + POSITIONS_AT + new, mask=new < TOKENS, other=0)[None, :]
+    return visible, distance
 
 
 @triton.jit

@@ -11,7 +11,6 @@ from edgeinfer_kernels.blocks.feed_forward import (
     Activation,
     LimitedSwiglu,
 )
-from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 SILU = tl.constexpr(0)
 GELU = tl.constexpr(1)
@@ -87,16 +86,14 @@ def softplus(x):
 @triton.jit
 def apply_gates_kernel(
     values, queries, scales, stride, HEAD_DIM: tl.constexpr, DIMENSIONS: tl.constexpr, GATE_AT: tl.constexpr,
-    SOFTPLUS: tl.constexpr, SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
+    SOFTPLUS: tl.constexpr,
 ):  # fmt: skip
     """values (tokens, heads · HEAD_DIM) *= sigmoid(gate), or softplus, in place; program (token, head).
 
-    `queries`: rows of `stride` elements. The gates of a head follow its query, or, if GATE_AT isn't 0, each
-    head has one from there on. With SCALED they are still to be multiplied by `scales` (tokens,). Reads at
-    most 8 bytes per element, writes 4.
+    `queries`: rows of `stride` elements, still to be multiplied by `scales` (tokens,). The gates of a head
+    follow its query, or, if GATE_AT isn't 0, each head has one from there on. Reads at most 8 bytes per
+    element, writes 4.
     """
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
     token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dimension = tl.arange(0, DIMENSIONS)
     mask = dimension < HEAD_DIM
@@ -104,9 +101,7 @@ def apply_gates_kernel(
         gate_at = (2 * head + 1) * HEAD_DIM + dimension
     else:
         gate_at = GATE_AT + head + dimension * 0
-    gate = tl.load(queries + token * stride + gate_at, mask=mask, other=0.0)
-    if SCALED:
-        gate = gate * tl.load(scales + token)
+    gate = tl.load(queries + token * stride + gate_at, mask=mask, other=0.0) * tl.load(scales + token)
     at = values + (token * tl.num_programs(1) + head) * HEAD_DIM + dimension
     factor = softplus(gate) if SOFTPLUS else sigmoid(gate)
     value = tl.load(at, mask=mask, other=0.0).to(tl.float32) * factor

@@ -216,7 +216,8 @@ class AttentionConfig(NamedTuple):
     distance of queries in a row of the projection; k_at, v_at: where keys and values begin there; window 0:
     none; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
     queries_only: the keys and values are those of another layer; is_chunked: windows are chunks; is_paged:
-    the cache has pages; has_recent: and recent positions.
+    the cache has pages; has_recent: and recent positions; gate: a constant of `decode_attention.py`; gate_at:
+    where the gates of whole heads begin in a row of the projection, 0: each element has one.
     """
 
     kv_heads: int
@@ -246,12 +247,14 @@ class AttentionConfig(NamedTuple):
     is_chunked: bool = False
     is_paged: bool = False
     has_recent: bool = False
+    gate: int = 0
+    gate_at: int = 0
 
 
 class SplitConfig(NamedTuple):
     """How a decode step's attention is divided: new tokens of a sequence, query rows of a program, KV splits,
     positions of a tile; is_batch: each token of the step is the one of its sequence. query_tokens: those
-    whose queries a program has.
+    whose queries a program has; combines: its last program adds up the KV splits.
     """
 
     tokens: int
@@ -260,6 +263,7 @@ class SplitConfig(NamedTuple):
     positions: int
     is_batch: bool = False
     query_tokens: int = 8
+    combines: bool = True
 
 
 class LatentConfig(NamedTuple):

@@ -29,7 +29,12 @@ from tests.kernels.cuda.compile_latent_kernels import DEEPSEEK, FLOATS, GRID, WO
 
 POSITIONS, TOKENS, HEAD_DIM = 4096, 64, 128
 KINDS: tuple[CacheType, ...] = ("f16", "fp8", "q8_0", "q4_0", "q8_0/q4_0")
-NAMES = {"rope_append_kernel", "flash_attention_kernel", "decode_attention_kernel"}
+NAMES = {
+    "rope_append_kernel",
+    "flash_attention_kernel",
+    "decode_attention_kernel",
+    "combine_splits_kernel",
+}
 
 
 def launch_step(kind: CacheType, capability: int) -> None:

@@ -1,4 +1,6 @@
-"""Compiles the kernels of Gemma 4's blocks for a GPU that needn't be there, and prints their resources."""
+"""Compiles the kernels of Gemma 4's blocks and of gated attention for a GPU that needn't be there, and prints
+their resources.
+"""
 
 import sys
 from dataclasses import replace
@@ -10,8 +12,13 @@ from edgeinfer_kernels.blocks.attention import AttentionSpec
 from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda.blocks.attention import attention_config, split_config, take_state
-from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
+from edgeinfer_kernels.cuda.blocks.attention import (
+    attention_config,
+    attention_warps,
+    split_config,
+    take_state,
+)
+from edgeinfer_kernels.cuda.decode.decode_attention import combine_splits_kernel, decode_attention_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_sum_kernel
 from edgeinfer_kernels.cuda.prefill.expert_kernels import select_experts_kernel
@@ -44,6 +51,8 @@ WORDS, FLOATS = tensor(32, dtype=torch.int32), tensor(1024)
 WINDOWED = AttentionSpec(
     8, 2, 256, 1.0, NormSpec("rms", 1e-6), RopeSpec((1.0,) * 128, neox=True), "head", 512, value_norm=True
 )
+GATED = replace(WINDOWED, heads=16, kv_heads=4, window=0, value_norm=False, gated=True)
+"""The attention of Qwen3.5-4B."""
 WHOLE = replace(WINDOWED, head_dim=512, window=0, rope=RopeSpec((1.0,) * 256, neox=True))
 
 
@@ -57,11 +66,16 @@ def launch_attention(spec: AttentionSpec, kind: CacheType, capability: int) -> N
     tile = attention_tile(spec.head_dim, group, capability, quantized)
     for tokens in (1, 8):
         split = split_config(tuning, spec, POSITIONS, tokens)
+        results, config = SplitArgs(f, f, WORDS), attention_config(spec, cache, has_sinks=spec.sinks)
+        sizes: dict[str, Any] = {"ATTENTION": config, "SPLIT": split, "OUT": WordsConfig(128, 12)}
         decode_attention_kernel[GRID](
-            f, 8192, args, WORDS, RopeArgs(f, f, f, f, 1e-6), 1.0, 0.0, SplitArgs(f, f, WORDS), WORDS,
-            f, f, ATTENTION=attention_config(spec, cache, has_sinks=spec.sinks), SPLIT=split,
-            OUT=WordsConfig(128, 12), DIRECT=True, DEPENDENT=False, num_warps=8,
+            f, 8192, args, WORDS, RopeArgs(f, f, f, f, 1e-6), 1.0, 0.0, results, WORDS, f, f,
+            **sizes, DIRECT=True, DEPENDENT=False, num_warps=attention_warps(tuning, spec, split),
         )  # fmt: skip
+        if not split.combines:
+            combine_splits_kernel[GRID](
+                WORDS, results, WORDS, f, f, f, 8192, **sizes, DIRECT=True, DEPENDENT=False, num_warps=1
+            )
     columns = spec.heads * spec.head_dim
     if spec.source_layer is None:
         columns += spec.kv_heads * (spec.head_dim + spec.value_dim)
@@ -130,6 +144,7 @@ def main() -> None:
             for spec in (WINDOWED, WHOLE):
                 launch_attention(spec, kind, capability)
                 launch_attention(replace(spec, source_layer=0), kind, capability)
+            launch_attention(GATED, kind, capability)
     for launch in {launch.key: launch for launch in launches}.values():
         print(launch.name, compile_launch(launch, capability), flush=True)
 

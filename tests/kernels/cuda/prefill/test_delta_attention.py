@@ -14,7 +14,7 @@ from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, pairs_size
 from edgeinfer_kernels.blocks.kimi_delta_attention import KimiDeltaAttentionSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
-from edgeinfer_kernels.cuda.blocks.gated_delta_net import net_config
+from edgeinfer_kernels.cuda.blocks.gated_delta_net import STEP_COLUMNS, STEP_WARPS, net_config
 from edgeinfer_kernels.cuda.cache.recurrent_states import (
     keep_chunk_rows,
     state_args,
@@ -116,9 +116,10 @@ def evaluated(
             **sizes, COLUMNS=32, COUNT=DELTA_POSITIONS, num_warps=8,
         )  # fmt: skip
     else:
-        delta_step_kernel[(SPEC.heads, 2)](
-            rows, conv, words, args, values, **sizes, COLUMNS=16, DEPENDENT=False, num_warps=4
-        )
+        delta_step_kernel[(SPEC.heads, SPEC.head_dim // STEP_COLUMNS)](
+            rows, conv, words, args, values,
+            **sizes, COLUMNS=STEP_COLUMNS, DEPENDENT=False, num_warps=STEP_WARPS,
+        )  # fmt: skip
     keep_chunk_rows(rows, words, state, tokens)
     result: Array = values.cpu().numpy()
     return result

@@ -13,7 +13,7 @@ from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
 from edgeinfer_kernels.cuda.cache.recurrent_states import take_recurrent
-from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
+from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack
@@ -102,13 +102,20 @@ class MatrixStateSpace(MatrixStatePromptSpace):
 
 
 def project_back(
-    step: "DecodeStep", number: int, block: DeviceBlock, results: Tensor, width: int, tokens: int
+    step: "DecodeStep", number: int, block: DeviceBlock, results: Tensor | None, width: int, tokens: int
 ) -> "Source":
-    """The last projection of a decode step, of `results` (tokens, width)."""
+    """The last projection of a decode step, of `results` (tokens, width); None: of `activations_of`."""
+    activations = activations_of(step, block)
+    if results is not None:
+        step.launches.quantize(results, width, activations, tokens)
+    return step.close_block(number, block.weights.output, None, activations, "output", tokens)
+
+
+def activations_of(step: "DecodeStep", block: DeviceBlock) -> Activations:
+    """The input of the last projection of a decode step."""
     output: DeviceMatrix = block.weights.output
-    conv_out = step.space(block.residual.block.kind).conv_out.of_blocks(output.shapes.blocks)
-    step.launches.quantize(results, width, conv_out, tokens)
-    return step.close_block(number, output, None, conv_out, "output", tokens)
+    conv_out: Activations = step.space(block.residual.block.kind).conv_out
+    return conv_out.of_blocks(output.shapes.blocks)
 
 
 def add_product(

@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.compile_target import PRECISE
-from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     earlier_token,
     is_on_path,
+    load_kept_row,
     load_row,
     load_slot,
     matrix_offsets,
@@ -25,6 +25,8 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     own_row,
     own_words,
     step_pending,
+    step_ring,
+    step_start,
     step_target,
     step_tokens,
 )
@@ -52,52 +54,99 @@ def delta_convolution_kernel(
     NET: tl.constexpr, CONFIG: tl.constexpr, BETA_AT: tl.constexpr, ALPHA_AT: tl.constexpr,
     SCALED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """silu(conv) of one head of q, k or v of one position, pending ones first; q and k with length 1, q also
-    by 1 / √HEAD_DIM. And the rows of the state of a step's tokens; g only if it is one number of each head.
+    """silu(conv) of one head of q, k or v of some positions, pending ones first; q and k with length 1, q
+    also by 1 / √HEAD_DIM. And the rows of the state of a step's tokens; g only if it is one number of each
+    head.
 
-    Program (position, head), the last one for β and g; in a batch (position, head, sequence). Reads 8·taps
-    bytes per element, writes 8.
+    Program (position, head), the last one for β and g; in a batch (position, head, sequence). If there are
+    more positions than programs, each has every n-th. Reads 8·taps bytes per element, writes 8. What the
+    step's earlier kernels don't write is read before they end.
     """
-    DIMENSIONS: tl.constexpr = NET.dimensions
     TAPS: tl.constexpr = NET.taps
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    row, head = tl.program_id(0), tl.program_id(1)
+    first, head = tl.program_id(0), tl.program_id(1)
     words = own_words(words, CONFIG.is_batch)
     rows = own_row(rows, NET.row_width, CONFIG.is_batch)
     out = own_row(out, NET.channels, CONFIG.is_batch)
     source = own_row(inputs.rows, inputs.stride, CONFIG.is_batch)
     inputs = ProjectedRows(source, inputs.scales, inputs.stride)
     pending = step_pending(words)
-    token = row - pending
-    if row < pending + step_tokens(words):
+    end = pending + step_tokens(words)
+    dimension = tl.arange(0, NET.dimensions)
+    mask = (dimension < NET.head_dim) & (head < 2 * NET.key_heads + NET.value_heads)
+    offsets = head * NET.head_dim + dimension
+    factors = ()
+    for tap in tl.static_range(TAPS):
+        factors = factors + (tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0),)
+    before = _rows_before(rows, state, words, first - pending, offsets, mask & (first < end), NET, CONFIG)
+    rate = _load_decay(decay, head, NET)
+    wait_for_producers(DEPENDENT)
+    for position in range(first, end, tl.num_programs(0)):
+        row = pending * 0 + position
+        token = row - pending
         own = tl.maximum(token, 0).to(tl.int64)
         target = rows + own * NET.row_width
         if head < 2 * NET.key_heads + NET.value_heads:
-            dimension = tl.arange(0, DIMENSIONS)
-            mask = dimension < NET.head_dim
-            offsets = head * NET.head_dim + dimension
-            total = tl.zeros((DIMENSIONS,), tl.float32)
-            value = tl.zeros((DIMENSIONS,), tl.float32)
-            for tap in tl.static_range(TAPS):
-                other = earlier_token(words, token, TAPS - 1 - tap, CONFIG)
-                at = tl.maximum(other, 0).to(tl.int64)
-                value = tl.load(
-                    inputs.rows + at * inputs.stride + offsets, mask=mask & (other >= 0), other=0.0
-                )
-                if SCALED:
-                    value = value * tl.load(inputs.scales + at)
-                before, is_before = tl.minimum(other, -1), mask & (other < 0)
-                value += load_row(rows, state, words, before, offsets, is_before, CONFIG)
-                total += tl.load(taps + tap * NET.channels + offsets, mask=mask, other=0.0) * value
-            y = total * sigmoid(total)
+            y, value = _convolved(inputs, words, token, offsets, mask, factors, before, NET, CONFIG, SCALED)
             if head < 2 * NET.key_heads:
                 square = tl.sum(tl.where(mask, y * y, 0.0), axis=0) + epsilon
                 y = y / tl.sqrt(square * tl.where(head < NET.key_heads, NET.head_dim, 1))
             tl.store(out + row.to(tl.int64) * NET.channels + offsets, y, mask=mask)
             tl.store(target + offsets, value, mask=mask & (token >= 0))
         elif token >= 0:
-            _store_gates(inputs, decay, target, own, NET, BETA_AT, ALPHA_AT, SCALED)
+            _store_gates(inputs, rate, target, own, NET, BETA_AT, ALPHA_AT, SCALED)
+        following = row + tl.num_programs(0)
+        if following < end:
+            before = _rows_before(rows, state, words, following - pending, offsets, mask, NET, CONFIG)
+
+
+@triton.jit
+def _rows_before(
+    rows, state, words, token, offsets, mask, NET: tl.constexpr, CONFIG: tl.constexpr
+):  # fmt: skip
+    """For each tap, elements of the row that it multiplies for a token, if that row precedes the step, else
+    zeros.
+    """
+    TAPS: tl.constexpr = NET.taps
+    before = ()
+    for tap in tl.static_range(TAPS):
+        other = earlier_token(words, token, TAPS - 1 - tap, CONFIG)
+        at, is_before = tl.minimum(other, -1), mask & (other < 0)
+        before = before + (load_row(rows, state, words, at, offsets, is_before, CONFIG),)
+    return before
+
+
+@triton.jit
+def _convolved(
+    inputs, words, token, offsets, mask, factors, before, NET: tl.constexpr, CONFIG: tl.constexpr,
+    SCALED: tl.constexpr,
+):  # fmt: skip
+    """silu(conv) of a token, and its own row; `before`: `_rows_before`."""
+    TAPS: tl.constexpr = NET.taps
+    values = ()
+    for tap in tl.static_range(TAPS):
+        other = earlier_token(words, token, TAPS - 1 - tap, CONFIG)
+        at = tl.maximum(other, 0).to(tl.int64)
+        value = tl.load(inputs.rows + at * inputs.stride + offsets, mask=mask & (other >= 0), other=0.0)
+        if SCALED:
+            value = value * tl.load(inputs.scales + at)
+        values = values + (value,)
+    total = tl.zeros(offsets.shape, tl.float32)
+    for tap in tl.static_range(TAPS):
+        total += factors[tap] * (values[tap] + before[tap])
+    return total * sigmoid(total), values[TAPS - 1] + before[TAPS - 1]
+
+
+@triton.jit
+def _load_decay(decay, head, NET: tl.constexpr):
+    """The vectors of the decay of all value heads, for the program of β and g."""
+    value_head = tl.arange(0, NET.padded_heads)
+    mask = (value_head < NET.value_heads) & (head == 2 * NET.key_heads + NET.value_heads)
+    if NET.key_decay:
+        return DecayVectors(0.0, 0.0)
+    else:
+        a = tl.load(decay.a + value_head, mask=mask, other=0.0)
+        return DecayVectors(a, tl.load(decay.dt + value_head, mask=mask, other=0.0))
 
 
 @triton.jit
@@ -118,8 +167,7 @@ def _store_gates(
     tl.store(target + NET.gates_at + head, beta, mask=mask)
     if not NET.key_decay:
         alpha = tl.load(source + ALPHA_AT + head, mask=mask, other=0.0) * scale
-        rate = softplus(alpha + tl.load(decay.dt + head, mask=mask, other=0.0))
-        g = tl.load(decay.a + head, mask=mask, other=0.0) * rate
+        g = decay.a * softplus(alpha + decay.dt)
         tl.store(target + NET.gates_at + NET.gate_width + head, g, mask=mask)
 
 
@@ -141,57 +189,72 @@ def delta_step_kernel(
     batch (…, sequence), of a tree (…, token): it processes the tokens on its path, and writes the state
     before the tree.
 
-    Reads and writes every element of S once; results to `out` (tokens, value_heads · HEAD_DIM).
+    Reads and writes every element of S once; results to `out` (tokens, value_heads · HEAD_DIM): qᵀS plus
+    q·k times what is added to S for k. S is read before the step's earlier kernels end, and what a position
+    needs besides S while the previous one is computed.
     """
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
     words = own_words(words, CONFIG.is_batch)
     rows, conv = own_row(rows, NET.row_width, CONFIG.is_batch), own_row(conv, NET.channels, CONFIG.is_batch)
     out = own_row(out, NET.value_heads * NET.head_dim, CONFIG.is_batch)
-    head = tl.program_id(0)
+    head, node = tl.program_id(0), tl.program_id(2)
     key = tl.arange(0, NET.dimensions)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_key, is_column = key < NET.head_dim, column < NET.head_dim
-    mask = is_key[:, None] & (column < NET.columns)[None, :]
+    mask = (key < NET.head_dim)[:, None] & (column < NET.columns)[None, :]
     offsets = NET.matrix_at + matrix_offsets(head, key, column, NET.head_dim, NET.columns)
     matrix = load_slot(state, words, offsets, mask, CONFIG)
-    pending, node = step_pending(words), tl.program_id(2)
     slot = state.slots + step_target(words) * CONFIG.slot_width + offsets
-    q_at = _key_head(head, NET) * NET.head_dim + key
-    v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
-    for row in range(pending + step_tokens(words)):
+    pending, tokens = step_pending(words), step_tokens(words)
+    start, ring = step_start(words), step_ring(words)
+    wait_for_producers(DEPENDENT)
+    q, k, v, qk, beta, decay = _delta_inputs(
+        rows, conv, state, start, ring, pending, tokens, -pending, head, key, column, NET, CONFIG
+    )
+    for position in range(pending + tokens):
+        token = position - pending
+        next_q, next_k, next_v, next_qk, next_beta, next_decay = _delta_inputs(
+            rows, conv, state, start, ring, pending, tokens, token + 1, head, key, column, NET, CONFIG
+        )
         if CONFIG.is_tree:
-            tl.store(slot, matrix, mask=mask & (row == pending) & (node == 0) & (pending > 0))
-        if is_on_path(words, node, row - pending, CONFIG):
-            line = conv + row * NET.channels
-            q = tl.load(line + q_at, mask=is_key, other=0.0)
-            k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key, other=0.0)
-            v = tl.load(line + v_at, mask=is_column, other=0.0)
-            gate = NET.gates_at + head
-            beta = tl.sum(
-                load_row(rows, state, words, row - pending, gate + key * 0, key == 0, CONFIG), axis=0
-            )
-            gate = NET.gates_at + NET.gate_width
-            if NET.key_decay:
-                g = load_row(
-                    rows, state, words, row - pending, gate + head * NET.head_dim + key, is_key, CONFIG
-                )
-                matrix = matrix * tl.exp(g)[:, None]
-            else:
-                gate = gate + head + key * 0
-                g = tl.sum(load_row(rows, state, words, row - pending, gate, key == 0, CONFIG), axis=0)
-                matrix = matrix * tl.exp(g)
+            tl.store(slot, matrix, mask=mask & (token == 0) & (node == 0) & (pending > 0))
+        if is_on_path(words, node, token, CONFIG):
+            matrix = matrix * (decay[:, None] if NET.key_decay else decay)
             delta = beta * (v - tl.sum(matrix * k[:, None], axis=0))
+            result = tl.sum(matrix * q[:, None], axis=0) + qk * delta
             matrix += k[:, None] * delta[None, :]
-            is_result = row >= pending
+            is_result = token >= 0
             if CONFIG.is_tree:
-                is_result = row == pending + node
-            if is_result:
-                result = tl.sum(matrix * q[:, None], axis=0)
-                at = (row - pending) * NET.value_heads * NET.head_dim + head * NET.head_dim + column
-                tl.store(out + at, result, mask=is_column)
+                is_result = token == node
+            at = tl.maximum(token, 0) * NET.value_heads * NET.head_dim + head * NET.head_dim + column
+            tl.store(out + at, result, mask=(column < NET.head_dim) & is_result)
+        q, k, v, qk, beta, decay = next_q, next_k, next_v, next_qk, next_beta, next_decay
     if not CONFIG.is_tree:
         tl.store(slot, matrix, mask=mask)
+
+
+@triton.jit
+def _delta_inputs(
+    rows, conv, state, start, ring, pending, tokens, token, head, key, column, NET: tl.constexpr,
+    CONFIG: tl.constexpr,
+):  # fmt: skip
+    """q, k, v, q·k, β and e^g of a token of a step, or of a pending one; zeros, and e^0, after the last
+    token.
+    """
+    is_row, is_key = token < tokens, key < NET.head_dim
+    line = conv + (pending + token) * NET.channels
+    q_at = _key_head(head, NET) * NET.head_dim + key
+    v_at = 2 * NET.key_heads * NET.head_dim + head * NET.head_dim + column
+    q = tl.load(line + q_at, mask=is_key & is_row, other=0.0)
+    k = tl.load(line + NET.key_heads * NET.head_dim + q_at, mask=is_key & is_row, other=0.0)
+    v = tl.load(line + v_at, mask=(column < NET.head_dim) & is_row, other=0.0)
+    gate = NET.gates_at + head
+    beta = load_kept_row(rows, state, start, ring, token, gate, is_row, CONFIG)
+    if NET.key_decay:
+        gate = NET.gates_at + NET.gate_width + head * NET.head_dim + key
+        g = load_kept_row(rows, state, start, ring, token, gate, is_key & is_row, CONFIG)
+    else:
+        g = load_kept_row(rows, state, start, ring, token, gate + NET.gate_width, is_row, CONFIG)
+    return q, k, v, tl.sum(q * k, axis=0), beta, tl.exp(g)
 
 
 @triton.jit
@@ -288,55 +351,3 @@ def delta_chunk_kernel(
         at += (head * NET.head_dim + column)[None, :]
         tl.store(out + at, result, mask=(inside & (row >= pending))[:, None] & is_column[None, :])
     tl.store(state.slots + step_target(words) * CONFIG.slot_width + offsets, matrix, mask=mask)
-
-
-@triton.jit
-def _gated_head(values, z, scale, weight, epsilon, token, stride, head, dimension, mask, NET: tl.constexpr):
-    """norm(o) · silu(z) of one head, or norm(o) · sigmoid(z)."""
-    at = token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension
-    value = tl.load(values + at, mask=mask, other=0.0)
-    square = tl.sum(value * value, axis=0) / NET.head_dim
-    normed = value / tl.sqrt(square + epsilon) * tl.load(weight + dimension, mask=mask, other=0.0)
-    gate = tl.load(z + token * stride + head * NET.head_dim + dimension, mask=mask, other=0.0) * scale
-    if NET.silu_gate:
-        normed = normed * gate
-    return normed * sigmoid(gate)
-
-
-@triton.jit
-def gate_step_kernel(
-    values, z, stride, weight, epsilon, out, NET: tl.constexpr, DEPENDENT: tl.constexpr
-):  # fmt: skip
-    """out = `_gated_head` of a decode step; program (token, value head)."""
-    release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    dimension = tl.arange(0, NET.dimensions)
-    mask = dimension < NET.head_dim
-    y = _gated_head(values, z, 1.0, weight, epsilon, token, stride, head, dimension, mask, NET)
-    tl.store(out + token * (NET.value_heads * NET.head_dim) + head * NET.head_dim + dimension, y, mask=mask)
-
-
-@triton.jit
-def gate_chunk_kernel(values, z, scales, stride, weight, epsilon, out, row_scales, NET: tl.constexpr):
-    """out = `_gated_head` / row scale of a chunk, float16; one program per token.
-
-    Written with scale 1 first; a row that needs another scale is computed again.
-    """
-    DIMENSIONS: tl.constexpr = NET.dimensions
-    token = tl.program_id(0).to(tl.int64)
-    dimension = tl.arange(0, DIMENSIONS)
-    mask = dimension < NET.head_dim
-    z_scale = tl.load(scales + token)
-    to = out + token * (NET.value_heads * NET.head_dim) + dimension
-    largest = tl.zeros((DIMENSIONS,), tl.float32)
-    for head in range(NET.value_heads):
-        y = _gated_head(values, z, z_scale, weight, epsilon, token, stride, head, dimension, mask, NET)
-        largest = tl.maximum(largest, tl.abs(y))
-        tl.store(to + head * NET.head_dim, y.to(tl.float16), mask=mask)
-    scale = row_scale(tl.max(largest, axis=0))
-    tl.store(row_scales + token, scale)
-    if scale > 1.0:
-        for head in range(NET.value_heads):
-            y = _gated_head(values, z, z_scale, weight, epsilon, token, stride, head, dimension, mask, NET)
-            tl.store(to + head * NET.head_dim, (y / scale).to(tl.float16), mask=mask)

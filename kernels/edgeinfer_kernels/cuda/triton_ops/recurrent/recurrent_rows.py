@@ -92,6 +92,15 @@ def load_row(rows, state, words, token, offsets, mask, CONFIG: tl.constexpr):
 
 
 @triton.jit
+def load_kept_row(rows, state, start, ring, token, offsets, mask, CONFIG: tl.constexpr):
+    """As `load_row`, of a token of the step or a pending one; start, ring: `step_start` and `step_ring`."""
+    at = tl.maximum(token, 0).to(tl.int64) * CONFIG.row_width
+    slot = ((start + token + RING) % RING + ring) * CONFIG.row_width
+    value = tl.load(rows + at + offsets, mask=mask & (token >= 0), other=0.0)
+    return value + tl.load(state.ring + slot + offsets, mask=mask & (token < 0), other=0.0)
+
+
+@triton.jit
 def matrix_offsets(head, row, column, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Offsets of elements (row, column) of a head's matrix of ROWS rows, sixteen columns after each other;
     COLUMNS: with padding.
@@ -119,9 +128,16 @@ def keep_rows_kernel(
     for each sequence. Reads and writes 4 bytes per element.
     """
     release_consumers(DEPENDENT)
-    wait_for_producers(DEPENDENT)
-    item = tl.program_id(0)
-    offsets = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    keep_piece(rows, words, state, count, tl.program_id(0), tl.program_id(1), CONFIG, BLOCK, DEPENDENT)
+
+
+@triton.jit
+def keep_piece(
+    rows, words, state, count, item, piece, CONFIG: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Write BLOCK columns of row `item` of those that `keep_rows_kernel` writes."""
+    offsets = piece * BLOCK + tl.arange(0, BLOCK)
     words = own_words(words, CONFIG.is_batch)
     rows = own_row(rows, CONFIG.row_width, CONFIG.is_batch)
     tokens = step_tokens(words)
@@ -130,12 +146,14 @@ def keep_rows_kernel(
         end = tokens
         if CONFIG.is_tree:
             end = 0
-        row = load_row(rows, state, words, end - CONFIG.tail_rows + item, offsets, mask, CONFIG)
         tail = step_target(words) * CONFIG.slot_width + item * CONFIG.tail_width
+        wait_for_producers(DEPENDENT)
+        row = load_row(rows, state, words, end - CONFIG.tail_rows + item, offsets, mask, CONFIG)
         tl.store(state.slots + tail + offsets, row, mask=mask)
     else:
         token = tl.maximum(tokens - count, 0) + item - CONFIG.tail_rows
         mask = (offsets < CONFIG.row_width) & (token < tokens)
-        row = tl.load(rows + token.to(tl.int64) * CONFIG.row_width + offsets, mask=mask, other=0.0)
         slot = ((step_start(words) + token) % RING + step_ring(words)) * CONFIG.row_width
+        wait_for_producers(DEPENDENT)
+        row = tl.load(rows + token.to(tl.int64) * CONFIG.row_width + offsets, mask=mask, other=0.0)
         tl.store(state.ring + slot + offsets, row, mask=mask)
