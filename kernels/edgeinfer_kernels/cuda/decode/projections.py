@@ -21,6 +21,16 @@ AHEAD = tl.constexpr(2)
 """Up to this token count, a thread has registers to prefetch the next weights while it computes; above, other
 programs hide the latency.
 """
+UNROLLED = 8
+"""Maximum number of tiles times tokens with code of their own: more take long to compile, and spill."""
+
+
+@triton.constexpr_function
+def _looped(blocks: int, step: int, tokens: int) -> int:
+    """Tiles of an iteration of a loop over all but the first; 0: no loop, each tile has code of its own."""
+    rest, most = (blocks - 1) // step, UNROLLED // tokens
+    return 0 if rest < most else max(1, most // 2)
+
 
 
 @triton.jit
@@ -38,7 +48,7 @@ def load_ahead(
     if GEMV.warps > 0:
         return load_wide_ahead(matrix, first_row, BLOCKS, GEMV, TILE)
     elif GEMV.is_unrolled:
-        return _tile_from(matrix, rows, 0, BLOCKS, GEMV, TILE)
+        return _tile_from(matrix, rows, 0, STEP > BLOCKS, BLOCKS, GEMV, TILE)
     else:
         # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
         # threads.
@@ -57,6 +67,14 @@ def _blocks_from(start, GEMV: tl.constexpr):
 
 
 @triton.jit
+def _tile_from(
+    matrix, rows, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr
+):
+    VECTOR: tl.constexpr = 0 if GEMV.tokens == 1 else GEMV.vector
+    return load_tile(matrix, rows, _blocks_from(start, GEMV), BLOCKS, MASKED, TILE, VECTOR)
+
+
+@triton.jit
 def _project_unrolled(
     matrix,
     ahead,
@@ -67,41 +85,37 @@ def _project_unrolled(
     GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """(columns, 16): processes STEP blocks of a row at a time, with code for each."""
+    """(columns, 16): processes STEP blocks of a row at a time, with code for each, or for some in a loop."""
     STEP: tl.constexpr = GEMV.step
-    totals = _products(ahead, activations, stride, 0, BLOCKS, GEMV, TILE)
-    for start in tl.static_range(STEP, BLOCKS, STEP):
-        tile = _tile_from(matrix, rows, start, BLOCKS, GEMV, TILE)
-        totals = _added(totals, _products(tile, activations, stride, start, BLOCKS, GEMV, TILE))
+    totals = _products(ahead, activations, stride, 0, STEP > BLOCKS, BLOCKS, GEMV, TILE)
+    LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
+    if LOOPED == 0:
+        for start in tl.static_range(STEP, BLOCKS, STEP):
+            tile = _tile_from(matrix, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE)
+            products = _products(
+                tile, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE
+            )
+            totals = _added(totals, products)
+    else:
+        for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
+            for index in tl.static_range(LOOPED):
+                start = begin + index * STEP
+                tile = _tile_from(matrix, rows, start, True, BLOCKS, GEMV, TILE)
+                totals = _added(totals, _products(tile, activations, stride, start, True, BLOCKS, GEMV, TILE))
     return _tokens_by_rows(totals)
 
 
 @triton.jit
-def _tile_from(
-    matrix, rows, start: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr
-):
-    STEP: tl.constexpr = GEMV.step
-    VECTOR: tl.constexpr = 0 if GEMV.tokens == 1 else GEMV.vector
-    return load_tile(matrix, rows, _blocks_from(start, GEMV), BLOCKS, start + STEP > BLOCKS, TILE, VECTOR)
-
-
-@triton.jit
 def _products(
-    tile,
-    activations,
-    stride,
-    start: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    GEMV: tl.constexpr,
+    tile, activations, stride, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
     TILE: tl.constexpr,
-):
+):  # fmt: skip
     """The products of a tile with the activations of each token, a tuple of (16, STEP)."""
-    STEP: tl.constexpr = GEMV.step
     at = _blocks_from(start, GEMV)
     products = ()
     TOKENS: tl.constexpr = GEMV.tokens
     for token in tl.static_range(TOKENS):
-        part = load_activations(activations + token * stride, at, BLOCKS, start + STEP > BLOCKS, TILE)
+        part = load_activations(activations + token * stride, at, BLOCKS, MASKED, TILE)
         products = products + (dot_tile(tile, part, TILE),)
     return products
 
@@ -233,36 +247,55 @@ def _project_pair_unrolled(
 ):
     """`_project_unrolled` for the same rows of two matrices, which share the loaded activations."""
     STEP: tl.constexpr = GEMV.step
+    totals, others = _pair_products(ahead, activations, stride, 0, STEP > BLOCKS, BLOCKS, GEMV, GATED)
+    LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
+    if LOOPED == 0:
+        for start in tl.static_range(STEP, BLOCKS, STEP):
+            tiles = _pair_from(first, second, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, GATED)
+            one, two = _pair_products(
+                tiles, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, GATED
+            )
+            totals, others = _added(totals, one), _added(others, two)
+    else:
+        for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
+            for index in tl.static_range(LOOPED):
+                start = begin + index * STEP
+                tiles = _pair_from(first, second, rows, start, True, BLOCKS, GEMV, GATED)
+                one, two = _pair_products(tiles, activations, stride, start, True, BLOCKS, GEMV, GATED)
+                totals, others = _added(totals, one), _added(others, two)
+    return _tokens_by_rows(totals), _tokens_by_rows(others)
+
+
+@triton.jit
+def _pair_from(
+    first, second, rows, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    GATED: tl.constexpr,
+):  # fmt: skip
+    """`_tile_from` of each matrix."""
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
-    totals, other_totals = _pair_products(ahead, activations, stride, 0, BLOCKS, GEMV, GATED)
-    for start in tl.static_range(STEP, BLOCKS, STEP):
-        tile = _tile_from(first, rows, start, BLOCKS, GEMV, FIRST)
-        other = _tile_from(second, rows, start, BLOCKS, GEMV, SECOND)
-        one, two = _pair_products((tile, other), activations, stride, start, BLOCKS, GEMV, GATED)
-        totals, other_totals = _added(totals, one), _added(other_totals, two)
-    return _tokens_by_rows(totals), _tokens_by_rows(other_totals)
+    one = _tile_from(first, rows, start, MASKED, BLOCKS, GEMV, FIRST)
+    return one, _tile_from(second, rows, start, MASKED, BLOCKS, GEMV, SECOND)
 
 
 @triton.jit
 def _pair_products(
-    tiles, activations, stride, start: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    tiles, activations, stride, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
     GATED: tl.constexpr,
 ):  # fmt: skip
     """`_products` of a tile of each matrix."""
-    STEP: tl.constexpr = GEMV.step
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
     at = _blocks_from(start, GEMV)
-    products, other_products = (), ()
+    products, others = (), ()
     TOKENS: tl.constexpr = GEMV.tokens
     for token in tl.static_range(TOKENS):
         words = activations + token * stride
-        part = load_activations(words, at, BLOCKS, start + STEP > BLOCKS, FIRST)
+        part = load_activations(words, at, BLOCKS, MASKED, FIRST)
         products = products + (dot_tile(tiles[0], part, FIRST),)
         part = _same_kind(words, at, part, BLOCKS, FIRST, SECOND)
-        other_products = other_products + (dot_tile(tiles[1], part, SECOND),)
-    return products, other_products
+        others = others + (dot_tile(tiles[1], part, SECOND),)
+    return products, others
 
 
 @triton.jit

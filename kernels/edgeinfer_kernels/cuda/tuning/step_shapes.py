@@ -128,11 +128,11 @@ class Tuning:
     )
     """For three or four tokens."""
     eight: RowShapes = RowShapes(
-        qkv=Shape(32, 8, 1, 1),
+        qkv=Shape(32, 4, 1),
         output=Shape(32, 4, 1),
-        gated=Shape(32, 8, 1, 1),
+        gated=Shape(32, 4, 1),
         down=Shape(32, 4, 1),
-        head=Shape(32, 8, 1, 1),
+        head=Shape(32, 4, 1),
     )
     """For more tokens."""
     tensor_above: int = 8

@@ -36,7 +36,7 @@ KERNEL_SOURCES = (
 _ONE = (Shape(64, 4), Shape(32, 2), Shape(64, 8), Shape(128, 8), Shape(32, 4), Shape(128, 4))
 _TWO = (Shape(32, 4, 2, 1), Shape(32, 4, 1, 1), Shape(64, 4), Shape(64, 8, 1, 1), Shape(64, 8, 2, 1))
 _FOUR = (Shape(32, 4, 1), Shape(16, 2, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1))
-_EIGHT = (Shape(32, 8, 1, 1), Shape(32, 4, 1), Shape(32, 8, 1))
+_EIGHT = (Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2))
 _TENSOR = ((32, 8, 2), (32, 4, 2), (16, 8, 2), (16, 4, 2), (16, 4, 4), (64, 4, 1))
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
