@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.attention import AttentionWeights
-from edgeinfer_kernels.caches.layer_cache import CacheState
+from edgeinfer_kernels.caches.cache_state import CacheState
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 
 if TYPE_CHECKING:
