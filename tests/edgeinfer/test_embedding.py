@@ -84,7 +84,13 @@ def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:
         ours = model.embed(TEXTS, pooling=pooling)
         path = edgeinfer.registry.registry.find_model("tiny").path
     theirs = llama_cpp.Llama(
-        str(path), embedding=True, pooling_type=number, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False
+        str(path),
+        embedding=True,
+        pooling_type=number,
+        n_ctx=512,
+        n_threads=1,
+        n_threads_batch=1,
+        verbose=False,
     )
     for text, vector in zip(TEXTS, ours, strict=True):
         other = np.array(theirs.embed(text), np.float64)

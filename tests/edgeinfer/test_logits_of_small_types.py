@@ -74,6 +74,7 @@ def test_a_file_of_nvfp4_with_scale_tensors_has_the_logits_of_the_formula(tmp_pa
     assert median_distance(logits_of(path, "cpu"), exact) < 0.05
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", SCALED_MODELS)
 def test_scale_tensors_mean_what_they_mean_to_llama_cpp(tmp_path: Path, name: str) -> None:
