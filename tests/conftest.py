@@ -27,8 +27,8 @@ if find_spec("torch") is not None:
         os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""With Python's default of 700, a third of the time in which pytest finds the tests is garbage collection, and
-the tests of a chat start a full collection once a second.
+"""With Python's default of 700, a third of the time in which pytest finds the tests is spent on
+collections, and the tests of a chat start a full one once a second.
 """
 gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
