@@ -27,7 +27,10 @@ if find_spec("torch") is not None:
         os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""With Python's default of 700, the tests of a chat start a full collection once a second."""
+"""With Python's default of 700, a third of the time in which pytest finds the tests is spent on
+collections, and the tests of a chat start a full one once a second.
+"""
+gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -137,7 +140,6 @@ def _best(cases: Sequence[Set[Any]], selected: set[int], missing: Set[Any]) -> i
 def pytest_collection_finish() -> None:
     """Modules and tests live until the process ends, so the collector need not examine them."""
     gc.freeze()
-    gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -200,7 +200,7 @@ def _recorded(model: Model, tokens: int) -> tuple[Inputs, float]:
             backend.run_block(BlockIndex(layer, 0), x, position)
             of_token.append(x[0].copy())
             backend.run_block(BlockIndex(layer, FEED_FORWARD), x, position)
-            active.append(float(np.mean(backend.feed_forward_rows(layer, 1)[1] != 0)))
+            active.append(float(np.mean(backend.decoder.feed_forward_rows(layer, 1)[1] != 0)))
         engine.cache.append([token])
         rows.append(np.stack(of_token))
     return np.stack(rows), float(np.mean(active))

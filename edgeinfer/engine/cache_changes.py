@@ -1,24 +1,22 @@
 """Changes of an engine's cache between two steps: rewinding, eviction, snapshots."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.guards import DEVICE_FAILURES
+from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer_kernels.backend import Backend, HiddenStates
-
-if TYPE_CHECKING:
-    from edgeinfer.engine.native_engine import KVCache
 
 
 class CacheChanges:
     """The part of `NativeEngine` that changes its cache and computes no logits."""
 
     backend: Backend[Any]
-    cache: "KVCache"
+    cache: KVCache
     batch: int
 
     def _steps(self, ids: Sequence[int], limit: int | None = None) -> Iterator[HiddenStates]:

@@ -1,16 +1,14 @@
 """Sampling on the GPU: the part of the sampler chain that runs where the logits are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from edgeinfer.engine.guards import DEVICE_FAILURES
+from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.sampling.chain import active_steps
 from edgeinfer.sampling.penalties import last_tokens, penalties_are_on
 from edgeinfer_kernels.backend import Backend, BatchPositions, HiddenStates
-
-if TYPE_CHECKING:
-    from edgeinfer.engine.native_engine import KVCache
 
 
 class DeviceSampler:
@@ -19,7 +17,7 @@ class DeviceSampler:
     def __init__(
         self,
         backend: Backend[Any],
-        cache: "KVCache",
+        cache: KVCache,
         sampler: Sampler,
         processed: Callable[[Sequence[int]], None] | None = None,
     ) -> None:
@@ -33,7 +31,7 @@ class DeviceSampler:
     def offered(
         cls,
         backend: Backend[Any],
-        cache: "KVCache",
+        cache: KVCache,
         sampler: Sampler,
         processed: Callable[[Sequence[int]], None] | None = None,
     ) -> Self | None:

@@ -1,8 +1,5 @@
 """The native engine: runs tokens through a backend, fills the KV cache, returns logits."""
 
-import os
-import sys
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,11 +8,12 @@ import numpy.typing as npt
 
 from edgeinfer.engine.cache_changes import CacheChanges
 from edgeinfer.engine.device_sampling import BatchSampling, DeviceSampler
-from edgeinfer.engine.guards import DEVICE_FAILURES
+from edgeinfer.engine.guards import DEVICE_FAILURES, UsePermission
 from edgeinfer.engine.hidden_states import HiddenObserver, HiddenTap
+from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.protocols import Progress, PromptSteps, TokenSampler, all_steps
 from edgeinfer.engine.ring_positions import RingPositions
-from edgeinfer.errors import ContextOverflowError, EdgeInferError, ModelFileError
+from edgeinfer.errors import ContextOverflowError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.spilled_pages import SpillBudget
 from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
@@ -26,103 +24,9 @@ from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
-from edgeinfer_quant_formats.errors import FormatError
 
-SLICES = (256, 16, 1)
-"""Numbers of tokens compared at once; on a mismatch the next smaller one is used."""
 RESPONSE_START_TOKENS = 8
 """Maximum number of prompt tokens that begin the response, after the last message."""
-
-
-class KVCache:
-    """A cache for `context` tokens of `nbytes` bytes; `ids` are the tokens that it holds. `rings`: its rings,
-    if it has any. `padding`: positions after its tokens that a step may write.
-    """
-
-    def __init__(
-        self, context: int, nbytes: int = 0, rings: RingPositions | None = None, padding: int = 0
-    ) -> None:
-        self.context = context
-        self.padding = padding
-        self.nbytes = nbytes
-        self.rings = rings if rings is not None and rings.shapes else None
-        self.ids: list[int] = []
-        self.shared = 0
-        """Number of first positions that are pages of other owners too, so that they must not change."""
-        self.reserved = sys.maxsize
-        """Positions from `shared` up to here have no other owner."""
-        self.make_room: Callable[[int], None] = _keep_room
-        """Called to reserve the positions up to its argument."""
-        self.evicted: list[tuple[int, int]] = []
-        """(index in the whole text, token) of each evicted token before the end, rising."""
-
-    @property
-    def free(self) -> int:
-        """Number of tokens that still fit."""
-        return self.context - len(self.ids)
-
-    def reserve(self, end: int) -> None:
-        """Reserve the positions up to `end`, and those of padding, before they are written."""
-        if end + self.padding > self.reserved:
-            self.make_room(end + self.padding)
-
-    def unshare(self, length: int) -> None:
-        """Positions from `length` on are about to change."""
-        if length < self.shared:
-            self.shared = self.reserved = length // PAGE * PAGE
-
-    def append(self, ids: Sequence[int]) -> None:
-        """Add these tokens; the backends have already appended their keys and values."""
-        self.ids.extend(ids)
-        if self.rings is not None:
-            self.rings.extend(len(self.ids))
-
-    @property
-    def text(self) -> list[int]:
-        """`ids` with all evicted tokens reinserted."""
-        gaps, held = dict(self.evicted), iter(self.ids)
-        return [gaps[at] if at in gaps else next(held) for at in range(len(self.ids) + len(gaps))]
-
-    @property
-    def first_evicted(self) -> int | None:
-        """The number of first tokens that were processed before any eviction; None: no eviction."""
-        return self.evicted[0][0] if self.evicted else None
-
-    def cached_of(self, length: int) -> int:
-        """Number of cached tokens among the first `length` tokens of the text."""
-        return length - bisect_left(self.evicted, (length, -1))
-
-    def rewind(self, length: int) -> None:
-        """Truncate to the first `length` tokens; nothing is copied."""
-        del self.ids[length:]
-        self.unshare(length)
-        # A gap is kept while the cache holds a token after it.
-        while self.evicted and self.evicted[-1][0] >= length + len(self.evicted) - 1:
-            del self.evicted[-1]
-
-    def evict(self, indices: Sequence[int]) -> None:
-        """Record the eviction of the tokens at `indices` (rising indices in `ids`)."""
-        gaps, dropped = {position for position, _ in self.evicted}, set(indices)
-        positions = [position for position in range(len(self.ids) + len(gaps)) if position not in gaps]
-        self.evicted += [(positions[at], self.ids[at]) for at in indices]
-        self.evicted.sort()
-        self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
-
-
-def _keep_room(end: int) -> None:
-    """All positions belong to one text."""
-
-
-def shared_prefix(held: Sequence[int], ids: Sequence[int]) -> int:
-    """The length of the common prefix of two sequences."""
-    count, limit = 0, min(len(held), len(ids))
-    if held[:limit] == ids[:limit]:
-        return limit
-    # One comparison per slice: this runs in every forward with a draft.
-    for size in SLICES:
-        while count + size <= limit and held[count : count + size] == ids[count : count + size]:
-            count += size
-    return count
 
 
 class NativeEngine(CacheChanges):
@@ -158,11 +62,7 @@ class NativeEngine(CacheChanges):
         self._hidden: HiddenTap | None = None
         self.spill = SpillBudget()
         """As `Engine.spill`."""
-        self._closed = False
-        self._check_file = check_file
-        """Raises if the file from which weights are read has been truncated."""
-        self._process = None if backend.capabilities.is_fork_safe else os.getpid()
-        """The only process that may use the backend; None: forked children may."""
+        self._use = UsePermission(check_file, is_fork_safe=backend.capabilities.is_fork_safe)
         self.capabilities = backend.capabilities
         self._batch_sampling = BatchSampling(backend)
 
@@ -239,28 +139,13 @@ class NativeEngine(CacheChanges):
         """Raise if `ids` are invalid, or if the cache has no space for them and `more` tokens, which is
         reserved.
         """
-        self._check_usable()
+        self._use.check()
         if len(ids) + more > self.cache.free:
             raise ContextOverflowError(
                 f"{len(self.cache.ids) + len(ids) + more} tokens don't fit the context of {self.context}"
             )
         self._check_ids(ids)
         self.cache.reserve(len(self.cache.ids) + len(ids) + more)
-
-    def _check_usable(self) -> None:
-        """Raise if the engine is closed, or can't be used in this process, or its file was truncated."""
-        if self._closed:
-            raise EdgeInferError("the model has been closed; load it again")
-        if self._process not in (None, os.getpid()):
-            raise EdgeInferError(
-                "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
-                "child with multiprocessing's 'spawn'"
-            )
-        try:
-            if self._check_file is not None:
-                self._check_file()
-        except FormatError as error:
-            raise ModelFileError(str(error)) from error
 
     def _check_ids(self, ids: Sequence[int]) -> None:
         wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
@@ -359,7 +244,7 @@ class NativeEngine(CacheChanges):
 
     def forward_batch(self, ids: Sequence[int], positions: BatchPositions) -> HiddenStates:
         """As `append_batch`; the hidden states after the last layer, valid until the next step."""
-        self._check_usable()
+        self._use.check()
         self._check_ids(ids)
         with DEVICE_FAILURES:
             x: HiddenStates = self.backend.embed(ids)
@@ -399,7 +284,7 @@ class NativeEngine(CacheChanges):
         return None if min(best) < 0 else best
 
     def _begin_tree(self, ids: Sequence[int], parents: Sequence[int]) -> int:
-        self._check_usable()
+        self._use.check()
         self._check_ids(ids)
         start = len(self.cache.ids)
         self.cache.reserve(self.backend.tree_end(start, parents))
@@ -452,7 +337,7 @@ class NativeEngine(CacheChanges):
             self.batch,
             self.bytes_per_token,
             self.largest_context,
-            self._check_file,
+            self._use.check_file,
         )
 
     def set_lora(self, lora: ModelLora) -> None:
@@ -460,7 +345,7 @@ class NativeEngine(CacheChanges):
 
         Raises `LoraError`: the backend can't use one of them; then the ones before stay.
         """
-        self._check_usable()
+        self._use.check()
         self.backend.set_lora(lora)
         for each in (self, *self.others):
             each.rewind(0)
@@ -485,7 +370,7 @@ class NativeEngine(CacheChanges):
         """Process one token in each of several engines, which are this one and its `others`, in one step;
         the hidden states after the last layer, for `logits`, valid until the next step.
         """
-        self._check_usable()
+        self._use.check()
         self._check_ids(ids)
         assert self._joined is not None
         every = (self, *self.others)
@@ -508,7 +393,6 @@ class NativeEngine(CacheChanges):
 
     def close(self) -> None:
         """Release the backend's threads and memory; later calls raise an error."""
-        self._closed = True
-        for other in self.others:
-            other._closed = True
+        for engine in (self, *self.others):
+            engine._use.end()
         self.backend.close()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.errors import SettingError, shown
 

@@ -7,7 +7,7 @@ from typing import Any
 from edgeinfer.chat import NOT_IN_CHATS, ChatPrompt, Message
 from edgeinfer.chat_templates.template_options import TemplateOptions
 from edgeinfer.chat_templates.tool_calls import ParsedReply, Tool, parse_tool_calls
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.generation.context_shift import SINKS
 from edgeinfer.generation.token_stream import TokenStream

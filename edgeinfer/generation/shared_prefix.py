@@ -6,7 +6,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine
 
 Logits = npt.NDArray[np.float32]

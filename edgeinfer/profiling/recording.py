@@ -110,11 +110,11 @@ def record(model: Model, windows: Sequence[Sequence[int]], seen: Seen, report: R
                 if isinstance(spec, MoeSpec):
                     inside = None
                     if spec.activation in RELU_ACTIVATIONS:
-                        inside = backend.expert_rows(index, len(ids))
+                        inside = backend.decoder.expert_rows(index, len(ids))
                     routed = routed_experts(backend, layer, len(ids), spec.experts)
                     seen(layer, SeenRows(routed, inside=inside))
                 elif isinstance(spec, FeedForwardSpec):
-                    normed, hidden = backend.feed_forward_rows(layer, len(ids))
+                    normed, hidden = backend.decoder.feed_forward_rows(layer, len(ids))
                     seen(layer, SeenRows(active_neurons(hidden, spec.activation), normed))
             engine.cache.append(ids)
         if report:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.snapshots.snapshot_file import Snapshot
 
 

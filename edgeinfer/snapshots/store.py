@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.snapshots.snapshot_file import (
     PART_SUFFIX,
     SUFFIX,

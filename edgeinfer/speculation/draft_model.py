@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.speculation import drafter
 from edgeinfer.speculation.batched.paged_drafts import PagedDrafts

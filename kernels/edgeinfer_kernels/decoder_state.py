@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.common.block import BlockState
 from edgeinfer_kernels.blocks.moe import MoeSpec
+from edgeinfer_kernels.caches.cache_state import CacheState
 from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
-from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENCE, CacheState, LayerCache
+from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENCE, LayerCache
 from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages, recent_slots
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots

@@ -83,7 +83,10 @@ def test_vectors_equal_those_of_llama_cpp(pooling: str, number: int) -> None:
     with edgeinfer.load("tiny", device="cpu", draft=None) as model:
         ours = model.embed(TEXTS, pooling=pooling)
         path = edgeinfer.registry.registry.find_model("tiny").path
-    theirs = llama_cpp.Llama(str(path), embedding=True, pooling_type=number, n_ctx=512, verbose=False)
+    one_thread = {"n_threads": 1, "n_threads_batch": 1}
+    theirs = llama_cpp.Llama(
+        str(path), embedding=True, pooling_type=number, n_ctx=512, verbose=False, **one_thread
+    )
     for text, vector in zip(TEXTS, ours, strict=True):
         other = np.array(theirs.embed(text), np.float64)
         assert vector @ other / np.linalg.norm(other) > 0.9995

@@ -49,6 +49,7 @@ def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: 
     assert distance(ours, exact) <= 2 * distance(theirs, exact)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", CASES[2:])
 def test_llama_cpp_reads_the_files_that_are_written(tmp_path: Path, name: str) -> None:
@@ -73,6 +74,7 @@ def test_a_file_of_nvfp4_with_scale_tensors_has_the_logits_of_the_formula(tmp_pa
     assert median_distance(logits_of(path, "cpu"), exact) < 0.05
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", SCALED_MODELS)
 def test_scale_tensors_mean_what_they_mean_to_llama_cpp(tmp_path: Path, name: str) -> None:

@@ -6,7 +6,7 @@ request runs at a time, in order of arrival.
 
 from collections.abc import Collection, Sequence
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
 from edgeinfer.generation.loop import Decode, LiveRequest

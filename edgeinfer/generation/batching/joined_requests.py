@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
 from edgeinfer.generation.batching.shared_steps import sample_rows

@@ -9,7 +9,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.batching.engine_requests import EngineRequests, EngineStart
 from edgeinfer.generation.batching.joined_requests import JoinedRequests

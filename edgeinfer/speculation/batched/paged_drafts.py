@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.generation.batching.paged_cache import PagedCache, PagedText, next_positions
 from edgeinfer.generation.shared_prefix import CacheFullError

@@ -22,9 +22,10 @@ from edgeinfer_kernels.blocks.common.block import (
 )
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
+from edgeinfer_kernels.caches.cache_state import CacheState
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.caches.latent_cache import LatentCache, latent_type
-from edgeinfer_kernels.caches.layer_cache import CacheState, padded
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import (
     LATENT_PIECES_PER_THREAD,
     attention_pieces,

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.attention import AttentionWeights
-from edgeinfer_kernels.caches.layer_cache import CacheState
+from edgeinfer_kernels.caches.cache_state import CacheState
 from edgeinfer_kernels.reference.blocks.attention import attention_weights
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def attention_scores(backend: "CpuBackend", x: "Activations", start: int) -> npt
         state = backend.state.get(index)
         if not isinstance(state, CacheState):
             continue
-        queries = state.in_key_basis(backend.queries(index, len(x)))
+        queries = state.in_key_basis(backend.decoder.queries(index, len(x)))
         block = backend.weights.residual(index).block
         sinks = block.attn_sinks if isinstance(block, AttentionWeights) else None
         for weights in attention_weights(queries, state.keys(end), start, state.spec, sinks):

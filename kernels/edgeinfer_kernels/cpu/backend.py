@@ -4,18 +4,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from ctypes import addressof, memmove
 from dataclasses import dataclass, field
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, OnHidden
-from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
-from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
@@ -24,26 +20,23 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
-from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop
+from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop, has_plain_ends
 from edgeinfer_kernels.cpu.hidden_states import KeptStates, TakenStates, own_state
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
+from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import (
+    HeadOutput,
     PositionTable,
-    StepCall,
-    StepSchedules,
-    UnpackedRows,
     fill_slots,
     fill_step,
     quick_address,
 )
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.cpu.sparse import SparseLayers, dense_layer
-from edgeinfer_kernels.cpu.sparse_experts import expert_rows
+from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -52,9 +45,6 @@ from edgeinfer_kernels.main_memory import MainMemoryBackend
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 from edgeinfer_kernels.system.processor import usable_cpus
-
-ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
-"""Kernels that every model needs; layers name the others."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +124,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_batch_tokens=STEP_TOKENS,
             max_tree_tokens=STEP_TOKENS if self.state.recent is None else 0,
             has_recurrent_trees=True,
-            max_draft_prompt=self._max_draft_prompt(),
+            max_draft_prompt=min(MAX_DRAFT_TOKENS, self.batch) if self._can_draft else 0,
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,
@@ -153,7 +143,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         decoder.build(self._options)
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
-            self._head_args = HeadArgs.from_address(self._head)
+            self._output = HeadOutput(HeadArgs.from_address(self._head), spec, self.weights.output_bias)
         self._x = float_rows(self._workspace.rows("x")[0], self.batch, padded(spec.hidden_size))
         self._step_args = StepArgs()
         self._step_address = addressof(self._step_args)
@@ -167,49 +157,26 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def _build_schedules(self) -> None:
         """Build the schedules: the blocks of all layers, and all blocks of a step."""
-        address_of = self._kernels.address
-        calls = list(chain.from_iterable(self.decoder.calls.values()))
-        self._functions = {
-            name: address_of(name) for name in (*ALWAYS_USED, *(each.kernel for each in calls))
-        }
-        layers = [self._layer_calls(layer) for layer in range(len(self.spec.layers))]
-        x, stride = self._workspace.rows("x")
-        runner = self._functions["run_schedule"]
-        by_token = {self._functions[each.kernel] for each in calls if each.ends_by_token}
-        by_token.add(self._functions["embed_block"])
-        self._schedules = StepSchedules(self.decoder.arena, runner, layers, x, stride, by_token)
-        ropes = map(self.decoder.ropes.get, range(len(layers)))
+        layers = range(len(self.spec.layers))
+        self._functions = self.decoder.functions()
+        self._schedules = self.decoder.schedules(self._functions, self._pool)
+        ropes = map(self.decoder.ropes.get, layers)
         self._tables = [self._schedules.table_of(rope) for rope in ropes]
-        self._layers_run = self._schedules.of_layers(range(len(layers)))
+        self._layers_run = self._schedules.of_layers(layers)
         if self.state.recent is not None:
             for args in (self._step_args, *(args for _, args in self._schedules.step_args)):
                 args.recent = address(self.state.recent.table)
         self._step_ids = np.zeros(STEP_TOKENS, np.int64)
         self._step_ids_address = address(self._step_ids)
         embed = self._embedding.block
+        if embed:
+            self._embed_args = EmbedArgs.from_address(embed)
         before = [(self._functions["embed_block"], embed)] if embed else []
         if self._head:
             head = self._functions["head_block"], self._head
             self._step_run = self._schedules.whole(before, head, self._step_address)
         self._draft_loop: DraftLoop | None = None
         self._taken_states: TakenStates | None = None
-        self._logits_rows = UnpackedRows(padded(self.spec.vocabulary_size))
-
-    def _layer_calls(self, layer: int) -> list[StepCall]:
-        """The kernels of a layer in order; all share the call of its RoPE."""
-        own = [calls for index, calls in self.decoder.calls.items() if index.layer == layer]
-        rope, pages = self.decoder.ropes.get(layer), self._layer_pages(layer)
-        return [
-            StepCall(self._functions[each.kernel], each.block, rope, pages)
-            for each in chain.from_iterable(own)
-        ]
-
-    def _layer_pages(self, layer: int) -> tuple[int, int] | None:
-        """The pages of the cache that a layer reads, if the states are joined."""
-        if self._pool is None:
-            return None
-        indices = (index for index in self.decoder.calls if index.layer == layer)
-        return next((pages for index in indices if (pages := self._pool.page_table(index))), None)
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -254,12 +221,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return self._taken_states
 
     def set_own_hidden(self, x: Activations, start: int) -> None:
-        if self.spec.specs(AssistantInputSpec):
-            self._taken().take_own(self.final_norm(x))
-        elif own_state(self.decoder) == (0, 0):
-            self.set_hidden(x if self.spec.has_raw_draft_states else self.final_norm(x), start)
-        else:
-            self._taken().take_own(x)
+        self._taken().take_own(x, start)
 
     def medusa_logits(self, states: Activations, head: int) -> npt.NDArray[np.float32]:
         x = self._x[: len(states), : self.spec.hidden_size]
@@ -294,7 +256,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             return self.logits(x)
         if self._embedding.block:
             self._step_ids[:count] = ids
-            self._embedding.set_ids(self._step_ids_address)
+            self._embed_args.ids = self._step_ids_address
             if self.spec.per_layer_width:
                 self.decoder.write_per_layer(ids)
         else:
@@ -303,23 +265,20 @@ class CpuBackend(MainMemoryBackend[Activations]):
         schedules.fill(count, start)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
-        whole = self._output_rows(count)
+        whole = self._output.rows(count)
         self.pool.run(*self._step_run)
-        return self._finished(whole)
+        return self._output.logits(whole)
 
-    def _max_draft_prompt(self) -> int:
-        """0 unless kernels can decode the embeddings and the logits need only a scale after the head."""
-        is_plain = not self.spec.logit_soft_cap and not self.spec.per_layer_width
-        is_plain = is_plain and self.weights.output_bias is None
-        is_plain = is_plain and not self.spec.has_raw_draft_states
-        possible = self._head and self._embedding.block and is_plain
-        return min(MAX_DRAFT_TOKENS, self.batch) if possible else 0
+    @property
+    def _can_draft(self) -> bool:
+        """Whether the draft loop has a kernel for each of its steps."""
+        return bool(self._head and self._embedding.block) and has_plain_ends(self.spec, self.weights)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, in one run of the thread pool."""
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
-            head = self._step_args, self._head_args
+            head = self._step_args, self._output.args
             slots, rows, own = self.state.slots, self.weights.output_ids, own_state(self.decoder)
             self._draft_loop = DraftLoop(
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
@@ -403,9 +362,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self.run_block(index, x, start, token_args)
             block = self.spec.residual(index).block
             if self.on_hidden is not None and isinstance(block, FeedForwardSpec):
-                self.on_hidden(index.layer, self.feed_forward_rows(index.layer, len(x))[1], None)
+                self.on_hidden(index.layer, self.decoder.feed_forward_rows(index.layer, len(x))[1], None)
             elif self.on_hidden is not None and isinstance(block, MoeSpec):
-                experts, hidden = self.expert_rows(index, len(x))
+                experts, hidden = self.decoder.expert_rows(index, len(x))
                 self.on_hidden(index.layer, hidden, experts)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
@@ -421,59 +380,11 @@ class CpuBackend(MainMemoryBackend[Activations]):
         for call in self.decoder.calls[index]:
             self.pool.run(self._functions[call.kernel], call.block, self._step_address)
 
-    def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
-        """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.
-
-        (tokens, hidden_size): the normed x; (tokens, neurons): activation(gate)·up or activation(up).
-        """
-        weights = dense_layer(self.weights, layer)
-        found = []
-        for name, columns in (("normed", self.spec.hidden_size), ("hidden", weights.ffn_up.rows)):
-            at, stride = self._workspace.rows(name)
-            found.append(float_rows(at, tokens, stride // 4)[:, :columns])
-        return found[0], found[1]
-
-    def expert_rows(self, index: BlockIndex, tokens: int) -> tuple[npt.NDArray[np.int64], Activations]:
-        """The experts of the last step of an MoE block, (tokens, experts per token), and the rows that their
-        down projections have read, (tokens, experts per token, neurons).
-        """
-        return expert_rows(self.decoder.calls[index][0].block, tokens)
-
-    def queries(self, index: BlockIndex, tokens: int) -> Activations:
-        """(tokens, heads, head_dim): the queries of an attention block that has just run, after RoPE; for a
-        q4_0 cache also multiplied with the Hadamard matrix. A view, valid until the next block.
-        """
-        spec = self.spec.residual(index).block
-        assert isinstance(spec, AttentionSpec | LatentAttentionSpec)
-        at, stride = self._workspace.rows("queries")
-        rows = float_rows(at, tokens, stride // 4)[:, : spec.heads * padded(spec.head_dim)]
-        return rows.reshape(tokens, spec.heads, -1)[:, :, : spec.head_dim]
-
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
-        whole = self._output_rows(len(x))
+        whole = self._output.rows(len(x))
         fill_step(self._step_args, quick_address(x), x.strides[0], len(x), 0, 0)
         self.pool.run(self._functions["head_block"], self._head, self._step_address)
-        return self._finished(whole)
-
-    def _output_rows(self, rows: int) -> npt.NDArray[np.float32]:
-        """The output buffer of the head kernel."""
-        whole = self._logits_rows.rows(rows)
-        self._head_args.logits = quick_address(whole)
-        return whole
-
-    def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """The output of the head kernel with its bias, scaled and soft-capped."""
-        spec = self.spec
-        out = whole[:, : spec.vocabulary_size]
-        if self.weights.output_bias is not None:
-            out += self.weights.output_bias
-        if spec.logit_scale != 1.0:
-            out *= np.float32(spec.logit_scale)
-        if spec.logit_soft_cap:
-            out /= np.float32(spec.logit_soft_cap)
-            np.tanh(out, out)
-            out *= np.float32(spec.logit_soft_cap)
-        return out
+        return self._output.logits(whole)
 
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)

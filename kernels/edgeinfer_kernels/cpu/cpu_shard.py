@@ -94,9 +94,9 @@ class CpuShard:
         self._computed = options.computed or self.batch
         self._placed: PositionTable | None = None
         self._placed_at = 0, 0
+        """The first position of a placed step, and the number of positions up to its last one."""
         self._before: npt.NDArray[np.int64] | None = None
         """Of a tree, for each token the one before it."""
-        """The first position of a placed step, and the number of positions up to its last one."""
         self._parts = {
             index: part_of_block(weights.residual(index), self._shards[index.layer])
             for index in chain.from_iterable(self.stages)

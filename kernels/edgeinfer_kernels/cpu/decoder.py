@@ -4,9 +4,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer_kernels.backend import Activations
+from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
 from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
@@ -17,23 +25,28 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import MemoryOrder
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, float_rows, interleaved_bytes
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded, leave_in_file, repack
 from edgeinfer_kernels.cpu.lora import LoraArena, set_lora
+from edgeinfer_kernels.cpu.runtime.schedule import StepCall, StepSchedules
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import (
     SparseBlocks,
     SparseLayers,
     SparseWeights,
+    dense_layer,
     matrices_by_neuron,
     predictor_matrices,
     sparse_index,
 )
-from edgeinfer_kernels.cpu.sparse_experts import with_sparse_experts
+from edgeinfer_kernels.cpu.sparse_experts import expert_rows, with_sparse_experts
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights, ResidualWeights
-from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.matrix import Matrix, MemoryKey
 from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace, buffered_tokens, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
+
+ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
+"""Kernels that every whole decoder needs; layers name the others."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +88,7 @@ class CpuDecoder:
         batch: int,
         placement: WeightPlacement,
     ) -> None:
-        self.spec, self.batch = spec, batch
+        self.spec, self.weights, self.batch = spec, weights, batch
         self.blocks, self.state = blocks, state
         self.arena, self.kernels, self.threads = Arena(), kernels, threads
         self.sizes = ModelSizes.of(spec, weights)
@@ -189,6 +202,30 @@ class CpuDecoder:
                 self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
         self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
 
+    def functions(self) -> dict[str, int]:
+        """The addresses of the kernels that the whole decoder needs, by name."""
+        of_blocks = (call.kernel for call in chain.from_iterable(self.calls.values()))
+        return {name: self.kernels.address(name) for name in (*ALWAYS_USED, *of_blocks)}
+
+    def schedules(self, functions: Mapping[str, int], joined: StatePool | None) -> StepSchedules:
+        """The kernels of each layer in order. `joined`: the states that this decoder's state joins."""
+        calls = chain.from_iterable(self.calls.values())
+        by_token = {functions[call.kernel] for call in calls if call.ends_by_token}
+        by_token.add(functions["embed_block"])
+        layers = [self._layer_calls(layer, functions, joined) for layer in range(len(self.spec.layers))]
+        x, stride = self.workspace.rows("x")
+        return StepSchedules(self.arena, functions["run_schedule"], layers, x, stride, by_token)
+
+    def _layer_calls(
+        self, layer: int, functions: Mapping[str, int], joined: StatePool | None
+    ) -> list[StepCall]:
+        """The kernels of a layer; all share the call of its RoPE and, of joined states, the cache's pages."""
+        own = {index: calls for index, calls in self.calls.items() if index.layer == layer}
+        tables = () if joined is None else map(joined.page_table, own)
+        rope, pages = self.ropes.get(layer), next(filter(None, tables), None)
+        calls = chain.from_iterable(own.values())
+        return [StepCall(functions[call.kernel], call.block, rope, pages) for call in calls]
+
     def set_lora(self, lora: ModelLora) -> None:
         """Use these adapters, and no others, in all states. Raises `LoraError`: a kernel takes none."""
         if self._sparse and lora.matrices:
@@ -201,6 +238,34 @@ class CpuDecoder:
         other = copy(self)
         other.state = state
         return other
+
+    def feed_forward_rows(self, layer: int, tokens: int) -> tuple[Activations, Activations]:
+        """The inputs of the last dense feed-forward of a layer, float32 views, valid until the next block.
+
+        (tokens, hidden_size): the normed x; (tokens, neurons): activation(gate)·up or activation(up).
+        """
+        weights = dense_layer(self.weights, layer)
+        found = []
+        for name, columns in (("normed", self.spec.hidden_size), ("hidden", weights.ffn_up.rows)):
+            at, stride = self.workspace.rows(name)
+            found.append(float_rows(at, tokens, stride // 4)[:, :columns])
+        return found[0], found[1]
+
+    def expert_rows(self, index: BlockIndex, tokens: int) -> tuple[npt.NDArray[np.int64], Activations]:
+        """The experts of the last step of an MoE block, (tokens, experts per token), and the rows that their
+        down projections have read, (tokens, experts per token, neurons).
+        """
+        return expert_rows(self.calls[index][0].block, tokens)
+
+    def queries(self, index: BlockIndex, tokens: int) -> Activations:
+        """(tokens, heads, head_dim): the queries of an attention block that has just run, after RoPE; for a
+        q4_0 cache also multiplied with the Hadamard matrix. A view, valid until the next block.
+        """
+        spec = self.spec.residual(index).block
+        assert isinstance(spec, AttentionSpec | LatentAttentionSpec)
+        at, stride = self.workspace.rows("queries")
+        rows = float_rows(at, tokens, stride // 4)[:, : spec.heads * padded(spec.head_dim)]
+        return rows.reshape(tokens, spec.heads, -1)[:, :, : spec.head_dim]
 
     def _first_parallel(self, index: BlockIndex) -> BlockIndex:
         """The first of the blocks here that share the input of a block."""

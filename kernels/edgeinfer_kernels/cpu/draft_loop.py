@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, E
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
-from edgeinfer_kernels.decoder import DecoderSpec
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.recurrent_state import StateSlots
 
@@ -26,6 +26,14 @@ WIDEST_REACH = 80.0
 """Candidates are at most this many nats below the largest logit."""
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+
+
+def has_plain_ends(spec: DecoderSpec, weights: DecoderWeights) -> bool:
+    """Whether the loop can continue with the embedding of a token, and its logits need only a scale after the
+    head.
+    """
+    has_plain_logits = not spec.logit_soft_cap and weights.output_bias is None
+    return has_plain_logits and not spec.per_layer_width and not spec.has_raw_draft_states
 
 
 class DraftLoop:

@@ -56,7 +56,9 @@ class Embedding:
         self._matrix, self._pool, self._scale = matrix, pool, np.float32(scale)
         self._lora: LoraWeights | None = None
         self.block = 0
-        """An EmbedArgs without ids, for a schedule of the thread pool; 0 if no kernel decodes the rows."""
+        """An EmbedArgs for a schedule of the thread pool, which sets the address of its ids before it runs; 0
+        if no kernel decodes the rows.
+        """
         name = f"decode_{matrix.format}"
         if kernels.find(name) and matrix.raw.flags.c_contiguous:
             layout = RowLayout.of(matrix.format, matrix.columns)
@@ -85,12 +87,6 @@ class Embedding:
         if self.block:
             self._args.lora = args
 
-    def set_ids(self, ids: int) -> None:
-        """Set the address of the row indices that a schedule with this block decodes; it is read when the
-        schedule runs.
-        """
-        self._args.ids = ids
-
     def write(self, ids: Sequence[int], x: npt.NDArray[np.float32]) -> None:
         """Write the rows of `ids`, times the scale, to `x`, float32 (len(ids), columns); many rows use all
         threads.
@@ -103,7 +99,7 @@ class Embedding:
             raise IndexError(f"{self._matrix.name}: row {wrong}, wanted 0 to {last}")
         if self.block and (len(ids) > STEP_TOKENS or self._lora is not None):
             rows = np.asarray(ids, np.int64)
-            self.set_ids(address(rows))
+            self._args.ids = address(rows)
             fill_step(self._step, address(x), x.strides[0], len(ids), 0, 0)
             self._pool.run(*self._run)
             return

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cpu.decoder import CpuDecoder
 from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
 from edgeinfer_kernels.cpu.runtime.embedding_args import AssistantInputArgs, DraftInputArgs, EagleInputArgs
 from edgeinfer_kernels.decoder import BlockIndex
+from edgeinfer_kernels.reference.backend import final_norm
 
 
 class KeptStates:
@@ -53,7 +54,7 @@ class TakenStates:
     """
 
     def __init__(self, decoder: CpuDecoder, batch: int) -> None:
-        spec = decoder.spec
+        self._decoder, spec = decoder, decoder.spec
         self._args = None if spec.specs(FusedStatesSpec) else _input_args(decoder)
         has_own = spec.specs(AssistantInputSpec) or spec.specs(EagleInputSpec)
         names = (STATES, OWN_STATES) if has_own else (STATES,)
@@ -65,9 +66,17 @@ class TakenStates:
         self._rows[STATES][: len(states), : states.shape[1]] = states
         self._start_at(start)
 
-    def take_own(self, x: Activations) -> None:
-        """As `take`, with rows of a head of EAGLE-3 after its layer, or of an assistant after its norm."""
-        self._rows[OWN_STATES][: len(x), : x.shape[1]] = x
+    def take_own(self, x: Activations, start: int) -> None:
+        """As `take`, with the head's own hidden states after its last layer: an assistant takes them normed,
+        a head of EAGLE-3 as they are, both for no position; other heads take them like those of the target.
+        """
+        spec, weights = self._decoder.spec, self._decoder.weights
+        is_raw = spec.specs(EagleInputSpec) or spec.has_raw_draft_states
+        states = x if is_raw else final_norm(spec, weights, np.asarray(x)).astype(np.float32)
+        if OWN_STATES not in self._rows:
+            self.take(states, start)
+            return
+        self._rows[OWN_STATES][: len(states), : states.shape[1]] = states
         self._start_at(-1)
 
     def _start_at(self, start: int) -> None:

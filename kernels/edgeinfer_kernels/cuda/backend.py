@@ -1,21 +1,16 @@
 """The Triton backend: decode steps as captured CUDA graphs, chunked prefill, sampling on the device."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import (
-    BatchPositions,
-    Capabilities,
-    SamplingSettings,
-)
+from edgeinfer_kernels.backend import BatchPositions, Capabilities, SamplingSettings
 from edgeinfer_kernels.caches.cache_types import element_types
 from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
-from edgeinfer_kernels.cuda.cache.device_state import DeviceStateBackend
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device, on_open_device
@@ -25,7 +20,7 @@ from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
 from edgeinfer_kernels.cuda.decode.sampling import DeviceSamplingParams
 from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
-from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
+from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.device_parts import (
     DeviceOptions,
     DeviceParts,
@@ -34,34 +29,24 @@ from edgeinfer_kernels.cuda.device_parts import (
     synchronize,
 )
 from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
-from edgeinfer_kernels.cuda.draft.target import HeadTarget
-from edgeinfer_kernels.cuda.lora import EmbeddingLora, device_lora
+from edgeinfer_kernels.cuda.hidden_states import HiddenStatesBackend
+from edgeinfer_kernels.cuda.lora import EmbeddingLora, check_adaptable, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
-from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
 from edgeinfer_kernels.cuda.trees.path_steps import PathSteps
 from edgeinfer_kernels.cuda.trees.tree_words import tree_rows
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, usual_tuning
-from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
-from edgeinfer_kernels.cuda.tuning.tuner import (
-    RejectedCandidateError,
-    save_tuning,
-    saved_tuning,
-    tune,
-    tuning_key,
-)
+from edgeinfer_kernels.cuda.tuning.step_timer import measured_tuning
+from edgeinfer_kernels.cuda.tuning.tuner import save_tuning, saved_tuning, tuning_key
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
-from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
+from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.shards import shard_lora
-from edgeinfer_kernels.lora.weights import LoraError, ModelLora
-from edgeinfer_kernels.reference.backend import final_norm
+from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.sizes.cuda_buffers import (
     ALL_STEP_SIZES,
     COMMON_STEP_SIZES,
-    KEPT_STATES,
     MAX_TOKENS,
     RECENT,
 )
@@ -74,7 +59,7 @@ ON_DEVICE = ("drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", 
 """Attributes of a backend that refer to the device memory."""
 
 
-class CudaBackend(DeviceStateBackend):
+class CudaBackend(HiddenStatesBackend):
     """A decoder on one CUDA device, with its caches. All memory is allocated in the constructor.
 
     On a device without CUDA (the CPU, in tests) the same kernels are launched one by one.
@@ -122,7 +107,7 @@ class CudaBackend(DeviceStateBackend):
             self._parts = DeviceParts.take(
                 specification, weights, context, self._arena, capability, self._options
             )
-            self._fill(on_loaded)
+            self._parts.fill(device, on_loaded)
             if self._cuda:
                 torch.cuda.empty_cache()
         except BaseException:
@@ -152,11 +137,7 @@ class CudaBackend(DeviceStateBackend):
         launches = StepLaunches(model, workspace, tuning, dependent=dependent)
         self._parts.prefill.exchange, step_exchange = self._exchanges()
         if self._collective is not None:
-            workspace.y = self._collective.shared(workspace.y)
-            self._parts.prefill.collective = self._collective
-            if len(model.blocks) % BUFFERS == 0:
-                sums = self._collective.chunk_sums(self.batch, model.spec.hidden_size)
-                self._parts.prefill.sums = sums
+            self._parts.sum_over_ranks(self._collective, self.batch)
         self.step = DecodeStep(launches, step_exchange, self._collective)
         slots = model.spec.slots if any(block.residual.block.recurrent for block in model.blocks) else 0
         self._sequences = DeviceSequences(self._options.sequences, model.context, slots)
@@ -181,16 +162,6 @@ class CudaBackend(DeviceStateBackend):
     def _exchanges(self) -> tuple[PrefillExchange | None, DecodeExchange | None]:
         """What exchanges hidden states with other shards, in prompts and in steps."""
         return None, None
-
-    def _fill(self, on_loaded: OnLoaded | None) -> None:
-        """Load the weights onto the device."""
-        uploader = Uploader(self.device)
-        try:
-            self._parts.model.fill(uploader, on_loaded)
-            if self._parts.sent is not None:
-                self._parts.sent.fill_vectors()
-        finally:
-            uploader.close()
 
     @property
     def nbytes(self) -> int:
@@ -304,12 +275,8 @@ class CudaBackend(DeviceStateBackend):
     @on_open_device
     def set_lora(self, lora: ModelLora) -> None:
         """As `Backend.set_lora`; steps are captured again when they are run."""
-        if self._parts.sent is not None and (lora.matrices or lora.embedding):
-            raise LoraError(
-                "weights on the CPU are streamed to the GPU for prompts and take no adapter: pass it to load"
-            )
-        if self._options.gathered and lora.matrices:
-            raise LoraError("layers that read active neurons only (sparse) take no adapter")
+        streams, gathers = self._parts.sent is not None, bool(self._options.gathered)
+        check_adaptable(lora, streams=streams, gathers=gathers)
         self.discard_ahead()
         model = self._parts.model
         if self._options.stages:
@@ -325,55 +292,6 @@ class CudaBackend(DeviceStateBackend):
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= self._options.longest_step and not self.spec.is_encoder)
-
-    def keep_hidden(self, layers: Sequence[int]) -> None:
-        """As `Backend.keep_hidden`: only `kept_states` are kept."""
-        if layers:
-            raise ValueError(
-                f"hidden states after {layers[0]} layers: a GPU keeps them only for a draft head"
-            )
-
-    def kept_hidden(self, tokens: int) -> list[DeviceRows]:
-        return []
-
-    def kept_rows(self, first: int, count: int) -> DeviceRows:
-        """As `Backend.kept_rows`."""
-        return DeviceRows(first, count, False)
-
-    @property
-    def table(self) -> DeviceMatrix | None:
-        """The embedding on the device; None: a split model has it on the CPU, unless it is the head."""
-        is_here = not self._options.stages or self._weights.token_embd is self._weights.output
-        return self._parts.model.embedding if is_here else None
-
-    @property
-    def output(self) -> DeviceMatrix | None:
-        """The output on the device, if all of its rows are here; a rank of tensor parallel has it only if it
-        is the embedding.
-        """
-        model, part = self._parts.model, self._options.part
-        if part is None:
-            return model.head
-        return model.embedding if part.is_tied else None
-
-    def as_target(
-        self,
-        embedding: DeviceMatrix | None,
-        output: DeviceMatrix | None,
-        caches: Mapping[BlockIndex, BlockIndex] | None = None,
-    ) -> HeadTarget:
-        """This model as the target of a draft head, which reads this `embedding` and this `output`, None: its
-        own. `caches`: the blocks of the head that read a cache, and whose.
-        """
-        kept, model = self._parts.workspace.kept, self._parts.model
-        assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(embedding, output, kept.rows, model.caches_of(caches or {}))
-
-    def set_hidden(self, states: DeviceRows, start: int) -> None:
-        """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,
-        and the head reads those that the target keeps.
-        """
-        self._sequence.states_at = (states.first - start) % KEPT_STATES
 
     @on_open_device
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
@@ -433,22 +351,6 @@ class CudaBackend(DeviceStateBackend):
         self.steps.run(len(ids), BEST_OF_EACH)
         return self._batches.results(len(ids))
 
-    @on_open_device
-    def copy_hidden(self, x: DeviceRows, target: torch.Tensor) -> None:
-        """Copy hidden states (tokens, hidden_size) to the first rows of `target`, in main memory."""
-        rows = self._hidden(x)
-        target[: len(rows), : rows.shape[1]].copy_(rows, non_blocking=True)
-        synchronize(self.device)
-
-    def _hidden(self, x: DeviceRows) -> torch.Tensor:
-        held = self._parts.workspace.x if x.in_step else self._parts.prefill.x
-        return held[x.first : x.first + x.count, : self.spec.hidden_size]
-
-    @on_open_device
-    def final_norm(self, x: DeviceRows) -> npt.NDArray[np.float32]:
-        rows = self._hidden(x).cpu().numpy()
-        return final_norm(self.spec, self._weights, rows).astype(np.float32)
-
     def tune(self, folder: Path, seconds: float) -> None:
         """Tune the tile configs of the step's kernels for this GPU and model: loaded from `folder`, or
         measured now.
@@ -458,17 +360,14 @@ class CudaBackend(DeviceStateBackend):
         name = torch.cuda.get_device_name(self.device)
         key = tuning_key(name, self.spec, self._weights, self._options.kv)
         tuning = saved_tuning(folder, key)
-        if tuning is None:
-            if self._options.stages:
-                return
-            try:
-                with on_device(self.device):
-                    tuning = tune(StepTimer(self.step), self.step.tuning, seconds).tuning
-            except RejectedCandidateError:  # Not even the default tile configs can be timed here: keep them.
-                return
-            self.steps.forget()
-            save_tuning(folder, key, tuning)
-        self.step.tuning = tuning
+        if tuning is None and not self._options.stages:
+            with on_device(self.device):
+                tuning = measured_tuning(self.step, seconds)
+            if tuning is not None:
+                self.steps.forget()
+                save_tuning(folder, key, tuning)
+        if tuning is not None:
+            self.step.tuning = tuning
 
     @on_open_device
     def warm_up(

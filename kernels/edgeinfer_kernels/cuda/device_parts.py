@@ -10,12 +10,14 @@ from edgeinfer_kernels.cuda.compile_target import HAS_HIP
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.sampling import SamplingBuffers
 from edgeinfer_kernels.cuda.decode.workspace import Workspace
-from edgeinfer_kernels.cuda.device_memory import Arena
+from edgeinfer_kernels.cuda.device_memory import Arena, Uploader
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.driver import AMD_CAPABILITY
 from edgeinfer_kernels.cuda.offload.streamed_layers import StreamedLayers, can_stream
 from edgeinfer_kernels.cuda.prefill.prefill import Prefill
-from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, Part
+from edgeinfer_kernels.cuda.tensor.collective import Collective
+from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
+from edgeinfer_kernels.cuda.weights.device_model import DeviceModel, OnLoaded, Part
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, KEPT, MAX_TOKENS, RECENT, REQUEST_SIZE, SLICE
@@ -131,6 +133,25 @@ class DeviceParts:
             sent = StreamedLayers(specification, weights, stages, model, arena, options.stream_min_tokens)
             prefill.sent, prefill.products.sender = sent, sent.sender
         return cls(model, workspace, prefill, sampling, sent)
+
+    def fill(self, device: torch.device, on_loaded: OnLoaded | None) -> None:
+        """Load the weights onto the device."""
+        uploader = Uploader(device)
+        try:
+            self.model.fill(uploader, on_loaded)
+            if self.sent is not None:
+                self.sent.fill_vectors()
+        finally:
+            uploader.close()
+
+    def sum_over_ranks(self, collective: Collective, chunk: int) -> None:
+        """The results of blocks are partial sums, which this `collective` adds; `chunk`: maximum tokens of a
+        prompt's chunk.
+        """
+        self.workspace.y = collective.shared(self.workspace.y)
+        self.prefill.collective = collective
+        if len(self.model.blocks) % BUFFERS == 0:
+            self.prefill.sums = collective.chunk_sums(chunk, self.model.spec.hidden_size)
 
 
 def check_capability(spec: DecoderSpec, capability: int) -> None:

@@ -28,6 +28,18 @@ BY_HEAD = (".attn_k_b.", ".attn_v_b.")
 """Parts of names of matrices whose heads are multiplied separately."""
 
 
+def check_adaptable(lora: ModelLora, *, streams: bool, gathers: bool) -> None:
+    """Raise `LoraError` if a model takes no such adapters: it `streams` weights of the CPU to the GPU, or
+    `gathers` active neurons.
+    """
+    if streams and (lora.matrices or lora.embedding):
+        raise LoraError(
+            "weights on the CPU are streamed to the GPU for prompts and take no adapter: pass it to load"
+        )
+    if gathers and lora.matrices:
+        raise LoraError("layers that read active neurons only (sparse) take no adapter")
+
+
 @dataclass(frozen=True)
 class PlacedMatrix:
     """A matrix of the file in planes: its first row there, and the order of its rows within each head."""

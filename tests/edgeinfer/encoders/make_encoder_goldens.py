@@ -46,7 +46,8 @@ def llama_cpp_rows(path: Path, pooling: int, texts: Sequence[Sequence[int]] = TE
         embedding=True,
         pooling_type=pooling,
         verbose=False,
-        n_threads=2,
+        n_threads=1,
+        n_threads_batch=1,
     )
     batch, context = llama._batch, llama._ctx
     batch.reset()

@@ -127,7 +127,7 @@ def test_vectors_and_scores_equal_llama_cpp(
     check_pooled(path, name, variant, goldens[f"{name} {variant} pooled"])
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", [name for name, variant in FILES if variant == "plain"])
 def test_other_weights_give_the_hidden_states_of_llama_cpp(tmp_path: Path, name: str) -> None:

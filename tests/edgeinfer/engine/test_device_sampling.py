@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from edgeinfer.engine.device_sampling import DeviceSampler
-from edgeinfer.engine.native_engine import KVCache
+from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer_kernels.backend import Capabilities, SamplingSettings
 from edgeinfer_kernels.reference import ReferenceBackend

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import edgeinfer
-from edgeinfer.engine.native_engine import NativeEngine, shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer_kernels import recurrent_state
 from tests.model_zoo import ZOO
 

@@ -11,7 +11,8 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.native_engine import KVCache, NativeEngine
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
 from edgeinfer_kernels.backend import Capabilities

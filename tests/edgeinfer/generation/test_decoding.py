@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.engine.native_engine import shared_prefix
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.errors import ContextOverflowError, LogitsError, SettingError
 from tests.edgeinfer.fake_engine import (
     END,

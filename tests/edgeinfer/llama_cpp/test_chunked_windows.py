@@ -29,7 +29,7 @@ def test_logits_around_the_end_of_a_chunk_equal_llama_cpp(tmp_path: Path) -> Non
     path = model.write(tmp_path / "model.gguf")
     ids = np.random.default_rng(1).integers(3, VOCABULARY, 8240).tolist()
     llama = llama_cpp.Llama(
-        str(path), n_ctx=CONTEXT, logits_all=True, verbose=False, n_threads=2, type_k=0, type_v=0
+        str(path), n_ctx=CONTEXT, logits_all=True, verbose=False, n_threads=1, type_k=0, type_v=0
     )
     llama.eval(ids)
     theirs = np.array(llama.scores[FIRST : len(ids)], np.float32)

@@ -17,7 +17,6 @@ from tests.edgeinfer.hugging_face.random_folders import Logits, logits_of, rando
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-peft = pytest.importorskip("peft")
 safetensors = pytest.importorskip("safetensors.numpy")
 IDS = np.random.default_rng(5).integers(3, 280, 30).tolist()
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -35,6 +34,7 @@ TARGETS = {
 
 def adapted(name: str, folder: Path, **options: Any) -> tuple[Path, Path, Logits]:
     """The folders of a model and of a random adapter, and the logits of PEFT with it."""
+    peft = pytest.importorskip("peft")
     model = random_model(name)
     base = write_folder(model, folder / "base")
     settings = {"r": 4, "lora_alpha": 12, "target_modules": TARGETS[name], **options}

@@ -90,9 +90,9 @@ def test_a_profile_of_the_user_is_never_changed(path: Path) -> None:
 def test_old_counts_lose_weight(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x" * 5000)
     counts = ActivityCounts(tmp_path / "m.gguf", {3: 0}, tmp_path)
-    for _ in range(2 * MAX_TOKENS // 16):
-        counts.observe(3, np.array([[1.0, 0.0]] * 16, np.float32))
-        counts.observe(4, np.ones((16, 2), np.float32))
+    for _ in range(2 * MAX_TOKENS // 256):
+        counts.observe(3, np.array([[1.0, 0.0]] * 256, np.float32))
+        counts.observe(4, np.ones((256, 2), np.float32))
     path = counts.save()
     assert path is not None
     profile = ActivityProfile.load(path)

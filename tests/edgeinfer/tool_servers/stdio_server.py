@@ -1,8 +1,8 @@
 """A tool server for tests, over standard input and output, or over HTTP if it gets a port."""
 
+import asyncio
 import os
 import sys
-import time
 
 from mcp.server.mcpserver import MCPServer
 
@@ -28,9 +28,9 @@ def fail() -> str:
 
 
 @server.tool()
-def wait() -> str:
+async def wait() -> str:
     """Return after an hour."""
-    time.sleep(3600)
+    await asyncio.sleep(3600)
     return "late"
 
 

@@ -11,8 +11,9 @@ from edgeinfer_kernels.backend import PAGE, BatchPositions
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionState
 from edgeinfer_kernels.caches.cache_formats import hadamard_rows
+from edgeinfer_kernels.caches.cache_state import CacheState
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.caches.layer_cache import CacheState, LayerCache, by_position
+from edgeinfer_kernels.caches.layer_cache import LayerCache, by_position
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.main_memory import MainMemoryBackend
 from tests.kernels.conftest import ISAS

@@ -61,7 +61,7 @@ def build_for(name: str) -> Build:
 @pytest.mark.default_cases(5)
 @pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("isa", ["reference", *ISAS])
+@pytest.mark.parametrize("isa", [*ISAS, "reference"])
 def test_logits_equal_those_of_a_whole_cache_bit_for_bit(
     tmp_path: Path, name: str, kind: CacheType, isa: str
 ) -> None:

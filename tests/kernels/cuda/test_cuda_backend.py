@@ -11,8 +11,8 @@ import torch
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda import backend as cuda_backend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.cuda.tuning import step_timer
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -395,7 +395,7 @@ def test_a_step_is_tuned_once_and_the_result_is_stored(
         def compile(self, tunings: Sequence[Tuning], tokens: int) -> None:
             pass
 
-    monkeypatch.setattr(cuda_backend, "StepTimer", Timer)
+    monkeypatch.setattr(step_timer, "StepTimer", Timer)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)

@@ -7,7 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.caches.cache_formats import hadamard_rows
-from edgeinfer_kernels.caches.layer_cache import CacheState, LayerCache
+from edgeinfer_kernels.caches.cache_state import CacheState
+from edgeinfer_kernels.caches.layer_cache import LayerCache
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.blocks.attention import AttentionSpec

@@ -12,9 +12,12 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import BatchPositions
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
+from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
+from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 
 ROPE_POSITIONS = 256
@@ -210,3 +213,31 @@ class UnpackedRows:
         made = np.empty((STEP_TOKENS, self._columns), np.float32)
         self._kept = [made, *self._kept][:MAX_KEPT]
         return made[:count]
+
+
+class HeadOutput:
+    """What the head kernel with these `args` writes: logits, before the output's bias, scale and soft cap."""
+
+    def __init__(self, args: HeadArgs, spec: DecoderSpec, bias: npt.NDArray[np.float32] | None) -> None:
+        self.args, self._spec, self._bias = args, spec, bias
+        self._rows = UnpackedRows(padded(spec.vocabulary_size))
+
+    def rows(self, count: int) -> npt.NDArray[np.float32]:
+        """The array (count, padded vocabulary) that the next call writes."""
+        whole = self._rows.rows(count)
+        self.args.logits = quick_address(whole)
+        return whole
+
+    def logits(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """The written `rows` (count, vocabulary) with their bias, scaled and soft-capped in place."""
+        spec = self._spec
+        out = whole[:, : spec.vocabulary_size]
+        if self._bias is not None:
+            out += self._bias
+        if spec.logit_scale != 1.0:
+            out *= np.float32(spec.logit_scale)
+        if spec.logit_soft_cap:
+            out /= np.float32(spec.logit_soft_cap)
+            np.tanh(out, out)
+            out *= np.float32(spec.logit_soft_cap)
+        return out

@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.decode.step_launches import StepLaunches
 from edgeinfer_kernels.cuda.tensor.collective import Alone
 from edgeinfer_kernels.cuda.tuning.step_compiling import compile_tunings
 from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
-from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
+from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
 from edgeinfer_kernels.sizes.cuda_buffers import CACHED_AT, MASKS_AT, POSITIONS_AT, SEQUENCES_AT
 
 REPLAYS = 24
@@ -95,3 +95,13 @@ def replay_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000 / replays
+
+
+def measured_tuning(step: DecodeStep, seconds: float) -> Tuning | None:
+    """The fastest tile configs of a step's kernels that are found in this time; None: not even the default
+    ones can be timed here.
+    """
+    try:
+        return tune(StepTimer(step), step.tuning, seconds).tuning
+    except RejectedCandidateError:
+        return None

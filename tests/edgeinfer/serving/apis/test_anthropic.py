@@ -6,10 +6,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("anthropic")
-
-import anthropic
-
 from edgeinfer import Model
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, fake, post, served
@@ -28,6 +24,7 @@ VERBATIM = "{% for m in messages %}{{ m }}{% endfor %}"
 @pytest.fixture
 def client_of(request: pytest.FixtureRequest) -> Iterator[Any]:
     """Model -> a client of a server with it."""
+    anthropic = pytest.importorskip("anthropic")
     servers = []
 
     def of(model: Model, key: str | None = None) -> Any:
@@ -108,6 +105,7 @@ def test_tokens_are_counted_without_a_completion(client_of: Any) -> None:
 
 
 def test_the_key_is_taken_from_both_headers(client_of: Any) -> None:
+    anthropic = pytest.importorskip("anthropic")
     client = client_of(fake(), key="secret")
     assert client.messages.create(messages=HELLO, **SETTINGS).content
     assert client.with_options(api_key=None, auth_token="secret").models.list().data[0].id == "fake"

@@ -3,7 +3,7 @@
 import shutil
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +73,8 @@ class Watched:
 OpenPage = Callable[..., Any]
 
 
-@pytest.fixture
-def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
+@contextmanager
+def opening(browser: Any, folder: Path) -> Iterator[OpenPage]:
     """(model, options of the server and of the tab) -> a tab with the page, which is checked at the end:
     no request to another server, no error, no violation of the policy.
     """
@@ -86,7 +86,7 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
         def opened(
             model: Model, tab: dict[str, Any] | None = None, tools: ToolServers | None = None, **options: Any
         ) -> Any:
-            page = Page(tmp_path / "chats.sqlite", tools=tools)
+            page = Page(folder / "chats.sqlite", tools=tools)
             root = ended.enter_context(served(model, page=page, **options))
             context = browser.new_context(**(tab or {}))
             ended.callback(context.close)
@@ -97,4 +97,18 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
             watched.tab.wait_for_selector(".welcome, dialog")
             return watched.tab
 
+        yield opened
+
+
+@pytest.fixture
+def open_page(browser: Any, tmp_path: Path) -> Iterator[OpenPage]:
+    """As `opening`, of one test."""
+    with opening(browser, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def open_pages(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenPage]:
+    """As `opening`, of all tests of a file."""
+    with opening(browser, tmp_path_factory.mktemp("page")) as opened:
         yield opened

@@ -107,7 +107,8 @@ def test_the_theme_follows_the_system_until_one_is_selected(open_page: OpenPage)
     assert (background(), tab.get_attribute("#theme", "aria-label")) == (light, "Theme: as the system")
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+@pytest.mark.default_cases(2)
+@pytest.mark.parametrize("width", [320, 1280, 390, 768])
 def test_nothing_is_wider_than_the_screen(open_page: OpenPage, width: int) -> None:
     tab = open_page(
         fake(f"{MARKDOWN}\n{'x' * 300}", context=2048), {"viewport": {"width": width, "height": 700}}

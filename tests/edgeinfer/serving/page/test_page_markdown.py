@@ -91,8 +91,13 @@ def shown(tab: Any, selector: str) -> str:
     return str(tab.inner_text(f".markdown {selector} >> nth=0")).strip()
 
 
-def test_blocks_and_marks_become_nodes(open_page: OpenPage) -> None:
-    tab = open_page(fake())
+@pytest.fixture(scope="module")
+def tab(open_pages: OpenPage) -> Any:
+    """One tab for all texts: each replaces the one before it."""
+    return open_pages(fake())
+
+
+def test_blocks_and_marks_become_nodes(tab: Any) -> None:
     tab.evaluate(SHOW, TEXT)
     assert [(selector, shown(tab, selector)) for selector, _ in EXPECTED] == EXPECTED
     text = tab.inner_text(".markdown")
@@ -100,14 +105,13 @@ def test_blocks_and_marks_become_nodes(open_page: OpenPage) -> None:
     assert tab.locator(".markdown hr").count() == 1
 
 
-def test_a_text_that_grows_ends_as_the_whole_text(open_page: OpenPage) -> None:
-    whole, grown = open_page(fake()).evaluate(GROW, TEXT)
+def test_a_text_that_grows_ends_as_the_whole_text(tab: Any) -> None:
+    whole, grown = tab.evaluate(GROW, TEXT)
     assert grown == whole
 
 
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
-def test_hostile_marks_end_as_text(open_page: OpenPage, index: int) -> None:
-    tab = open_page(fake())
+def test_hostile_marks_end_as_text(tab: Any, index: int) -> None:
     assert tab.evaluate(SHOW, HOSTILE[index]) >= 0
     assert tab.locator("#transcript :is(script, img, iframe)").count() == 0
 
@@ -123,8 +127,7 @@ def test_hostile_marks_end_as_text(open_page: OpenPage, index: int) -> None:
         "#x",
     ],
 )
-def test_only_http_addresses_become_links(open_page: OpenPage, address: str) -> None:
-    tab = open_page(fake())
+def test_only_http_addresses_become_links(tab: Any, address: str) -> None:
     tab.evaluate(SHOW, f"[label]({address}) <{address}>")
     assert tab.locator(".markdown a").count() == 0
     assert json.dumps(address)[1:-1] in json.dumps(tab.inner_text(".markdown"))

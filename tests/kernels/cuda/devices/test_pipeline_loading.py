@@ -84,6 +84,7 @@ def test_two_budgets_that_hold_a_model_only_together_run_it(path: Path) -> None:
         assert model.generate(IDS, **sampled).ids == one.generate(IDS, **sampled).ids
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("two_gpus")
 def test_what_two_gpus_do_not_hold_is_shared_with_the_cpu(path: Path) -> None:
     budgets = [int(share * whole_bytes(path)) for share in (0.5, 0.6)]

@@ -75,6 +75,7 @@ def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_p
     check_drafts_of_each_text(WITH_HEAD.write(tmp_path / "model.gguf"), "mtp", DraftHead)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_a_head_in_a_separate_file_is_that_of_the_whole_file(tmp_path: Path) -> None:
     whole = WITH_HEAD.write(tmp_path / "whole.gguf")
