@@ -22,15 +22,14 @@ AHEAD = tl.constexpr(2)
 programs hide the latency.
 """
 UNROLLED = 8
-"""Maximum number of tiles times tokens with code of their own: more take long to compile, and spill."""
+"""Maximum number of tiles times tokens that have separate code: more take long to compile, and spill."""
 
 
 @triton.constexpr_function
 def _looped(blocks: int, step: int, tokens: int) -> int:
-    """Tiles of an iteration of a loop over all but the first; 0: no loop, each tile has code of its own."""
+    """Tiles of an iteration of a loop over all but the first; 0: no loop, every tile has separate code."""
     rest, most = (blocks - 1) // step, UNROLLED // tokens
     return 0 if rest < most else max(1, most // 2)
-
 
 
 @triton.jit
@@ -92,9 +91,7 @@ def _project_unrolled(
     if LOOPED == 0:
         for start in tl.static_range(STEP, BLOCKS, STEP):
             tile = _tile_from(matrix, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE)
-            products = _products(
-                tile, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE
-            )
+            products = _products(tile, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE)
             totals = _added(totals, products)
     else:
         for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):

@@ -111,8 +111,8 @@ def test_tokens_that_the_gpu_samples_ahead_are_observed(tmp_path: Path) -> None:
     with edgeinfer.load(path, draft="mtp", **GPU) as model:
         engine, drafter = model.engine, drafter_of(model)
         speculator, model.speculator = model.speculator, None
-        completion = model.generate(IDS, **GREEDY)
-        text = [*IDS, *completion.ids]
+        completion = model.generate(IDS[1:], **GREEDY)
+        text = [*IDS[1:], *completion.ids]
         model.speculator = speculator
         assert engine.ids == text[:-1]
         request = DraftRequest(3, SamplingParams(temperature=0.0))

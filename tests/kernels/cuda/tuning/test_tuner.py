@@ -79,7 +79,7 @@ BEST = Tuning(
     one=RowShapes(Shape(32, 2), Shape(64, 8), Shape(128, 8), Shape(32, 4), Shape(128, 4)),
     two=RowShapes(Shape(64, 8, 2, 1), Shape(64, 4), Shape(64, 4), Shape(32, 4, 2, 1), Shape(64, 4)),
     four=RowShapes(Shape(16, 2, 1), Shape(32, 4, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1), Shape(16, 2, 1)),
-    eight=RowShapes(Shape(32, 4, 1), Shape(32, 8, 1), Shape(32, 4, 1), Shape(32, 8, 1, 1), Shape(32, 8, 1)),
+    eight=RowShapes(Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2), Shape(32, 8, 1), Shape(32, 8, 1)),
     positions=16, attention_warps=1, tensor=TensorShape(64, 4, 1), tensor_gated=TensorShape(16, 4, 4),
     tensor_adding=TensorShape(32, 8, 2), tensor_above=4, tensor_gated_above=8,
 )  # fmt: skip
@@ -90,7 +90,7 @@ def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     result = tune(step, Tuning(), 1e6, step.clock)
     assert result.tuning == BEST
     # Of one token, timed before the steps of several tokens were tuned.
-    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), 3.0)
+    assert (result.seconds_before, result.seconds) == (step(Tuning(), 1), pytest.approx(2.9))
     assert ALL - len(CANDIDATES) <= result.trials <= ALL
 
 
