@@ -167,18 +167,17 @@ class CpuShard:
             for _, args in self._step_args:
                 args.recent = address(self.state.recent.table)
         self.steps = []
-        for stage in self.stages:
-            steps = []
-            for index in stage:
-                step_args = addressof(tables[ropes.get(index.layer)][1])
-                for kernel in calls[index]:
-                    steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
-            self.steps.append(steps)
         served = []
-        for number, steps in enumerate(self.steps, 1):
-            for position, step in enumerate(steps):
+        for number, stage in enumerate(self.stages, 1):
+            kernels = [(index, kernel) for index in stage for kernel in calls[index]]
+            steps = []
+            for position, (index, kernel) in enumerate(kernels):
+                step_args = addressof(tables[ropes.get(index.layer)][1])
+                steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
                 awaited = number if number > 1 and position == 0 else 0
-                served.append((*step, awaited, number if position == len(steps) - 1 else 0))
+                completed = number if position == len(kernels) - 1 else 0
+                served.append((*steps[-1], int(not kernel.ends_by_token), awaited, completed))
+            self.steps.append(steps)
         schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
         service = self._arena.fill(
             ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)

@@ -275,6 +275,7 @@ class SparseBlocks:
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
             weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
+            nbytes=neuron_row_bytes(matrix),
             row_bytes=neuron_row_bytes(matrix),
         )
 
@@ -286,6 +287,7 @@ class SparseBlocks:
                 kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
                 weights=window.memory + begin,
                 groups=row_groups(matrix.columns),
+                nbytes=neuron_row_bytes(matrix),
                 row_bytes=window.slot_bytes,
                 slots=window.slots,
             )

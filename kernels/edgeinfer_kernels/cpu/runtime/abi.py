@@ -35,10 +35,11 @@ ROWS_AHEAD, BLOCKS_AHEAD = 4, 3
 predict the addresses; measured. A thread that reads all outputs of a block prefetches one block.
 """
 LIST_BYTES = 4 * (MAX_NEURONS_PER_PIECE + 16)
+LISTS_BYTES = 2 * LIST_BYTES
 ACTIVE_BYTES = 512
 ACTIVE_LISTS = 4
-SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
-"""A thread's list of neurons, and the active neurons of blocks: their indices and activations."""
+SPARSE_SCRATCH = LISTS_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
+"""A thread's lists of neurons, and the active neurons of blocks: their indices and activations."""
 
 
 READ_JOBS = 8192

@@ -178,13 +178,14 @@ class FeedForwardArgs(Structure):
 
 @structure()
 class NeuronRowsArgs(Structure):
-    """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row, and
-    `row_bytes` from one to the next. slots: 0, or the index of each neuron's row, int32.
+    """Rows that are multiplied one by one (see `neuron_layout.py`): `groups` of sixteen blocks, `nbytes`
+    bytes, and `row_bytes` from one to the next. slots: 0, or the index of each neuron's row, int32.
     """
 
     kernel: Int
     weights: Int
     groups: Int
+    nbytes: Int
     row_bytes: Int
     slots: Int
 

@@ -80,7 +80,7 @@ def neuron_rows(
         np.array([*expected, *[0] * ROWS_AHEAD], np.int32),
         np.full(matrix.rows, np.nan, np.float32),
     )
-    kernels.function(f"neuron_rows_{matrix.format}", 8)(
+    kernels.function(f"neuron_rows_{matrix.format}", 10)(
         address(laid_out),
         row_groups(matrix.columns),
         neuron_row_bytes(matrix),
@@ -89,6 +89,8 @@ def neuron_rows(
         len(expected),
         address(lanes),
         address(out),
+        address(laid_out),
+        neuron_row_bytes(matrix),
     )
     return out
 

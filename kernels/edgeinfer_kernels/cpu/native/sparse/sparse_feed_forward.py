@@ -34,16 +34,18 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
-    call_pointer_8,
     call_pointer_10,
     load_i32,
+    prefetch,
     store_i32,
     trailing_zeros,
 )
 from edgeinfer_kernels.cpu.native.simd.vector_math import sum_of_products
-from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
+from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes, row_of
 from edgeinfer_kernels.cpu.runtime.abi import (
+    CACHE_LINE,
     LIST_BYTES,
+    LISTS_BYTES,
     MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
     ROWS_AHEAD,
@@ -60,6 +62,20 @@ exports = Exports()
 
 
 @device_function
+def end_list(neurons, count):
+    """No list follows."""
+    for ahead in range(ROWS_AHEAD):
+        store_i32(neurons + 4 * (count + ahead), -1)
+
+
+@device_function
+def continue_list(neurons, count, following, following_count):
+    """The list `following` follows a list: its first rows are prefetched during the last ones of this."""
+    for ahead in range(min(ROWS_AHEAD, following_count)):
+        store_i32(neurons + 4 * (count + ahead), load_i32(following + 4 * ahead))
+
+
+@device_function
 def list_positive(row, bias, first, last, neurons):
     """List the neurons first…last whose projection plus bias is above 0, as int32; return their number."""
     count = 0
@@ -72,9 +88,7 @@ def list_positive(row, bias, first, last, neurons):
             store_i32(neurons + 4 * count, i + trailing_zeros(bits))
             bits &= bits - 1
             count += 1
-    following = load_i32(neurons + 4 * (count - 1)) if count != 0 else first
-    for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), following)
+    end_list(neurons, count)
     return count
 
 
@@ -85,9 +99,20 @@ def fill_row(row, first, last, value):
 
 
 @device_function
-def multiply_listed_rows(rows, neurons, count, lanes, out):
-    """out[n] = row n · x for the listed neurons."""
-    call_pointer_8(
+def prefetch_first_rows(rows, weights, neurons, count, already):
+    """Prefetch the rows of the first neurons of a list, as far ahead as the kernel prefetches the others,
+    except those that a list of `already` neurons before it prefetches. `weights`: of `rows` or of an expert.
+    """
+    for index in range(min(count, ROWS_AHEAD - already)):
+        at = row_of(weights, rows.row_bytes, rows.slots, load_i32(neurons + 4 * index))
+        for line in range(0, rows.nbytes, CACHE_LINE):
+            prefetch(at + line)
+
+
+@device_function
+def multiply_listed_rows(rows, neurons, count, lanes, out, next_rows):
+    """out[n] = row n · x for the listed neurons; the next list has neurons of `next_rows`."""
+    call_pointer_10(
         rows.kernel,
         rows.weights,
         rows.groups,
@@ -97,6 +122,8 @@ def multiply_listed_rows(rows, neurons, count, lanes, out):
         count,
         lanes,
         out,
+        next_rows.weights,
+        next_rows.row_bytes,
     )
 
 
@@ -117,27 +144,54 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
 
 
 @device_function
-def compute_active(block, dense, token, first, last, own):
-    """Compute a token's gate and up of the neurons first…last; 0 or INACTIVE for inactive ones."""
-    hidden = dense.hidden
-    stride = hidden.float_stride
-    gate = dense.gate + token * stride
-    up = hidden.floats + token * stride
-    gate_matrix = dense.gate_matrix
-    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
-    up_rows = block.up_rows
+def first_rows(block):
+    """The rows of a token's first list: those of gate if a predictor selects them, else those of up."""
+    if block.gate_rows.address != 0:
+        return block.gate_rows
+    return block.up_rows
+
+
+@device_function
+def list_first(block, dense, token, first, last, neurons):
+    """List a token's neurons first…last whose rows are read first: those that the predictor selects, without
+    one those whose gate is positive. Return their number.
+    """
+    hidden, gate_matrix = dense.hidden, dense.gate_matrix
+    gate, up = dense.gate + token * hidden.float_stride, hidden.floats + token * hidden.float_stride
     if block.predictor_second.address != 0:
-        count = list_positive(gate, block.predictor_bias, first, last, own)
-        if gate_matrix.address == 0:
-            fill_row(up, first, last, INACTIVE)
-            multiply_listed_rows(up_rows, own, count, lanes, up)
-        else:
-            fill_row(gate, first, last, INACTIVE)
-            multiply_listed_rows(block.gate_rows, own, count, lanes, gate)
+        count = list_positive(gate, block.predictor_bias, first, last, neurons)
+        fill_row(gate if gate_matrix.address != 0 else up, first, last, INACTIVE)
+        return count
     if gate_matrix.address != 0:
-        count = list_positive(gate, gate_matrix.bias, first, last, own)
+        count = list_positive(gate, gate_matrix.bias, first, last, neurons)
         fill_row(up, first, last, 0)
-        multiply_listed_rows(up_rows, own, count, lanes, up)
+        return count
+    return 0
+
+
+@device_function
+def multiply_gate(block, dense, token, first, last, neurons, count, active, own):
+    """Multiply the gate rows of a list, and list the neurons whose gate is positive as `active`. Return their
+    number.
+    """
+    hidden, gate_matrix = dense.hidden, dense.gate_matrix
+    gate, up = dense.gate + token * hidden.float_stride, hidden.floats + token * hidden.float_stride
+    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+    continue_list(neurons, count, neurons, count)  # Most of them are positive.
+    multiply_listed_rows(block.gate_rows, neurons, count, lanes, gate, block.up_rows)
+    count = list_positive(gate, gate_matrix.bias, first, last, active)
+    prefetch_first_rows(block.up_rows, block.up_rows.weights, active, count, 0)
+    fill_row(up, first, last, 0)
+    return count
+
+
+@device_function
+def multiply_up(block, dense, token, neurons, count, own):
+    """Multiply the rows of up of a list."""
+    hidden = dense.hidden
+    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+    up = hidden.floats + token * hidden.float_stride
+    multiply_listed_rows(block.up_rows, neurons, count, lanes, up, first_rows(block))
 
 
 @device_function
@@ -156,24 +210,67 @@ def activate_neurons(dense, token, tokens, first, last):
 
 
 @device_function
-def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
-    """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
-    is computed already.
-    """
+def next_piece(pool, counter, block, dense):
+    """(first, last) of the next piece of the neurons; first == last: there is none."""
     begin, end = 0, dense.hidden.columns
     if block.window.address != 0:
         begin, end = block.window.first, block.window.last
     piece = block.neurons_per_piece
-    while True:
-        first = begin + next_item(pool, counter) * piece
-        if first >= end:
-            break
-        last = min(end, first + piece)
-        if block.window.address == 0:
-            find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+    first = min(end, begin + next_item(pool, counter) * piece)
+    return first, min(end, first + piece)
+
+
+@device_function
+def prefetch_biases(block, dense, first, last):
+    """Prefetch what the lists of a piece compare with."""
+    gate_matrix, bias = dense.gate_matrix, block.predictor_bias
+    for line in range(4 * first, 4 * last, CACHE_LINE):
+        if bias != 0:
+            prefetch(bias + line)
+        if gate_matrix.address != 0 and gate_matrix.bias != 0:
+            prefetch(gate_matrix.bias + line)
+
+
+@device_function
+def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
+    """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
+    is computed already.
+
+    The rows of a list are scattered, and the first ones of a short list are waited for. So the next list is
+    made, and its first rows prefetched, before the rows of the one before it are multiplied.
+    """
+    has_gate_rows = block.gate_rows.address != 0
+    in_memory = block.window.address == 0
+    listed, other = own, own + LIST_BYTES
+    first, last = next_piece(pool, counter, block, dense)
+    if in_memory and first < last:
+        find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+    count = list_first(block, dense, 0, first, last, listed)
+    rows = first_rows(block)
+    if rows.address != 0:
+        prefetch_first_rows(rows, rows.weights, listed, count, 0)
+    while first < last:
+        next_first, next_last = next_piece(pool, counter, block, dense)
+        prefetch_biases(block, dense, next_first, next_last)
         for token in range(tokens):
-            compute_active(block, dense, token, first, last, own)
+            if has_gate_rows:
+                count = multiply_gate(block, dense, token, first, last, listed, count, other, own)
+                listed, other = other, listed
+            following = 0
+            if token + 1 < tokens:
+                following = list_first(block, dense, token + 1, first, last, other)
+            elif next_first < next_last:
+                if in_memory:
+                    find_neurons(block, dense, tokens, next_first, next_last, dense_scratch, own)
+                following = list_first(block, dense, 0, next_first, next_last, other)
+            if rows.address != 0:
+                continue_list(listed, count, other, following)
+                prefetch_first_rows(rows, rows.weights, other, following, min(count, ROWS_AHEAD))
+                multiply_up(block, dense, token, listed, count, own)
             activate_neurons(dense, token, tokens, first, last)
+            listed, other = other, listed
+            count = following
+        first, last = next_first, next_last
 
 
 @device_function
@@ -220,7 +317,7 @@ def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
         tokens,
         sums + block.sums_offset,
         block.sums_stride,
-        own + LIST_BYTES,
+        own + LISTS_BYTES,
         by_outputs,
     )
 
@@ -273,8 +370,7 @@ def list_every(first, last, step, neurons):
             break
         store_i32(neurons + 4 * count, neuron)
         count += 1
-    for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), first)
+    end_list(neurons, count)
     return count
 
 
@@ -301,9 +397,11 @@ def predict_phase(pool, thread, block, step_args, own):
     first = thread
     while first < rank:
         count = list_every(first, rank, threads, own)
+        prefetch_first_rows(rows, rows.weights, own, count, 0)
         for token in range(tokens):
             lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
-            multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
+            out = block.predicted + token * block.predicted_stride
+            multiply_listed_rows(rows, own, count, lanes, out, rows)
         first += count * threads
     barrier(pool)
     if block.rectified != 0:
