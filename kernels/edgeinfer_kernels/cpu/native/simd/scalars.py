@@ -79,6 +79,12 @@ def trailing_zeros(builder, bits):
     return call(builder, "llvm.cttz.i64", I64, [bits, ir.Constant(ir.IntType(1), 1)])
 
 
+@operation(types.int64, (types.int64,))
+def count_ones(builder, bits):
+    """The number of set bits."""
+    return call(builder, "llvm.ctpop.i64", I64, [bits])
+
+
 @operation(types.void, (address,))
 def prefetch(builder, at):
     pointer = builder.inttoptr(at, I8.as_pointer())

@@ -23,12 +23,12 @@ from edgeinfer_kernels.cpu.native.blocks.phases import ROW_CHUNKS_PER_THREAD
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_i64
-from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.native.sparse.sparse_feed_forward import (
+from edgeinfer_kernels.cpu.native.sparse.neuron_lists import (
     fill_row,
     list_positive,
     prefetch_first_rows,
 )
+from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
     LISTS_BYTES,
     MAX_NEURONS_PER_PIECE,

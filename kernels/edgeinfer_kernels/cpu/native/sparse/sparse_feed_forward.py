@@ -14,6 +14,7 @@ import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_piece, feed_forward_block
 from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_piece,
     add_residual,
     multiply_rows,
     normalize_and_quantize,
@@ -23,30 +24,37 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.disk.bundle_window import take_bundles
 from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import nonzero_bytes
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
     at_least,
     load_floats,
     multiply,
-    positive_lanes,
     splat_f32,
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_10,
-    load_i32,
+    count_ones,
     prefetch,
-    store_i32,
-    trailing_zeros,
+    store_i8,
 )
 from edgeinfer_kernels.cpu.native.simd.vector_math import sum_of_products
-from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes, row_of
+from edgeinfer_kernels.cpu.native.sparse.neuron_lists import (
+    continue_list,
+    fill_row,
+    list_every,
+    list_positive,
+    multiply_listed_rows,
+    prefetch_first_rows,
+)
+from edgeinfer_kernels.cpu.native.sparse.neuron_parts import part_of_outputs
+from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATION_BYTES,
     CACHE_LINE,
     LIST_BYTES,
-    LISTS_BYTES,
-    MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
     ROWS_AHEAD,
     SPARSE_SCRATCH,
@@ -59,72 +67,6 @@ INACTIVE = -1e30
 """The projection of a neuron that is not computed: ReLU maps it to 0 for any bias."""
 
 exports = Exports()
-
-
-@device_function
-def end_list(neurons, count):
-    """No list follows."""
-    for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), -1)
-
-
-@device_function
-def continue_list(neurons, count, following, following_count):
-    """The list `following` follows a list: its first rows are prefetched during the last ones of this."""
-    for ahead in range(min(ROWS_AHEAD, following_count)):
-        store_i32(neurons + 4 * (count + ahead), load_i32(following + 4 * ahead))
-
-
-@device_function
-def list_positive(row, bias, first, last, neurons):
-    """List the neurons first…last whose projection plus bias is above 0, as int32; return their number."""
-    count = 0
-    for i in range(first, last, 16):
-        value = load_floats(row + 4 * i)
-        if bias != 0:
-            value = add(value, load_floats(bias + 4 * i))
-        bits = positive_lanes(value)
-        while bits != 0:
-            store_i32(neurons + 4 * count, i + trailing_zeros(bits))
-            bits &= bits - 1
-            count += 1
-    end_list(neurons, count)
-    return count
-
-
-@device_function
-def fill_row(row, first, last, value):
-    for i in range(first, last, 16):
-        store_floats(row + 4 * i, splat_f32(np.float32(value)))
-
-
-@device_function
-def prefetch_first_rows(rows, weights, neurons, count, already):
-    """Prefetch the rows of the first neurons of a list, as far ahead as the kernel prefetches the others,
-    except those that a list of `already` neurons before it prefetches. `weights`: of `rows` or of an expert.
-    """
-    for index in range(min(count, ROWS_AHEAD - already)):
-        at = row_of(weights, rows.row_bytes, rows.slots, load_i32(neurons + 4 * index))
-        for line in range(0, rows.nbytes, CACHE_LINE):
-            prefetch(at + line)
-
-
-@device_function
-def multiply_listed_rows(rows, neurons, count, lanes, out, next_rows):
-    """out[n] = row n · x for the listed neurons; the next list has neurons of `next_rows`."""
-    call_pointer_10(
-        rows.kernel,
-        rows.weights,
-        rows.groups,
-        rows.row_bytes,
-        rows.slots,
-        neurons,
-        count,
-        lanes,
-        out,
-        next_rows.weights,
-        next_rows.row_bytes,
-    )
 
 
 @device_function
@@ -195,7 +137,17 @@ def multiply_up(block, dense, token, neurons, count, own):
 
 
 @device_function
-def activate_neurons(dense, token, tokens, first, last):
+def count_active(block, dense, token, first, last):
+    """Count the active neurons of each block of 32 of first…last."""
+    hidden = dense.hidden
+    counts = block.down.counts + token * block.down.counts_stride
+    row = hidden.quantized + token * hidden.quantized_stride
+    for index in range(first // NEURONS_PER_BLOCK, last // NEURONS_PER_BLOCK):
+        store_i8(counts + index, count_ones(nonzero_bytes(row + ACTIVATION_BYTES * index)))
+
+
+@device_function
+def activate_neurons(block, dense, token, tokens, first, last):
     """hidden = activation(gate)·up, or activation(up), of the neurons first…last, in the input format of
     down.
     """
@@ -207,6 +159,7 @@ def activate_neurons(dense, token, tokens, first, last):
     up_matrix = dense.up_matrix
     code = dense.activation
     activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
+    count_active(block, dense, token, first, last)
 
 
 @device_function
@@ -267,7 +220,7 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
                 continue_list(listed, count, other, following)
                 prefetch_first_rows(rows, rows.weights, other, following, min(count, ROWS_AHEAD))
                 multiply_up(block, dense, token, listed, count, own)
-            activate_neurons(dense, token, tokens, first, last)
+            activate_neurons(block, dense, token, tokens, first, last)
             listed, other = other, listed
             count = following
         first, last = next_first, next_last
@@ -317,7 +270,7 @@ def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
         tokens,
         sums + block.sums_offset,
         block.sums_stride,
-        own + LISTS_BYTES,
+        own + block.steps_offset,
         by_outputs,
     )
 
@@ -345,7 +298,9 @@ def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_out
 
 @device_function
 def add_sums(thread, threads, block, tokens):
-    """Phase: add the sums of all threads for a part of the outputs, to those of the first."""
+    """Phase: add the sums of all threads for a part of the outputs, to those of the first. Return the first
+    and the end of the part.
+    """
     outputs = block.down.outputs
     each = -(-outputs // 16 // threads) * 16
     first = min(outputs, thread * each)
@@ -359,19 +314,31 @@ def add_sums(thread, threads, block, tokens):
             for other in range(1, threads):
                 total = add(total, load_floats(at + other * block.scratch_stride))
             store_floats(at, total)
+    return first, last
 
 
 @device_function
-def list_every(first, last, step, neurons):
-    """List first, first + step, … before `last`, at most MAX_NEURONS_PER_PIECE; return the number."""
-    count = 0
-    for neuron in range(first, last, step):
-        if count == MAX_NEURONS_PER_PIECE:
-            break
-        store_i32(neurons + 4 * count, neuron)
-        count += 1
-    end_list(neurons, count)
-    return count
+def finish_sums(pool, thread, block, step_args, by_outputs):
+    """Phases: x += scale · norm(the sums of all threads + bias). Without a norm each thread adds a part."""
+    dense, tokens, threads = block.dense, step_args.tokens, pool.threads
+    down, post_norm, scale = dense.down_matrix, dense.post_norm, dense.residual_scale
+    sums = block.scratch
+    sums += block.sums_offset
+    stride = block.sums_stride
+    if by_outputs == 0:
+        barrier(pool)
+        first, last = add_sums(thread, threads, block, tokens)
+    else:
+        outputs = block.down.outputs
+        first, last = part_of_outputs(outputs, thread, threads), part_of_outputs(outputs, thread + 1, threads)
+    if post_norm.kind == 0:
+        last = min(last, post_norm.padded)
+        for token in range(tokens):
+            x = step_args.x + token * step_args.x_stride
+            add_piece(x, sums + token * stride, down.bias, first, last, scale)
+    barrier_and_clear(pool)
+    if post_norm.kind != 0:
+        add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
 
 
 @device_function
@@ -444,16 +411,8 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         barrier(pool)
         if dense.sub_norm.address != 0:
             normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
+            for token in range(thread, tokens, pool.threads):
+                count_active(block, dense, token, 0, dense.hidden.columns)
             barrier(pool)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
-    if by_outputs == 0:
-        barrier(pool)
-        add_sums(thread, pool.threads, block, tokens)
-    barrier_and_clear(pool)
-    down = dense.down_matrix
-    sums = block.scratch
-    sums += block.sums_offset
-    stride = block.sums_stride
-    scale = dense.residual_scale
-    post_norm = dense.post_norm
-    add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
+    finish_sums(pool, thread, block, step_args, by_outputs)
