@@ -245,7 +245,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
             host,
             exchange_buffer,
         ):
-            functions = {function for stage in host.steps for function, _, _ in stage}
+            functions = {function for stage in host.steps for _, (function, _, _) in stage}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
             for stage in range(1, len(host.stages) + 1):
