@@ -349,9 +349,9 @@ class _Sizes:
         self.sums_offset = SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes
         self.predicted_offset = self.sums_offset + SPARSE_TOKENS * self.sums
         self.steps_offset = self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized
-        blocks = max((ColumnLayout.of(down).blocks for down in downs), default=0)
-        self.scratch = _lines(self.steps_offset + SUMS_SCRATCH + 4 * SPARSE_TOKENS * blocks)
-        self.counts = _lines(blocks)
+        down_blocks = max((ColumnLayout.of(down).blocks for down in downs), default=0)
+        self.scratch = _lines(self.steps_offset + SUMS_SCRATCH + 4 * SPARSE_TOKENS * down_blocks)
+        self.counts = _lines(down_blocks)
         self.counts_offset = SPARSE_TOKENS * self.predicted
         self.shared = self.counts_offset + SPARSE_TOKENS * self.counts
 

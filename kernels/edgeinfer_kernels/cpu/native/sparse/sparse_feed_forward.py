@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 
+from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_piece, feed_forward_block
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_piece,
@@ -163,13 +164,13 @@ def activate_neurons(block, dense, token, tokens, first, last):
 
 
 @device_function
-def next_piece(pool, counter, block, dense):
-    """(first, last) of the next piece of the neurons; first == last: there is none."""
+def piece_of(item, block, dense):
+    """(first, last) of a piece of the neurons; first == last: there is none."""
     begin, end = 0, dense.hidden.columns
     if block.window.address != 0:
         begin, end = block.window.first, block.window.last
     piece = block.neurons_per_piece
-    first = min(end, begin + next_item(pool, counter) * piece)
+    first = min(end, begin + item * piece)
     return first, min(end, first + piece)
 
 
@@ -185,7 +186,7 @@ def prefetch_biases(block, dense, first, last):
 
 
 @device_function
-def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
+def neurons_phase(pool, counter, thread, block, dense, tokens, dense_scratch, own):
     """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
     is computed already.
 
@@ -195,7 +196,7 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
     has_gate_rows = block.gate_rows.address != 0
     in_memory = block.window.address == 0
     listed, other = own, own + LIST_BYTES
-    first, last = next_piece(pool, counter, block, dense)
+    first, last = piece_of(thread, block, dense)
     if in_memory and first < last:
         find_neurons(block, dense, tokens, first, last, dense_scratch, own)
     count = list_first(block, dense, 0, first, last, listed)
@@ -203,7 +204,8 @@ def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
     if rows.address != 0:
         prefetch_first_rows(rows, rows.weights, listed, count, 0)
     while first < last:
-        next_first, next_last = next_piece(pool, counter, block, dense)
+        item = pool.threads + next_item(pool, counter)
+        next_first, next_last = piece_of(item, block, dense)
         prefetch_biases(block, dense, next_first, next_last)
         for token in range(tokens):
             if has_gate_rows:
@@ -289,7 +291,7 @@ def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_out
         if thread == 0:
             read_neurons(block, dense, tokens)
         barrier(pool)
-        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
         barrier(pool)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
         if window.last >= dense.hidden.columns:
@@ -352,6 +354,21 @@ def rectify(row, rank, x, norm):
 
 
 @device_function
+def prefetch_predictor(pool, thread, block, own):
+    """Prefetch what a thread reads of the predictor until its first list, while the norm is computed."""
+    rows, second, dense = block.predictor_rows, block.predictor_second, block.dense
+    if rows.address == 0:
+        return
+    count = list_every(thread, block.rank, pool.threads, own)
+    prefetch_first_rows(rows, rows.weights, own, count, 0)
+    first, last = piece_of(thread, block, dense)
+    at = second.weights + first // ROWS_PER_GROUP * second.group_bytes
+    for line in range(0, (last - first) // ROWS_PER_GROUP * second.group_bytes, CACHE_LINE):
+        prefetch(at + line)
+    prefetch_biases(block, dense, first, last)
+
+
+@device_function
 def predict_phase(pool, thread, block, step_args, own):
     """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
     Then each thread quantizes the result for itself.
@@ -364,7 +381,6 @@ def predict_phase(pool, thread, block, step_args, own):
     first = thread
     while first < rank:
         count = list_every(first, rank, threads, own)
-        prefetch_first_rows(rows, rows.weights, own, count, 0)
         for token in range(tokens):
             lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
             out = block.predicted + token * block.predicted_stride
@@ -394,6 +410,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     dense_scratch = dense.scratch
     dense_scratch += thread * dense.scratch_stride
     normed = dense.normed
+    prefetch_predictor(pool, thread, block, own)
     normalize_and_quantize(pool, 0, thread, step_args, dense.norm, normed)
     barrier(pool)
     for token in range(tokens):
@@ -407,7 +424,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     if block.window.address != 0:
         window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs)
     else:
-        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
         barrier(pool)
         if dense.sub_norm.address != 0:
             normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
