@@ -199,7 +199,7 @@ def test_timed_stages_equal_those_of_a_normal_step(tmp_path: Path, kernels: Kern
             server.serve(1, 0)
             assert exchange_buffer.words[ANSWERED] == len(host.stages)
             served.append(exchange_buffer.rows[:1].copy())
-        assert np.array_equal(*served)
+        assert np.array_equal(served[0], served[1])
         assert timed.times.attentions + timed.times.feed_forwards == sum(map(len, host.steps))
         assert min(timed.times.attention[-1], timed.times.feed_forward[-1]) > 0
 
