@@ -48,6 +48,7 @@ from harness.hot_neurons.planted_files import (
     find_planted_model,
     write_planted,
 )
+from harness.hot_neurons.time_split import HEAD as TIME_HEAD
 
 Rows = list[list[str]]
 
@@ -58,6 +59,7 @@ class Report:
 
     references: Rows
     cases: Rows
+    times: Rows
     settings: Rows
     skipped: list[str]
 
@@ -67,6 +69,7 @@ class Report:
         tables = [
             ("Activity and exact mode on the CPU alone", markdown(REFERENCE_HEAD, self.references)),
             ("Milliseconds per token", markdown(HEAD, self.cases, left=(0, 4, *named))),
+            ("Where a token's time goes, median ms", markdown(TIME_HEAD, self.times, left=(0, *named[:1]))),
             ("llama.cpp's settings", markdown(LLAMA_HEAD, self.settings, left=(0, 3))),
         ]
         return [*tables, *([("Skipped", ", ".join(self.skipped))] if self.skipped else [])]
@@ -127,11 +130,12 @@ def run_cases(files: list[PlantedFile], given: argparse.Namespace, run: Run, rep
                 _print(report.references[-1])
         of_llama_cpp = theirs.setdefault((name, case.share, case.threads), {})
         is_first = not of_llama_cpp
-        rows = case.compare(run, known.get((name, case.active)), of_llama_cpp)
+        rows, times = case.compare(run, known.get((name, case.active)), of_llama_cpp)
         settings = setting_cells(case, of_llama_cpp) if is_first else []
         report.cases += rows
+        report.times += times
         report.settings += settings
-        for row in (*rows, *settings):
+        for row in (*rows, *times, *settings):
             _print(row)
         last = time.monotonic() - started
 
@@ -163,7 +167,7 @@ def main() -> None:
     gpu_loading.TUNING_SECONDS = given.tuning
     device = "cpu" if not list_gpus() else "auto" if given.smoke else "cuda"
     run = Run(given.llama_bench, device, given.rounds, given.tokens, given.checked)
-    report = Report([], [], [], [])
+    report = Report([], [], [], [], [])
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)

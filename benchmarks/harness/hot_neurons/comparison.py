@@ -24,6 +24,7 @@ from harness.cuda_runs import workload_seconds
 from harness.hot_neurons.planted_files import PlantedFile
 from harness.hot_neurons.quality import START, Agreement, Logits, MeasuredActivity, agreement, forced, greedy
 from harness.hot_neurons.quality import measured_activity as activity_of
+from harness.hot_neurons.time_split import TimeSplit, time_split
 from harness.llama_bench import LlamaBench
 from harness.split_runs import llama_cpp_settings, overhead, placed
 
@@ -105,6 +106,8 @@ class Measured:
     alone: tuple[float, float] | None = None
     """Seconds of the GPU's and the CPU's part of a token, each without the other; None: not split."""
     prompt_rate: float = 0.0
+    split: TimeSplit | None = None
+    """How a token's time divides; None: not measured."""
 
     @property
     def plan(self) -> MemoryPlan:
@@ -132,10 +135,10 @@ class Case:
 
     def compare(
         self, run: Run, known: Reference | None, theirs: dict[tuple[str, ...], list[float]]
-    ) -> list[list[str]]:
-        """Rows under HEAD. A B A B …: each way, then llama.cpp, in the first round in all its settings, then
-        in the fastest. `theirs`: seconds of a token by setting, as far as measured; they don't depend on the
-        activity.
+    ) -> tuple[list[list[str]], list[list[str]]]:
+        """Rows under HEAD, and those under TIME_HEAD. A B A B …: each way, then llama.cpp, in the first round
+        in all its settings, then in the fastest. `theirs`: seconds of a token by setting, as far as measured;
+        they don't depend on the activity.
         """
         context, path = max(run.checked, PROMPT + run.tokens) + 40, self.file.path
         sizes = model_sizes(path)
@@ -158,10 +161,11 @@ class Case:
                     theirs.setdefault(setting, []).extend(self._llama_cpp(run, setting))
                 settings = sorted(settings, key=lambda setting: min(theirs[setting]))[:1]
             for way in ways:
-                _finish(way, known)
+                _finish(way, known, ids)
         best = min(theirs.values(), key=min, default=None)
         other = Timings(tuple(best)) if best else None
-        return [[*self.begin, *_cells(way, ways[0].timings, other)] for way in ways]
+        rows = [[*self.begin, *_cells(way, ways[0].timings, other)] for way in ways]
+        return rows, [[*self.begin, NAMES[way.way], *way.split.cells()] for way in ways if way.split]
 
     def _llama_cpp(self, run: Run, setting: Sequence[str]) -> list[float]:
         assert run.program is not None
@@ -179,8 +183,10 @@ def setting_cells(case: Case, theirs: dict[tuple[str, ...], list[float]]) -> lis
     ]
 
 
-def _finish(way: Measured, known: Reference | None) -> None:
-    """Measure what needs no turns: the logits, the CPU's part alone, and a prompt."""
+def _finish(way: Measured, known: Reference | None, ids: Sequence[int]) -> None:
+    """Measure what needs no turns: the logits, the CPU's part alone, a prompt, and how a token's time
+    divides.
+    """
     if known is not None:
         way.quality = agreement(forced(way.model, known.ids), known.logits)
     prompt = Workload("prompt", PROMPT)
@@ -189,6 +195,8 @@ def _finish(way: Measured, known: Reference | None) -> None:
     backend = getattr(way.model.engine, "backend", None)
     if isinstance(backend, SplitBackend):
         way.alone = seconds_alone(backend)
+    gpu_alone = way.alone[0] if way.alone else None
+    way.split = time_split(way.model, ids, gpu_alone)
 
 
 class _NoHost:

@@ -27,7 +27,7 @@ from edgeinfer_kernels.cpu.runtime.kernel_args import (
     ServiceArgs,
     StepArgs,
 )
-from edgeinfer_kernels.cpu.runtime.schedule import PositionTable, RopeTable, fill_slots, fill_step
+from edgeinfer_kernels.cpu.runtime.schedule import PositionTable, RopeTable, Run, fill_slots, fill_step
 from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
@@ -104,10 +104,10 @@ class CpuShard:
         sparse = self._sparse_parts(options.sparse)
         self.pool = ThreadPool(kernels, options.threads)
         placement = WeightPlacement(*self._matrices(options.in_file), sparse, on_loaded)
-        self._decoder = CpuDecoder(
+        self.decoder = CpuDecoder(
             spec, weights, self._parts, state, kernels, self.pool, self._computed, placement
         )
-        self._arena = self._decoder.arena
+        self._arena = self.decoder.arena
         self._memories = self._repacked_memories()
         self._x = float_rows(exchange_buffer.rows, self.batch, exchange_buffer.row_bytes // 4)
         self.requests = self._request_counts()
@@ -115,11 +115,11 @@ class CpuShard:
         self._build()
 
     def _repacked_memories(self) -> dict[MemoryKey, tuple[Bytes, MemoryOrder]]:
-        packed, found = self._decoder.packed, dict[MemoryKey, tuple[Bytes, MemoryOrder]]()
-        for matrix in self._decoder.repacked:
+        packed, found = self.decoder.packed, dict[MemoryKey, tuple[Bytes, MemoryOrder]]()
+        for matrix in self.decoder.repacked:
             memory = byte_view(packed[id(matrix)].weights, interleaved_bytes(matrix))
             found[matrix.memory_key] = memory, "groups"
-        return found | self._decoder.memories_by_neuron
+        return found | self.decoder.memories_by_neuron
 
     def _request_counts(self) -> dict[int, Counts]:
         return {
@@ -157,8 +157,8 @@ class CpuShard:
 
     def _build(self) -> None:
         """Build one schedule of the kernels of all stages, and one for each stage."""
-        self._decoder.build(self._options)
-        calls, ropes = self._decoder.calls, self._decoder.ropes
+        self.decoder.build(self._options)
+        calls, ropes = self.decoder.calls, self.decoder.ropes
         self._selected = [calls[index][0].block for index in calls if self._options(index).expert_weights]
         found = dict.fromkeys(ropes.get(index.layer) for index in calls)
         tables = {rope: (RopeTable(rope), StepArgs()) for rope in found}
@@ -166,19 +166,20 @@ class CpuShard:
         if self.state.recent is not None:
             for _, args in self._step_args:
                 args.recent = address(self.state.recent.table)
-        self.steps = []
-        for stage in self.stages:
-            steps = []
-            for index in stage:
-                step_args = addressof(tables[ropes.get(index.layer)][1])
-                for kernel in calls[index]:
-                    steps.append((self._kernels.address(kernel.kernel), kernel.block, step_args))
-            self.steps.append(steps)
+        self.steps: list[list[tuple[BlockIndex, Run]]] = []
+        """The runs of each stage, with their blocks."""
         served = []
-        for number, steps in enumerate(self.steps, 1):
-            for position, step in enumerate(steps):
+        for number, stage in enumerate(self.stages, 1):
+            kernels = [(index, kernel) for index in stage for kernel in calls[index]]
+            steps = list[tuple[BlockIndex, Run]]()
+            for position, (index, kernel) in enumerate(kernels):
+                step_args = addressof(tables[ropes.get(index.layer)][1])
+                run = self._kernels.address(kernel.kernel), kernel.block, step_args
+                steps.append((index, run))
                 awaited = number if number > 1 and position == 0 else 0
-                served.append((*step, awaited, number if position == len(steps) - 1 else 0))
+                completed = number if position == len(kernels) - 1 else 0
+                served.append((*run, int(not kernel.ends_by_token), awaited, completed))
+            self.steps.append(steps)
         schedule = self._arena.fill_all(ServedStep, [ServedStep(*step) for step in served])
         service = self._arena.fill(
             ServiceArgs, words=self._exchange_buffer.exchange_buffer, steps=len(served)
@@ -200,7 +201,7 @@ class CpuShard:
             (self._weights.residual(index).block, part.block, self._shards[index.layer])
             for index, part in self._parts.items()
         ]
-        self._decoder.set_lora(replace(shard_lora(lora, blocks), embedding=lora.embedding))
+        self.decoder.set_lora(replace(shard_lora(lora, blocks), embedding=lora.embedding))
 
     def memory_of(self, matrix: Matrix) -> Bytes:
         """The bytes of a CPU matrix in the kernel layout."""
@@ -215,7 +216,7 @@ class CpuShard:
         if len(ids) > self.batch:
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         x = self._x[: len(ids), : self.spec.hidden_size]
-        self._decoder.embedding.write(ids, x)
+        self.decoder.embedding.write(ids, x)
         return x
 
     @property
@@ -242,7 +243,8 @@ class CpuShard:
             first, last = int(positions.positions.min()), int(positions.positions.max())
             self._placed_at = first, last + 1 - first
 
-    def _fill_step_args(self, tokens: int, start: int) -> None:
+    def begin_step(self, tokens: int, start: int) -> None:
+        """Fill the arguments of the runs of a step."""
         if tokens > self._computed:
             raise ValueError(f"{tokens} tokens in one stage; the host was loaded for {self._computed}")
         box, count, token_args = self._exchange_buffer, tokens, 0
@@ -264,7 +266,7 @@ class CpuShard:
 
     def serve(self, tokens: int, start: int) -> None:
         """Run all CPU stages of a step, each as soon as the device has reached it; return after the last."""
-        self._fill_step_args(tokens, start)
+        self.begin_step(tokens, start)
         self.pool.run(*self._serve)
 
     def seconds_alone(self) -> float:
@@ -279,9 +281,9 @@ class CpuShard:
 
     def run_stage(self, stage: int, tokens: int, start: int) -> None:
         """Run one stage immediately, on the hidden states in the exchange buffer."""
-        self._fill_step_args(tokens, start)
-        for function, block, step_args in self.steps[stage - 1]:
-            self.pool.run(function, block, step_args)
+        self.begin_step(tokens, start)
+        for _, run in self.steps[stage - 1]:
+            self.pool.run(*run)
 
     @property
     def expert_counts(self) -> ExpertCounts:
@@ -295,4 +297,4 @@ class CpuShard:
         """Release threads and memory."""
         self.pool.close()
         self._memories.clear()
-        self._decoder.close()
+        self.decoder.close()

@@ -25,6 +25,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     NEURONS_PER_BLOCK,
     SPARSE_SCRATCH,
     SPARSE_TOKENS,
+    SUMS_SCRATCH,
     lane_activations_bytes,
     quantized_bytes,
 )
@@ -262,6 +263,7 @@ class SparseBlocks:
             neurons_per_piece=min(max(NEURONS_PER_BLOCK, share), MAX_NEURONS_PER_PIECE),
             sums_offset=sizes.sums_offset,
             sums_stride=sizes.sums,
+            steps_offset=sizes.steps_offset,
             scratch=self._memory + sizes.shared,
             scratch_stride=sizes.scratch,
             lanes_stride=sizes.lanes,
@@ -275,6 +277,7 @@ class SparseBlocks:
             kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
             weights=self._arena.keep(memory),
             groups=row_groups(matrix.columns),
+            nbytes=neuron_row_bytes(matrix),
             row_bytes=neuron_row_bytes(matrix),
         )
 
@@ -286,6 +289,7 @@ class SparseBlocks:
                 kernel=self._kernels.address(f"neuron_rows_{matrix.format}"),
                 weights=window.memory + begin,
                 groups=row_groups(matrix.columns),
+                nbytes=neuron_row_bytes(matrix),
                 row_bytes=window.slot_bytes,
                 slots=window.slots,
             )
@@ -297,14 +301,22 @@ class SparseBlocks:
         memory = lay_out_columns(matrix)
         self.memories[matrix.memory_key] = memory, "columns"
         layout = ColumnLayout.of(matrix)
-        made = columns_args(matrix.format, layout, self._kernels, self._arena.keep(memory))
+        made = columns_args(
+            matrix.format, layout, self._kernels, self._arena.keep(memory), **self._counts_fields()
+        )
         return self._arena.keep_args(made)
 
     def _columns_of_window(self, window: Window, matrix: Matrix) -> int:
         own = {"slots": window.slots, "bundles": window.memory, "neuron_bytes": window.slot_bytes}
+        own |= self._counts_fields()
         layout = window.layout.factors
         made = columns_args(matrix.format, layout, self._kernels, window.factors, **own)
         return self._arena.keep_args(made)
+
+    def _counts_fields(self) -> dict[str, int]:
+        """Where the active neurons of each block are counted, for a NeuronColumnsArgs."""
+        sizes = self._sizes
+        return {"counts": self._memory + sizes.counts_offset, "counts_stride": sizes.counts}
 
     def _predictor(self, predictor: NeuronPredictor, builder: BlockBuilder) -> dict[str, int]:
         sizes = self._sizes
@@ -336,8 +348,12 @@ class _Sizes:
         self.lanes = max(map(lane_activations_bytes, (hidden_size, *widths)))
         self.sums_offset = SPARSE_SCRATCH + SPARSE_TOKENS * self.lanes
         self.predicted_offset = self.sums_offset + SPARSE_TOKENS * self.sums
-        self.scratch = _lines(self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized)
-        self.shared = SPARSE_TOKENS * self.predicted
+        self.steps_offset = self.predicted_offset + SPARSE_TOKENS * self.predicted_quantized
+        down_blocks = max((ColumnLayout.of(down).blocks for down in downs), default=0)
+        self.scratch = _lines(self.steps_offset + SUMS_SCRATCH + 4 * SPARSE_TOKENS * down_blocks)
+        self.counts = _lines(down_blocks)
+        self.counts_offset = SPARSE_TOKENS * self.predicted
+        self.shared = self.counts_offset + SPARSE_TOKENS * self.counts
 
     def nbytes(self, threads: int) -> int:
         return self.shared + threads * self.scratch

@@ -95,6 +95,7 @@ def build_sparse_experts(
             kernel=kernels.address(f"neuron_rows_{up.format}"),
             weights=arena.keep(memory),
             groups=row_groups(up.columns),
+            nbytes=neuron_row_bytes(up),
             row_bytes=neuron_row_bytes(up),
         )
     layout = ColumnLayout.of(down)

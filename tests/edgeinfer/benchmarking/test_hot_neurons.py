@@ -31,6 +31,9 @@ from harness.hot_neurons.planted_files import (
     neuron_probs,
     write_planted,
 )
+from harness.hot_neurons.quality import forced, greedy
+from harness.hot_neurons.time_split import HEAD as TIME_HEAD
+from harness.hot_neurons.time_split import time_split
 
 SPARE_BYTES = 4096
 RUN = Run(program=None, device="cpu", rounds=1, tokens=2, checked=12)
@@ -74,8 +77,14 @@ def test_another_activity_can_be_planted_in_the_same_file(file: PlantedFile) -> 
 @pytest.mark.default_cases(1)
 def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
     known = reference(file, file.plant(0.1), RUN, threads=1, with_exact=True)
-    rows = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
+    rows, times = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
     assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact", "predicted"]
+    for row in times:
+        cells = dict(zip(TIME_HEAD, row, strict=True))
+        parts = sum(float(cells[part]) for part in ("CPU: attention", "CPU: feed-forward", "rest"))
+        assert parts == pytest.approx(float(cells["token ms"]), abs=0.01)
+        assert (cells["of it predictor"] == "-") == (cells["way"] != "predicted")
+        assert cells["waiting for the GPU"] == "-"
     assert all(len(row) == len(HEAD) for row in rows)
     assert [row[HEAD.index("same best")] for row in rows[:2]] == ["100.0%", "100.0%"]
 
@@ -87,7 +96,7 @@ def test_planted_experts_are_active_as_planted_and_have_no_predictor(tmp_path: P
     assert known.exact is not None
     assert known.exact.same_best == 1
     assert reference_cells(file, 0.1, known)[4:6] == ["-", "-"]
-    rows = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
+    rows, _ = Case(file, 0.1, 0.5, 1).compare(RUN, known, {})
     assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact"]
     with edgeinfer.load(file.path, device="cpu", context=32, draft=None) as model:
         assert any("(10%, by its profile)" in line for line in model.details)
@@ -105,7 +114,7 @@ def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: 
     file.plant(0.1)
     run = Run(program, device="cpu", rounds=2, tokens=2, checked=4)
     case, theirs = Case(file, 0.1, 0.8, 1), dict[tuple[str, ...], list[float]]()
-    rows = case.compare(run, None, theirs)
+    rows, _ = case.compare(run, None, theirs)
     settings = setting_cells(case, theirs)
     assert sorted(map(len, theirs.values())) == [2, 4]
     assert [row[LLAMA_HEAD.index("setting")].split()[0] for row in settings] == ["-ngl", "-ngl"]
@@ -138,3 +147,13 @@ def test_a_planted_model_takes_the_planned_bytes(file: PlantedFile, sparse: Spar
         arrays = [array for array in engine.backend.decoder.arena.arrays if array.flags.writeable]
         ours = sum(array.nbytes - SPARE_BYTES for array in arrays if array.dtype == np.uint8)
         assert plan.nbytes - engine.cache.nbytes == ours
+
+
+def test_the_measured_predictor_is_as_before(file: PlantedFile) -> None:
+    file.plant(0.1)
+    with edgeinfer.load(file.path, device="cpu", context=32, draft=None, sparse="predicted") as model:
+        ids, logits = greedy(model, 8)
+        split = time_split(model, ids, None)
+        assert split is not None
+        assert split.predictor is not None
+        assert np.array_equal(forced(model, ids), logits)

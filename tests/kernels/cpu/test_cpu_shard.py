@@ -23,6 +23,7 @@ from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.neuron_predictor import NeuronPredictor
 from edgeinfer_kernels.stages import GPU, cpu_stages
 from edgeinfer_quant_formats import GGUFFile
+from harness.hot_neurons.time_split import TimedShard
 from tests.kernels.conftest import BEST, built_kernels
 from tests.kernels.row_matrices import random_matrix
 from tests.kernels.split_layers import LayerSplit, stages_of
@@ -186,6 +187,23 @@ def test_serving_a_device_equals_running_each_cpu_stage(
             assert exchange_buffer.words[GIVEN_UP] == 0
 
 
+def test_timed_stages_equal_those_of_a_normal_step(tmp_path: Path, kernels: Kernels) -> None:
+    splits = [CPU_ONLY, SECOND, ATTENTION_ON_GPU]
+    with cpu_shard_of("llama", splits, kernels, tmp_path) as (host, exchange_buffer):
+        timed, served = TimedShard(host, exchange_buffer.words), []
+        for server in (host, timed):
+            timed.times.begin_token()
+            exchange_buffer.words[:] = 0
+            exchange_buffer.words[SENT] = len(host.stages)  # The device never changes the rows.
+            exchange_buffer.rows[:1] = rows_for(1, 1)
+            server.serve(1, 0)
+            assert exchange_buffer.words[ANSWERED] == len(host.stages)
+            served.append(exchange_buffer.rows[:1].copy())
+        assert np.array_equal(served[0], served[1])
+        assert timed.times.attentions + timed.times.feed_forwards == sum(map(len, host.steps))
+        assert min(timed.times.attention[-1], timed.times.feed_forward[-1]) > 0
+
+
 @pytest.mark.parametrize("tokens", [1, BATCH])
 @pytest.mark.parametrize(
     ("name", "splits"),
@@ -245,7 +263,7 @@ def test_the_cold_part_of_a_feed_forward_may_be_sparse(
             host,
             exchange_buffer,
         ):
-            functions = {function for stage in host.steps for function, _, _ in stage}
+            functions = {function for stage in host.steps for _, (function, _, _) in stage}
             assert (sparse_kernels.address("sparse_feed_forward_block") in functions) == bool(sparse)
             rows = []
             for stage in range(1, len(host.stages) + 1):

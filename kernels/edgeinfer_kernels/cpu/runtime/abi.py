@@ -35,10 +35,16 @@ ROWS_AHEAD, BLOCKS_AHEAD = 4, 3
 predict the addresses; measured. A thread that reads all outputs of a block prefetches one block.
 """
 LIST_BYTES = 4 * (MAX_NEURONS_PER_PIECE + 16)
+LISTS_BYTES = 2 * LIST_BYTES
 ACTIVE_BYTES = 512
 ACTIVE_LISTS = 4
-SPARSE_SCRATCH = LIST_BYTES + ACTIVE_LISTS * ACTIVE_BYTES
-"""A thread's list of neurons, and the active neurons of blocks: their indices and activations."""
+MAX_SUM_PARTS = 256
+"""Threads that sum a down projection by neurons; further ones have no part."""
+SUMS_SCRATCH = ACTIVE_LISTS * ACTIVE_BYTES + 8 * MAX_SUM_PARTS
+SPARSE_SCRATCH = LISTS_BYTES + SUMS_SCRATCH
+"""A thread's lists of neurons; the active neurons of blocks: their indices and activations; the bytes of each
+part of the blocks.
+"""
 
 
 READ_JOBS = 8192

@@ -178,13 +178,14 @@ class FeedForwardArgs(Structure):
 
 @structure()
 class NeuronRowsArgs(Structure):
-    """Rows that are multiplied one by one (see `neuron_layout.py`); `groups` of sixteen blocks per row, and
-    `row_bytes` from one to the next. slots: 0, or the index of each neuron's row, int32.
+    """Rows that are multiplied one by one (see `neuron_layout.py`): `groups` of sixteen blocks, `nbytes`
+    bytes, and `row_bytes` from one to the next. slots: 0, or the index of each neuron's row, int32.
     """
 
     kernel: Int
     weights: Int
     groups: Int
+    nbytes: Int
     row_bytes: Int
     slots: Int
 
@@ -195,6 +196,8 @@ class NeuronColumnsArgs(Structure):
 
     slots: 0, or the index of each neuron's weights, int32, from `bundles` on, neuron_bytes apart; then
     `weights` has the factors only. first_block: the first of the `blocks` that are summed; 0: sums begin.
+    counts: the number of active neurons of each block of a token, one byte each, counts_stride bytes per
+    token; not read if each thread sums a part of the outputs.
     """
 
     kernel: Int
@@ -210,6 +213,8 @@ class NeuronColumnsArgs(Structure):
     slots: Int
     bundles: Int
     first_block: Int
+    counts: Int
+    counts_stride: Int
 
 
 @structure()
@@ -221,7 +226,8 @@ class SparseArgs(Structure):
     are rectified, see `NeuronPredictor`. predicted: float32 rows of `rank`
     columns. scratch, of each thread: SPARSE_SCRATCH, then SPARSE_TOKENS times the activations by lanes; from
     `sums_offset` on as many rows in which down is accumulated; from `predicted_offset` on the int8 blocks of
-    `predicted`. window: of the bundles of active neurons, 0: all neurons are in memory.
+    `predicted`; from `steps_offset` on the scratch of the kernel of down. window: of the bundles of active
+    neurons, 0: all neurons are in memory.
     """
 
     dense: Annotated[int, FeedForwardArgs]
@@ -240,6 +246,7 @@ class SparseArgs(Structure):
     neurons_per_piece: Int
     sums_offset: Int
     sums_stride: Int
+    steps_offset: Int
     scratch: Int
     scratch_stride: Int
     lanes_stride: Int

@@ -99,11 +99,14 @@ class ScheduleStep(Structure):
 
 @structure()
 class ServedStep(Structure):
-    """A step that serves a device; awaited, completed: the stage that it waits for or completes, or 0."""
+    """A step that serves a device; awaited, completed: the stage that it waits for or completes, or 0.
+    has_barrier: as of ScheduleStep.
+    """
 
     function: Int
     block: Int
-    step: Int
+    step: Annotated[int, StepArgs]
+    has_barrier: Int
     awaited: Int
     completed: Int
 

@@ -27,10 +27,10 @@ from edgeinfer_kernels.cpu.layout.neuron_layout import (
 from edgeinfer_kernels.cpu.layout.packed_matrix import address
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_BYTES,
-    ACTIVE_BYTES,
-    ACTIVE_LISTS,
+    NEURONS_PER_BLOCK,
     ROWS_AHEAD,
     SPARSE_TOKENS,
+    SUMS_SCRATCH,
     lane_activations_bytes,
 )
 from edgeinfer_kernels.cpu.runtime.block_args import NeuronColumnsArgs
@@ -80,7 +80,7 @@ def neuron_rows(
         np.array([*expected, *[0] * ROWS_AHEAD], np.int32),
         np.full(matrix.rows, np.nan, np.float32),
     )
-    kernels.function(f"neuron_rows_{matrix.format}", 8)(
+    kernels.function(f"neuron_rows_{matrix.format}", 10)(
         address(laid_out),
         row_groups(matrix.columns),
         neuron_row_bytes(matrix),
@@ -89,6 +89,8 @@ def neuron_rows(
         len(expected),
         address(lanes),
         address(out),
+        address(laid_out),
+        neuron_row_bytes(matrix),
     )
     return out
 
@@ -105,12 +107,14 @@ def neuron_sums(
     layout = ColumnLayout.of(matrix)
     laid_out = lay_out_columns(matrix) if laid_out is None else laid_out
     assert laid_out.nbytes - 4096 == layout.nbytes
-    others = ("kernel", "weights", "slots", "bundles", "first_block")
-    names = [name for name in field_types(NeuronColumnsArgs) if name not in others]
+    names = [name for name in field_types(NeuronColumnsArgs) if hasattr(layout, name)]
     columns = NeuronColumnsArgs(weights=address(laid_out), **{name: getattr(layout, name) for name in names})
+    blocks = quantized[:, : layout.blocks * ACTIVATION_BYTES].reshape(len(quantized), -1, ACTIVATION_BYTES)
+    counts = np.count_nonzero(blocks[:, :, :NEURONS_PER_BLOCK], axis=2).astype(np.uint8)
+    columns.counts, columns.counts_stride = address(counts), counts.strides[0]
     out, scratch = (
         np.full((len(quantized), layout.outputs), np.nan, np.float32),
-        allocate(ACTIVE_LISTS * ACTIVE_BYTES),
+        allocate(SUMS_SCRATCH + 4 * layout.blocks * len(quantized)),
     )
     kernels.function(f"neuron_sums_{matrix.format}", 10)(
         addressof(columns),
@@ -176,6 +180,18 @@ def test_the_sums_of_the_parts_of_the_neurons_are_those_of_all(name: str, parts:
     sums = [neuron_sums(kernels, matrix, x, (part, parts)) for part in range(parts)]
     assert sum(not each.any() for each in sums) == max(0, parts - 16)
     np.testing.assert_allclose(np.sum(sums, 0), neuron_sums(kernels, matrix, x), rtol=0, atol=1e-4)
+
+
+def test_the_part_of_a_token_does_not_depend_on_the_other_tokens() -> None:
+    matrix, kernels = random_matrix("Q4_0", 256, 1024), sparse_kernels(BEST, "Q4_0")
+    random = np.random.default_rng(4)
+    x = random.standard_normal((3, 1024)).astype(np.float32)
+    x[random.random(x.shape) > 0.1 * np.arange(1, 4)[:, None]] = 0
+    quantized = quantized_rows(x)[0]
+    for part in range(5):
+        together = neuron_sums(kernels, matrix, quantized, (part, 5))
+        alone = [neuron_sums(kernels, matrix, each[None], (part, 5))[0] for each in quantized]
+        assert np.array_equal(together, alone)
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))

@@ -8,6 +8,7 @@ import pytest
 from harness.hot_neurons import comparison
 from harness.hot_neurons.comparison import HEAD, Case, Run, reference
 from harness.hot_neurons.planted_files import find_planted_model, write_planted
+from harness.hot_neurons.time_split import HEAD as TIME_HEAD
 from tests.kernels.cuda.offload.conftest import gpu_bytes
 
 
@@ -23,7 +24,7 @@ def test_every_way_of_a_case_runs_split(
     small_gpu(whole - (1 << 20))
     monkeypatch.setattr(comparison, "overhead", lambda *_: whole)
     monkeypatch.setattr(comparison, "PROMPT", 16)
-    rows = Case(file, 0.1, 0.5, 2).compare(run, known, {})
+    rows, times = Case(file, 0.1, 0.5, 2).compare(run, known, {})
     assert [row[HEAD.index("way")] for row in rows] == ["dense", "exact", "predicted"]
     for row in rows:
         cells = dict(zip(HEAD, row, strict=True))
@@ -31,3 +32,9 @@ def test_every_way_of_a_case_runs_split(
         assert float(cells["GPU alone ms"]) > 0
         assert float(cells["CPU alone ms"]) > 0
         assert float(cells["max distance"]) < 0.5
+    assert [row[TIME_HEAD.index("way")] for row in times] == ["dense", "exact", "predicted"]
+    for row in times:
+        cells = dict(zip(TIME_HEAD, row, strict=True))
+        parts = ("CPU: attention", "CPU: feed-forward", "waiting for the GPU", "rest")
+        assert sum(float(cells[part]) for part in parts) == pytest.approx(float(cells["token ms"]), abs=0.01)
+        assert (cells["of it predictor"] == "-") == (cells["way"] != "predicted")

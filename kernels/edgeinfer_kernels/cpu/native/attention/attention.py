@@ -28,14 +28,14 @@ from edgeinfer_kernels.cpu.native.attention.rope_heads import (
 )
 from edgeinfer_kernels.cpu.native.attention.softmax import gather
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     normalize_and_quantize,
     normalize_rows,
     project,
+    project_residual,
     quantize_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -276,8 +276,6 @@ def attention_block(block, step_args, pool, thread):
     q_stride = block.q_stride
     kv_stride = block.kv_stride
     output = block.output_matrix
-    projected = block.projected
-    stride = block.projected_stride
     q_matrix = block.q_matrix
     pieces = pieces_of(block, pool, tokens, last_position(step_args) + 1)
     share = share_of_heads(block, pool, tokens, pieces)
@@ -310,8 +308,4 @@ def attention_block(block, step_args, pool, thread):
     elif not heads_fill_blocks(block):
         quantize_input(pool, 7, step_args, attn_out)
         barrier_prefetching(pool, ahead, end)
-    project(pool, 8, thread, tokens, output, attn_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    scale = block.residual_scale
-    post_norm = block.post_norm
-    add_residual(pool, 9, thread, step_args, output, projected, stride, post_norm, scale)
+    project_residual(pool, 8, thread, step_args, block, output, attn_out, scratch)

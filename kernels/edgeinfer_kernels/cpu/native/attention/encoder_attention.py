@@ -12,14 +12,14 @@ from edgeinfer_kernels.cpu.native.attention.encoder_tiles import add_values, sco
 from edgeinfer_kernels.cpu.native.attention.rope_heads import apply_rope, copy_padded
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_bias,
-    add_residual,
     first_weights,
     normalize,
     normalize_and_quantize,
     project,
+    project_residual,
     quantize_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, multiply, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, load_i64, store_f32
@@ -173,7 +173,6 @@ def encoder_attention_block(block, step_args, pool, thread):
     normed, attn_out = block.normed, block.attn_out
     q_matrix, output = block.q_matrix, block.output_matrix
     kv_stride = block.kv_stride
-    projected, stride = block.projected, block.projected_stride
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, q_matrix)
     barrier_prefetching(pool, ahead, end)
@@ -188,6 +187,4 @@ def encoder_attention_block(block, step_args, pool, thread):
     ahead = barrier_prefetching(pool, ahead, end)
     quantize_input(pool, 6, step_args, attn_out)
     barrier_prefetching(pool, ahead, end)
-    project(pool, 7, thread, tokens, output, attn_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(pool, 8, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale)
+    project_residual(pool, 7, thread, step_args, block, output, attn_out, scratch)

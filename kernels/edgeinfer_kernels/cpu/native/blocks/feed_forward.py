@@ -5,7 +5,6 @@ import numpy as np
 from edgeinfer_kernels.cpu.native.attention.cache_writing import position_of
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     add_bias,
-    add_residual,
     chunks_by,
     first_row,
     first_weights,
@@ -15,9 +14,9 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     normalize_and_quantize,
     normalize_rows,
     project,
+    project_residual,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
-    barrier_and_clear,
     barrier_prefetching,
     next_item,
     next_token,
@@ -129,8 +128,6 @@ def feed_forward_block(block, step_args, pool, thread):
     gate_matrix = block.gate_matrix
     hidden_stride = hidden.float_stride
     down = block.down_matrix
-    projected = block.projected
-    stride = block.projected_stride
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     up_matrix = block.up_matrix
     ahead, end = first_weights(pool, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
@@ -151,11 +148,7 @@ def feed_forward_block(block, step_args, pool, thread):
     if block.sub_norm.address != 0:
         normalize_rows(pool, 6, thread, step_args, block.sub_norm, hidden)
         barrier_prefetching(pool, ahead, end)
-    project(pool, 4, thread, tokens, down, hidden, projected, stride, scratch)
-    barrier_and_clear(pool)
-    scale = block.residual_scale
-    post_norm = block.post_norm
-    add_residual(pool, 5, thread, step_args, down, projected, stride, post_norm, scale)
+    project_residual(pool, 4, thread, step_args, block, down, hidden, scratch)
 
 
 @exports.add("head_block", HeadArgs, StepArgs, ThreadPoolArgs, int)

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     normalize_and_quantize,
     project,
-    project_back,
+    project_residual,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
@@ -279,7 +279,9 @@ def recur_and_project(pool, counter, thread, step_args, block, scratch):
     if heads.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, counter + 4, step_args, block.conv_out)
         barrier_prefetching(pool, ahead, end)
-    project_back(pool, counter + 5, thread, step_args, block, scratch)
+    project_residual(
+        pool, counter + 5, thread, step_args, block, block.output_matrix, block.conv_out, scratch
+    )
 
 
 @exports.add("gated_delta_net_block", GatedDeltaNetArgs, StepArgs, ThreadPoolArgs, int)

@@ -23,17 +23,16 @@ from edgeinfer_kernels.cpu.native.attention.rope_heads import (
     scale_by_position,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     multiply_rows,
     normalize,
     normalize_and_quantize,
     operands,
     project,
+    project_residual,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
-    barrier_and_clear,
     barrier_prefetching,
     next_item,
 )
@@ -195,7 +194,6 @@ def latent_attention_block(block, step_args, pool, thread):
     heads = attention.heads
     query_a, query, kv_matrix = block.query_a_matrix, block.query_matrix, block.kv_matrix
     key_matrix, value_matrix, output = block.key_matrix, block.value_matrix, block.output_matrix
-    projected, stride = block.projected, block.projected_stride
     q, q_stride = attention.projected_q, attention.q_stride
     k, k_stride = attention.projected_k, attention.kv_stride
     pieces = pieces_of(attention, pool, tokens, last_position(step_args) + 1)
@@ -234,7 +232,4 @@ def latent_attention_block(block, step_args, pool, thread):
     ahead = barrier_prefetching(pool, ahead, end)
     quantize_input(pool, 11, step_args, attn_out)
     barrier_prefetching(pool, ahead, end)
-    project(pool, 12, thread, tokens, output, attn_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    scale, post_norm = block.residual_scale, block.post_norm
-    add_residual(pool, 13, thread, step_args, output, projected, stride, post_norm, scale)
+    project_residual(pool, 12, thread, step_args, block, output, attn_out, scratch)

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     normalize,
     normalize_and_quantize,
     project,
-    project_back,
+    project_residual,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
@@ -167,4 +167,4 @@ def mamba_block(block, step_args, pool, thread):
     keep_rows(pool, 10, state, step_args)
     quantize_input(pool, 11, step_args, conv_out)
     barrier_prefetching(pool, ahead, end)
-    project_back(pool, 12, thread, step_args, block, scratch)
+    project_residual(pool, 12, thread, step_args, block, block.output_matrix, block.conv_out, scratch)

@@ -17,7 +17,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     normalize_and_quantize,
     project,
-    project_back,
+    project_residual,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
@@ -193,4 +193,4 @@ def mamba2_block(block, step_args, pool, thread):
     if block.group_norm != 0 and width % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, 8, step_args, conv_out)
         barrier_prefetching(pool, ahead, end)
-    project_back(pool, 9, thread, step_args, block, scratch)
+    project_residual(pool, 9, thread, step_args, block, block.output_matrix, block.conv_out, scratch)

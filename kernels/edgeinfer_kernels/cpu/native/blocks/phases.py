@@ -179,7 +179,15 @@ def first_row(item, threads, chunk, chunks):
 
 @device_function
 def project(pool, counter, thread, tokens, matrix, source, out, out_stride, scratch):
-    """Phase: out[t] = matrix · source[t], without bias; the rows of the matrix are distributed in chunks.
+    """Phase: out[t] = matrix · source[t], without bias; the rows of the matrix are distributed in chunks."""
+    project_chunks(pool, counter, thread, tokens, matrix, source, out, out_stride, scratch, 0, 0, 1)
+
+
+@device_function
+def project_chunks(
+    pool, counter, thread, tokens, matrix, source, out, out_stride, scratch, x, x_stride, scale
+):
+    """Phase: as `project`; if `x` isn't 0, also x[t] += scale · (out[t] + bias).
 
     A thread starts with the first chunk of its range and continues with the range that has the fewest
     completed chunks. This is its own range while all threads are equally fast, so the data that a kernel
@@ -199,6 +207,8 @@ def project(pool, counter, thread, tokens, matrix, source, out, out_stride, scra
             last = min(rows, first + chunk)
             multiply_rows(kernel, matrix, first, last, activations, stride, tokens, out, out_stride, scratch)
             add_lora(lora, 0, products, first, last, tokens, out, out_stride)
+            for token in range(tokens if x != 0 else 0):
+                add_piece(x + token * x_stride, out + token * out_stride, matrix.bias, first, last, scale)
         item = threads + next_item(pool, counter)
 
 
@@ -223,6 +233,17 @@ def add_bias(row, bias, columns):
 
 
 @device_function
+def add_piece(x, row, bias, first, last, scale):
+    """x += scale · (row + bias), in the elements first…last, rounded up to 16."""
+    factor = splat_f32(np.float32(scale))
+    for i in range(first, last, 16):
+        value = load_floats(row + 4 * i)
+        if bias != 0:
+            value = add(value, load_floats(bias + 4 * i))
+        store_floats(x + 4 * i, multiply_add(value, factor, load_floats(x + 4 * i)))
+
+
+@device_function
 def add_residual(pool, counter, thread, step_args, matrix, projected, stride, post_norm, scale):
     """Phase: x += scale · norm(projected + bias)."""
     tokens = step_args.tokens
@@ -233,18 +254,23 @@ def add_residual(pool, counter, thread, step_args, matrix, projected, stride, po
         if post_norm.kind != 0:
             normalize(post_norm, row, row)
         x = step_args.x + token * step_args.x_stride
-        factor = splat_f32(np.float32(scale))
-        for i in range(0, post_norm.padded, 16):
-            store_floats(x + 4 * i, multiply_add(load_floats(row + 4 * i), factor, load_floats(x + 4 * i)))
+        add_piece(x, row, 0, 0, post_norm.padded, scale)
         token = next_token(pool, counter, tokens, token)
 
 
 @device_function
-def project_back(pool, counter, thread, step_args, block, scratch):
-    """Phases: x += scale · norm(W_out · conv_out); their counters are `counter` and the next."""
-    output, projected, stride = block.output_matrix, block.projected, block.projected_stride
-    project(pool, counter, thread, step_args.tokens, output, block.conv_out, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool, counter + 1, thread, step_args, output, projected, stride, block.post_norm, block.residual_scale
+def project_residual(pool, counter, thread, step_args, block, matrix, source, scratch):
+    """Phases: x += scale · norm(matrix · source + bias); their counters are `counter` and the next.
+
+    Without a norm each thread adds the rows that it multiplied, so no thread has a phase for itself. The
+    counters are 0 at the end, and x is as after `add_residual` or visible to all threads.
+    """
+    tokens, post_norm, scale = step_args.tokens, block.post_norm, block.residual_scale
+    out, stride = block.projected, block.projected_stride
+    x = step_args.x if post_norm.kind == 0 else 0
+    project_chunks(
+        pool, counter, thread, tokens, matrix, source, out, stride, scratch, x, step_args.x_stride, scale
     )
+    barrier_and_clear(pool)
+    if post_norm.kind != 0:
+        add_residual(pool, counter + 1, thread, step_args, matrix, out, stride, post_norm, scale)

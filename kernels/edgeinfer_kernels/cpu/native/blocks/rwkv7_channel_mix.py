@@ -8,13 +8,12 @@ from edgeinfer_kernels.cpu.native.blocks.common.recurrent_rows import (
     normalize_rows,
 )
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     next_piece,
     project,
+    project_residual,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
-    barrier_and_clear,
     barrier_prefetching,
 )
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -58,7 +57,6 @@ def rwkv7_channel_mix_block(block, step_args, pool, thread):
     scratch = block.scratch + thread * block.scratch_stride
     state, mixed, hidden = block.state, block.mixed_k, block.hidden
     key, value = block.key_matrix, block.value_matrix
-    projected, stride = block.projected, block.projected_stride
     columns = mixed.columns
     normalize_rows(pool, 0, thread, step_args, block.norm, state)
     ahead, end = first_weights(pool, thread, tokens, key)
@@ -75,6 +73,4 @@ def rwkv7_channel_mix_block(block, step_args, pool, thread):
     keep_rows(pool, 3, state, step_args)
     square_hidden(pool, 4, block, tokens)
     barrier_prefetching(pool, ahead, end)
-    project(pool, 5, thread, tokens, value, hidden, projected, stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(pool, 6, thread, step_args, value, projected, stride, block.post_norm, block.residual_scale)
+    project_residual(pool, 5, thread, step_args, block, value, hidden, scratch)

@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
     next_piece,
     project,
-    project_back,
+    project_residual,
     quantize_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
@@ -314,4 +314,4 @@ def rwkv7_time_mix_block(block, step_args, pool, thread):
     if block.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, 8, step_args, conv_out)
         barrier_prefetching(pool, ahead, end)
-    project_back(pool, 9, thread, step_args, block, scratch)
+    project_residual(pool, 9, thread, step_args, block, block.output_matrix, block.conv_out, scratch)

@@ -14,6 +14,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     call_pointer_4,
     spin_pause,
 )
+from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.kernel_args import ServedStep, ServiceArgs, ThreadPoolArgs
 
 SPINS_BEFORE_YIELD = 2000
@@ -42,15 +43,21 @@ def await_stage(pool, words, stage):
 
 @exports.add("serve_device", ServedStep, ServiceArgs, ThreadPoolArgs, int)
 def serve_device(schedule, service, pool, thread):
-    """Run the steps of a schedule, each when the device has reached its stage."""
+    """Run the steps of a schedule, each when the device has reached its stage.
+
+    As in `run_schedule`, no barrier follows a step that ends token by token. At the end of a stage x is
+    complete after a barrier, or on the first thread, if that has the only token.
+    """
     words = service.words
     for index in range(service.steps):
         each = schedule[index]
         awaited = each.awaited
         if awaited != 0:
             await_stage(pool, words, awaited)
-        call_pointer_4(each.function, each.block, each.step, pool.address, thread)
-        meet_all(pool, True, 0, 0)
+        step_args = each.step
+        call_pointer_4(each.function, each.block, step_args.address, pool.address, thread)
         completed = each.completed
+        if each.has_barrier != 0 or step_args.tokens > (1 if completed != 0 else STEP_TOKENS):
+            meet_all(pool, True, 0, 0)
         if completed != 0 and thread == 0:
             atomic_store(words.answered, completed)

@@ -14,7 +14,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     next_piece,
     normalize_and_quantize,
     project,
-    project_back,
+    project_residual,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -95,4 +95,4 @@ def short_convolution_block(block, step_args, pool, thread):
     convolve(pool, 4, block, step_args)
     barrier_prefetching(pool, ahead, end)
     keep_rows(pool, 5, block.state, step_args)
-    project_back(pool, 6, thread, step_args, block, scratch)
+    project_residual(pool, 6, thread, step_args, block, block.output_matrix, block.conv_out, scratch)

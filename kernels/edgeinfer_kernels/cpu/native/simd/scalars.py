@@ -79,6 +79,12 @@ def trailing_zeros(builder, bits):
     return call(builder, "llvm.cttz.i64", I64, [bits, ir.Constant(ir.IntType(1), 1)])
 
 
+@operation(types.int64, (types.int64,))
+def count_ones(builder, bits):
+    """The number of set bits."""
+    return call(builder, "llvm.ctpop.i64", I64, [bits])
+
+
 @operation(types.void, (address,))
 def prefetch(builder, at):
     pointer = builder.inttoptr(at, I8.as_pointer())
@@ -147,5 +153,4 @@ call_pointer_0 = _call_pointer(0)
 call_pointer_1 = _call_pointer(1)
 call_pointer_4 = _call_pointer(4)
 call_pointer_6 = _call_pointer(6)
-call_pointer_8 = _call_pointer(8)
 call_pointer_10 = _call_pointer(10)

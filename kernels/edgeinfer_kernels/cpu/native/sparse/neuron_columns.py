@@ -45,6 +45,7 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
     store_i64,
     trailing_zeros,
 )
+from edgeinfer_kernels.cpu.native.sparse.neuron_parts import list_steps, part_of_outputs, step_of
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import signed_factor, unsigned_factor
 from edgeinfer_kernels.cpu.runtime.abi import (
     ACTIVATION_BYTES,
@@ -62,8 +63,8 @@ NEURON_SUMS_ARGUMENTS = 10
 """columns, part, parts, activations, activation_stride, tokens, output, output_stride, scratch, by_outputs.
 
 `columns` is a NeuronColumnsArgs, of whose blocks `part` of `parts` is summed, or if `by_outputs`, of whose
-outputs: then only those are written. Activations are int8 blocks; `scratch` is ACTIVE_LISTS times
-ACTIVE_BYTES of thread-private memory.
+outputs: then only those are written. Activations are int8 blocks; `scratch` is SUMS_SCRATCH of thread-private
+memory, and without `by_outputs` also 4 bytes for each block and token.
 """
 QUAD_BYTES = 48
 """Four neurons: the addresses of their weights, then their activations, one byte each."""
@@ -312,29 +313,10 @@ def make_tile(spec: ColumnFormat):
     return tile_of_nibbles if spec.bits == 4 else tile_of_bytes
 
 
-@device_function
-def block_of_part(index, part, parts):
-    """A block of a part: one of each `parts` blocks, in alternating order, as hot neurons may be first."""
-    return index * parts + (part if index % 2 == 0 else parts - 1 - part)
-
-
-@device_function
-def blocks_of_part(blocks, part, parts):
-    """The number of blocks of a part."""
-    rounds = blocks // parts
-    return rounds + (1 if block_of_part(rounds, part, parts) < blocks else 0)
-
-
-@device_function
-def part_of_outputs(outputs, part, parts):
-    """The first output of a part, in whole tiles."""
-    return outputs // OUTPUTS_PER_TILE * part // parts * OUTPUTS_PER_TILE
-
-
 def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     """The kernel for NEURON_SUMS_ARGUMENTS int64: the sums over a part of the neurons, for a few tokens.
 
-    Which neurons depends on nothing but the number of parts, so a token's sums don't depend on the others.
+    Which neurons doesn't depend on the other tokens, so a token's sums don't either.
     Reads the factors of all blocks with an active neuron, and bits/8 bytes per neuron and output: a neuron's
     weights are contiguous, so a thread that has whole neurons reads few pages.
     """
@@ -346,17 +328,15 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     )
 
     @device_function
-    def list_step(columns, step, part, parts, tokens, activations, stride, scratch):
-        index = step // tokens
-        block = columns.first_block + block_of_part(index, part, parts)
+    def list_neurons(columns, block, token, activations, stride, active):
         at, _ = block_address(columns, block)
         neuron_bytes = columns.neuron_bytes
         rows, slots = at + columns.factor_bytes, columns.slots
         if slots != 0:
             rows = columns.bundles
             slots += 4 * NEURONS_PER_BLOCK * block
-        a = activations + (step - index * tokens) * stride + ACTIVATION_BYTES * block
-        list_active(scratch + step % ACTIVE_LISTS * ACTIVE_BYTES, a, rows, slots, neuron_bytes, by_halves)
+        a = activations + token * stride + ACTIVATION_BYTES * block
+        list_active(active, a, rows, slots, neuron_bytes, by_halves)
 
     @device_function
     def prefetch_lines(at, nbytes):
@@ -380,33 +360,37 @@ def make_neuron_sums(spec: ColumnFormat) -> Callable[..., None]:
     ):
         outputs = columns.outputs
         first, last, distance = 0, outputs, 1
+        lists = scratch + ACTIVE_LISTS * ACTIVE_BYTES
         if by_outputs != 0:
             distance = BLOCKS_AHEAD
             first, last = part_of_outputs(outputs, part, parts), part_of_outputs(outputs, part + 1, parts)
-            part, parts = 0, 1
-        begins = columns.first_block
-        for token in range(tokens if begins == 0 else 0):
+            steps = columns.blocks * tokens
+        else:
+            steps = list_steps(columns, bits, part, parts, tokens, activations, stride, lists)
+        for token in range(tokens if columns.first_block == 0 else 0):
             for begin in range(first, last, 16):
                 store_floats(output + token * output_stride + 4 * begin, splat_f32(np.float32(0)))
-        steps = blocks_of_part(columns.blocks, part, parts) * tokens
         for step in range(min(steps, distance)):
-            list_step(columns, step, part, parts, tokens, activations, stride, scratch)
+            block, token = step_of(columns, step, tokens, by_outputs, lists)
+            active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
+            list_neurons(columns, block, token, activations, stride, active)
+            factors, f16_scales = block_address(columns, block)
+            for begin in range(first, last if by_outputs == 0 else first, OUTPUTS_PER_TILE):
+                prefetch_tile(active, factors, f16_scales, outputs, begin)
         for step in range(steps):
             active = scratch + step % ACTIVE_LISTS * ACTIVE_BYTES
             ahead = min(step + distance, steps - 1)
-            list_step(columns, ahead, part, parts, tokens, activations, stride, scratch)
             following = scratch + ahead % ACTIVE_LISTS * ACTIVE_BYTES
-            next_block = begins + block_of_part(ahead // tokens, part, parts)
+            next_block, token = step_of(columns, ahead, tokens, by_outputs, lists)
+            list_neurons(columns, next_block, token, activations, stride, following)
             next_factors, next_f16_scales = block_address(columns, next_block)
-            quads = load_i64(active + QUADS)
-            index = step // tokens
-            block = begins + block_of_part(index, part, parts)
-            token = step - index * tokens
+            quads, next_quads = load_i64(active + QUADS), load_i64(following + QUADS) if ahead > step else 0
+            block, token = step_of(columns, step, tokens, by_outputs, lists)
             factors, f16_scales = block_address(columns, block)
             a = activations + token * stride + ACTIVATION_BYTES * block
             out = output + token * output_stride
             for begin in range(first, last, OUTPUTS_PER_TILE):
-                if load_i64(following + QUADS) != 0:
+                if next_quads != 0:
                     prefetch_tile(following, next_factors, next_f16_scales, outputs, begin)
                 if quads != 0:
                     tile(active, quads, factors, f16_scales, outputs, begin, a, out)

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from numba import types
+
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, split_fields
 from edgeinfer_kernels.cpu.native.gemv.codes import nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
@@ -30,12 +32,13 @@ from edgeinfer_kernels.cpu.native.simd.scalars import load_i32, prefetch, store_
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, ROWS_AHEAD
 from edgeinfer_quant_formats.formats import FORMATS
 
-NEURON_ROWS_ARGUMENTS = 8
-"""weights, groups, row_bytes, slots, list, count, activations, output: addresses, numbers of groups and
-neurons, and the distance of two rows.
+NEURON_ROWS_ARGUMENTS = 10
+"""weights, groups, row_bytes, slots, list, count, activations, output, next_weights, next_row_bytes:
+addresses, numbers of groups and neurons, and the distance of two rows.
 
-slots: 0, or the index of each neuron's row, int32. `list` is int32, with ROWS_AHEAD more entries after the
-last; `activations` are one token's by lanes; `output` is float32, by neuron.
+slots: 0, or the index of each neuron's row, int32. `list` is int32; the ROWS_AHEAD entries after the last are
+the first ones of the list that is multiplied next, whose rows begin at `next_weights`, or negative.
+`activations` are one token's by lanes; `output` is float32, by neuron.
 """
 ACTIVATION_WORDS = ACTIVATION_BYTES // 4
 LANES_BYTES = ROWS_PER_GROUP * ACTIVATION_BYTES
@@ -106,34 +109,40 @@ SPLIT_FORMATS: dict[str, RowFormat] = {
 }
 
 
+@device_function
+def row_of(weights, row_bytes, slots, neuron):
+    """The address of a neuron's row."""
+    index = types.int64(neuron)
+    if slots != 0:
+        index = types.int64(load_i32(slots + 4 * index))
+    return weights + index * row_bytes
+
+
 def make_neuron_rows(row_format: RowFormat) -> Callable[..., None]:
     """The kernel for NEURON_ROWS_ARGUMENTS int64: output[n] = row n · activations, for the neurons of a list.
 
-    Reads count·groups·16 blocks and writes count·4 bytes.
+    It prefetches ROWS_AHEAD rows ahead, also those of the next list. Reads count·groups·16 blocks and writes
+    count·4 bytes.
     """
     unpack, accumulate = with_corrections(row_format), make_accumulate(row_format, by_lanes=True)
     group_bytes = row_format.group_bytes
 
-    @device_function
-    def row_of(weights, row_bytes, slots, neuron):
-        index = load_i32(neuron)
-        if slots != 0:
-            index = load_i32(slots + 4 * index)
-        return weights + index * row_bytes
-
-    def neuron_rows(weights, groups, row_bytes, slots, neurons, count, activations, output):
-        for index in range(min(count, ROWS_AHEAD)):
-            row = row_of(weights, row_bytes, slots, neurons + 4 * index)
-            for line in range(0, groups * group_bytes, CACHE_LINE):
-                prefetch(row + line)
+    def neuron_rows(
+        weights, groups, row_bytes, slots, neurons, count, activations, output, next_weights, next_row_bytes
+    ):
         for index in range(count):
             at = neurons + 4 * index
-            row = row_of(weights, row_bytes, slots, at)
-            ahead = row_of(weights, row_bytes, slots, at + 4 * ROWS_AHEAD)
+            row = row_of(weights, row_bytes, slots, load_i32(at))
+            ahead, following = types.int64(0), types.int64(load_i32(at + 4 * ROWS_AHEAD))
+            if index + ROWS_AHEAD < count:
+                ahead = row_of(weights, row_bytes, slots, following)
+            elif following >= 0:
+                ahead = row_of(next_weights, next_row_bytes, slots, following)
             total = splat_f32(0)
             for group in range(groups):
-                for line in range(0, group_bytes, CACHE_LINE):
-                    prefetch(ahead + group * group_bytes + line)
+                if ahead != 0:
+                    for line in range(0, group_bytes, CACHE_LINE):
+                        prefetch(ahead + group * group_bytes + line)
                 unpacked = unpack(row + group * group_bytes, 0)
                 total = accumulate(unpacked, activations + LANES_BYTES * group, total)
             store_f32(output + 4 * load_i32(at), lanes_sum(total))

@@ -22,11 +22,15 @@ from edgeinfer_kernels.cpu.native.blocks.experts import (
 from edgeinfer_kernels.cpu.native.blocks.phases import ROW_CHUNKS_PER_THREAD
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, next_item
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_8, call_pointer_10, load_i64
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_i64
+from edgeinfer_kernels.cpu.native.sparse.neuron_lists import (
+    fill_row,
+    list_positive,
+    prefetch_first_rows,
+)
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
-from edgeinfer_kernels.cpu.native.sparse.sparse_feed_forward import fill_row, list_positive
 from edgeinfer_kernels.cpu.runtime.abi import (
-    LIST_BYTES,
+    LISTS_BYTES,
     MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
     OUTPUTS_PER_TILE,
@@ -58,11 +62,12 @@ def compute_up(block, token, expert, row_index, first, last, own):
     if bias != 0:
         bias += expert * gate_matrix.bias_stride
     count = list_positive(gate, bias, first, last, own)
-    fill_row(up, first, last, 0)
     rows = sparse.up_rows
-    lanes = own + SPARSE_SCRATCH + token * sparse.lanes_stride
     weights = rows.weights + expert * sparse.up_stride
-    call_pointer_8(rows.kernel, weights, rows.groups, rows.row_bytes, 0, own, count, lanes, up)
+    prefetch_first_rows(rows, weights, own, count, 0)
+    fill_row(up, first, last, 0)
+    lanes = own + SPARSE_SCRATCH + token * sparse.lanes_stride
+    call_pointer_10(rows.kernel, weights, rows.groups, rows.row_bytes, 0, own, count, lanes, up, weights, 0)
 
 
 @device_function
@@ -127,7 +132,7 @@ def down_phase(pool, counter, block, tokens, own):
             1,
             block.out + row_index * block.out_stride,
             block.out_stride,
-            own + LIST_BYTES,
+            own + LISTS_BYTES,
             1,
         )
 

@@ -8,12 +8,9 @@ the sums of the threads are added. Without a gate and a predictor everything bef
 block: each thread then adds up its part of the outputs in that block's order, so that the result is too.
 """
 
-import math
-
-import numpy as np
-
 from edgeinfer_kernels.cpu.native.blocks.feed_forward import activate_piece, feed_forward_block
 from edgeinfer_kernels.cpu.native.blocks.phases import (
+    add_piece,
     add_residual,
     multiply_rows,
     normalize_and_quantize,
@@ -22,29 +19,36 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier, barrier_and_clear, next_item
 from edgeinfer_kernels.cpu.native.disk.bundle_window import take_bundles
-from edgeinfer_kernels.cpu.native.gemv.quantize import quantize_blocks
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import nonzero_bytes
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
-    at_least,
     load_floats,
-    multiply,
-    positive_lanes,
-    splat_f32,
     store_floats,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import (
-    call_pointer_8,
     call_pointer_10,
-    load_i32,
-    store_i32,
-    trailing_zeros,
+    count_ones,
+    store_i8,
 )
-from edgeinfer_kernels.cpu.native.simd.vector_math import sum_of_products
+from edgeinfer_kernels.cpu.native.sparse.neuron_lists import (
+    continue_list,
+    fill_row,
+    list_positive,
+    multiply_listed_rows,
+    prefetch_first_rows,
+)
+from edgeinfer_kernels.cpu.native.sparse.neuron_parts import part_of_outputs
+from edgeinfer_kernels.cpu.native.sparse.neuron_prediction import (
+    piece_of,
+    predict_phase,
+    prefetch_biases,
+    prefetch_predictor,
+)
 from edgeinfer_kernels.cpu.native.sparse.neuron_rows import activations_by_lanes
 from edgeinfer_kernels.cpu.runtime.abi import (
+    ACTIVATION_BYTES,
     LIST_BYTES,
-    MAX_NEURONS_PER_PIECE,
     NEURONS_PER_BLOCK,
     ROWS_AHEAD,
     SPARSE_SCRATCH,
@@ -57,47 +61,6 @@ INACTIVE = -1e30
 """The projection of a neuron that is not computed: ReLU maps it to 0 for any bias."""
 
 exports = Exports()
-
-
-@device_function
-def list_positive(row, bias, first, last, neurons):
-    """List the neurons first…last whose projection plus bias is above 0, as int32; return their number."""
-    count = 0
-    for i in range(first, last, 16):
-        value = load_floats(row + 4 * i)
-        if bias != 0:
-            value = add(value, load_floats(bias + 4 * i))
-        bits = positive_lanes(value)
-        while bits != 0:
-            store_i32(neurons + 4 * count, i + trailing_zeros(bits))
-            bits &= bits - 1
-            count += 1
-    following = load_i32(neurons + 4 * (count - 1)) if count != 0 else first
-    for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), following)
-    return count
-
-
-@device_function
-def fill_row(row, first, last, value):
-    for i in range(first, last, 16):
-        store_floats(row + 4 * i, splat_f32(np.float32(value)))
-
-
-@device_function
-def multiply_listed_rows(rows, neurons, count, lanes, out):
-    """out[n] = row n · x for the listed neurons."""
-    call_pointer_8(
-        rows.kernel,
-        rows.weights,
-        rows.groups,
-        rows.row_bytes,
-        rows.slots,
-        neurons,
-        count,
-        lanes,
-        out,
-    )
 
 
 @device_function
@@ -117,31 +80,68 @@ def find_neurons(block, dense, tokens, first, last, dense_scratch, own):
 
 
 @device_function
-def compute_active(block, dense, token, first, last, own):
-    """Compute a token's gate and up of the neurons first…last; 0 or INACTIVE for inactive ones."""
-    hidden = dense.hidden
-    stride = hidden.float_stride
-    gate = dense.gate + token * stride
-    up = hidden.floats + token * stride
-    gate_matrix = dense.gate_matrix
-    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
-    up_rows = block.up_rows
-    if block.predictor_second.address != 0:
-        count = list_positive(gate, block.predictor_bias, first, last, own)
-        if gate_matrix.address == 0:
-            fill_row(up, first, last, INACTIVE)
-            multiply_listed_rows(up_rows, own, count, lanes, up)
-        else:
-            fill_row(gate, first, last, INACTIVE)
-            multiply_listed_rows(block.gate_rows, own, count, lanes, gate)
-    if gate_matrix.address != 0:
-        count = list_positive(gate, gate_matrix.bias, first, last, own)
-        fill_row(up, first, last, 0)
-        multiply_listed_rows(up_rows, own, count, lanes, up)
+def first_rows(block):
+    """The rows of a token's first list: those of gate if a predictor selects them, else those of up."""
+    if block.gate_rows.address != 0:
+        return block.gate_rows
+    return block.up_rows
 
 
 @device_function
-def activate_neurons(dense, token, tokens, first, last):
+def list_first(block, dense, token, first, last, neurons):
+    """List a token's neurons first…last whose rows are read first: those that the predictor selects, without
+    one those whose gate is positive. Return their number.
+    """
+    hidden, gate_matrix = dense.hidden, dense.gate_matrix
+    gate, up = dense.gate + token * hidden.float_stride, hidden.floats + token * hidden.float_stride
+    if block.predictor_second.address != 0:
+        count = list_positive(gate, block.predictor_bias, first, last, neurons)
+        fill_row(gate if gate_matrix.address != 0 else up, first, last, INACTIVE)
+        return count
+    if gate_matrix.address != 0:
+        count = list_positive(gate, gate_matrix.bias, first, last, neurons)
+        fill_row(up, first, last, 0)
+        return count
+    return 0
+
+
+@device_function
+def multiply_gate(block, dense, token, first, last, neurons, count, active, own):
+    """Multiply the gate rows of a list, and list the neurons whose gate is positive as `active`. Return their
+    number.
+    """
+    hidden, gate_matrix = dense.hidden, dense.gate_matrix
+    gate, up = dense.gate + token * hidden.float_stride, hidden.floats + token * hidden.float_stride
+    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+    continue_list(neurons, count, neurons, count)  # Most of them are positive.
+    multiply_listed_rows(block.gate_rows, neurons, count, lanes, gate, block.up_rows)
+    count = list_positive(gate, gate_matrix.bias, first, last, active)
+    prefetch_first_rows(block.up_rows, block.up_rows.weights, active, count, 0)
+    fill_row(up, first, last, 0)
+    return count
+
+
+@device_function
+def multiply_up(block, dense, token, neurons, count, own):
+    """Multiply the rows of up of a list."""
+    hidden = dense.hidden
+    lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
+    up = hidden.floats + token * hidden.float_stride
+    multiply_listed_rows(block.up_rows, neurons, count, lanes, up, first_rows(block))
+
+
+@device_function
+def count_active(block, dense, token, first, last):
+    """Count the active neurons of each block of 32 of first…last."""
+    hidden = dense.hidden
+    counts = block.down.counts + token * block.down.counts_stride
+    row = hidden.quantized + token * hidden.quantized_stride
+    for index in range(first // NEURONS_PER_BLOCK, last // NEURONS_PER_BLOCK):
+        store_i8(counts + index, count_ones(nonzero_bytes(row + ACTIVATION_BYTES * index)))
+
+
+@device_function
+def activate_neurons(block, dense, token, tokens, first, last):
     """hidden = activation(gate)·up, or activation(up), of the neurons first…last, in the input format of
     down.
     """
@@ -153,27 +153,50 @@ def activate_neurons(dense, token, tokens, first, last):
     up_matrix = dense.up_matrix
     code = dense.activation
     activate_piece(code, gate_matrix, up_matrix, gate, up, hidden, token, tokens, first, last)
+    count_active(block, dense, token, first, last)
 
 
 @device_function
-def neurons_phase(pool, counter, block, dense, tokens, dense_scratch, own):
+def neurons_phase(pool, counter, thread, block, dense, tokens, dense_scratch, own):
     """Phase: from the normed x to the hidden activations, in pieces of the neurons; with a window their gate
     is computed already.
+
+    The rows of a list are scattered, and the first ones of a short list are waited for. So the next list is
+    made, and its first rows prefetched, before the rows of the one before it are multiplied.
     """
-    begin, end = 0, dense.hidden.columns
-    if block.window.address != 0:
-        begin, end = block.window.first, block.window.last
-    piece = block.neurons_per_piece
-    while True:
-        first = begin + next_item(pool, counter) * piece
-        if first >= end:
-            break
-        last = min(end, first + piece)
-        if block.window.address == 0:
-            find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+    has_gate_rows = block.gate_rows.address != 0
+    in_memory = block.window.address == 0
+    listed, other = own, own + LIST_BYTES
+    first, last = piece_of(thread, block, dense)
+    if in_memory and first < last:
+        find_neurons(block, dense, tokens, first, last, dense_scratch, own)
+    count = list_first(block, dense, 0, first, last, listed)
+    rows = first_rows(block)
+    if rows.address != 0:
+        prefetch_first_rows(rows, rows.weights, listed, count, 0)
+    while first < last:
+        item = pool.threads + next_item(pool, counter)
+        next_first, next_last = piece_of(item, block, dense)
+        prefetch_biases(block, dense, next_first, next_last)
         for token in range(tokens):
-            compute_active(block, dense, token, first, last, own)
-            activate_neurons(dense, token, tokens, first, last)
+            if has_gate_rows:
+                count = multiply_gate(block, dense, token, first, last, listed, count, other, own)
+                listed, other = other, listed
+            following = 0
+            if token + 1 < tokens:
+                following = list_first(block, dense, token + 1, first, last, other)
+            elif next_first < next_last:
+                if in_memory:
+                    find_neurons(block, dense, tokens, next_first, next_last, dense_scratch, own)
+                following = list_first(block, dense, 0, next_first, next_last, other)
+            if rows.address != 0:
+                continue_list(listed, count, other, following)
+                prefetch_first_rows(rows, rows.weights, other, following, min(count, ROWS_AHEAD))
+                multiply_up(block, dense, token, listed, count, own)
+            activate_neurons(block, dense, token, tokens, first, last)
+            listed, other = other, listed
+            count = following
+        first, last = next_first, next_last
 
 
 @device_function
@@ -220,7 +243,7 @@ def down_phase(pool, thread, block, dense, tokens, own, by_outputs):
         tokens,
         sums + block.sums_offset,
         block.sums_stride,
-        own + LIST_BYTES,
+        own + block.steps_offset,
         by_outputs,
     )
 
@@ -239,7 +262,7 @@ def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_out
         if thread == 0:
             read_neurons(block, dense, tokens)
         barrier(pool)
-        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
         barrier(pool)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
         if window.last >= dense.hidden.columns:
@@ -248,7 +271,9 @@ def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_out
 
 @device_function
 def add_sums(thread, threads, block, tokens):
-    """Phase: add the sums of all threads for a part of the outputs, to those of the first."""
+    """Phase: add the sums of all threads for a part of the outputs, to those of the first. Return the first
+    and the end of the part.
+    """
     outputs = block.down.outputs
     each = -(-outputs // 16 // threads) * 16
     first = min(outputs, thread * each)
@@ -262,58 +287,31 @@ def add_sums(thread, threads, block, tokens):
             for other in range(1, threads):
                 total = add(total, load_floats(at + other * block.scratch_stride))
             store_floats(at, total)
+    return first, last
 
 
 @device_function
-def list_every(first, last, step, neurons):
-    """List first, first + step, … before `last`, at most MAX_NEURONS_PER_PIECE; return the number."""
-    count = 0
-    for neuron in range(first, last, step):
-        if count == MAX_NEURONS_PER_PIECE:
-            break
-        store_i32(neurons + 4 * count, neuron)
-        count += 1
-    for ahead in range(ROWS_AHEAD):
-        store_i32(neurons + 4 * (count + ahead), first)
-    return count
-
-
-@device_function
-def rectify(row, rank, x, norm):
-    """row = relu(row)·r, where r is the root mean square of x, which the norm divides by."""
-    mean = sum_of_products(x, x, norm.padded) / np.float32(norm.width)
-    factor = splat_f32(np.float32(math.sqrt(mean + norm.epsilon)))
-    for i in range(0, rank, 16):
-        value = at_least(load_floats(row + 4 * i), np.float32(0))
-        store_floats(row + 4 * i, multiply(value, factor))
-
-
-@device_function
-def predict_phase(pool, thread, block, step_args, own):
-    """Phase: multiply x with the predictor's low-rank matrix, if there is a predictor; each thread some rows.
-    Then each thread quantizes the result for itself.
-    """
-    tokens, norm = step_args.tokens, block.dense.norm
-    rows = block.predictor_rows
-    if rows.address == 0:
-        return
-    threads, rank = pool.threads, block.rank
-    first = thread
-    while first < rank:
-        count = list_every(first, rank, threads, own)
-        for token in range(tokens):
-            lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
-            multiply_listed_rows(rows, own, count, lanes, block.predicted + token * block.predicted_stride)
-        first += count * threads
-    barrier(pool)
-    if block.rectified != 0:
-        for token in range(thread, tokens, threads):
-            x = step_args.x + token * step_args.x_stride
-            rectify(block.predicted + token * block.predicted_stride, rank, x, norm)
+def finish_sums(pool, thread, block, step_args, by_outputs):
+    """Phases: x += scale · norm(the sums of all threads + bias). Without a norm each thread adds a part."""
+    dense, tokens, threads = block.dense, step_args.tokens, pool.threads
+    down, post_norm, scale = dense.down_matrix, dense.post_norm, dense.residual_scale
+    sums = block.scratch
+    sums += block.sums_offset
+    stride = block.sums_stride
+    if by_outputs == 0:
         barrier(pool)
-    for token in range(tokens):
-        to = own + block.predicted_offset + token * block.predicted_quantized_stride
-        quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)
+        first, last = add_sums(thread, threads, block, tokens)
+    else:
+        outputs = block.down.outputs
+        first, last = part_of_outputs(outputs, thread, threads), part_of_outputs(outputs, thread + 1, threads)
+    if post_norm.kind == 0:
+        last = min(last, post_norm.padded)
+        for token in range(tokens):
+            x = step_args.x + token * step_args.x_stride
+            add_piece(x, sums + token * stride, down.bias, first, last, scale)
+    barrier_and_clear(pool)
+    if post_norm.kind != 0:
+        add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
 
 
 @exports.add("sparse_feed_forward_block", SparseArgs, StepArgs, ThreadPoolArgs, int)
@@ -329,6 +327,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     dense_scratch = dense.scratch
     dense_scratch += thread * dense.scratch_stride
     normed = dense.normed
+    prefetch_predictor(pool, thread, block, own)
     normalize_and_quantize(pool, 0, thread, step_args, dense.norm, normed)
     barrier(pool)
     for token in range(tokens):
@@ -342,20 +341,12 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     if block.window.address != 0:
         window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs)
     else:
-        neurons_phase(pool, 3, block, dense, tokens, dense_scratch, own)
+        neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
         barrier(pool)
         if dense.sub_norm.address != 0:
             normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
+            for token in range(thread, tokens, pool.threads):
+                count_active(block, dense, token, 0, dense.hidden.columns)
             barrier(pool)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
-    if by_outputs == 0:
-        barrier(pool)
-        add_sums(thread, pool.threads, block, tokens)
-    barrier_and_clear(pool)
-    down = dense.down_matrix
-    sums = block.scratch
-    sums += block.sums_offset
-    stride = block.sums_stride
-    scale = dense.residual_scale
-    post_norm = dense.post_norm
-    add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
+    finish_sums(pool, thread, block, step_args, by_outputs)

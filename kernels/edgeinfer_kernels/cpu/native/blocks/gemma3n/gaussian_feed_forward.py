@@ -5,15 +5,14 @@ import math
 import numpy as np
 
 from edgeinfer_kernels.cpu.native.blocks.phases import (
-    add_residual,
     first_weights,
     next_piece,
     normalize_and_quantize,
     project,
+    project_residual,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
     barrier,
-    barrier_and_clear,
     barrier_prefetching,
     next_token,
 )
@@ -111,17 +110,4 @@ def gaussian_feed_forward_block(block, step_args, pool, thread):
     ahead = barrier_prefetching(pool, ahead, end)
     activate_above(pool, 4, block, tokens)
     barrier_prefetching(pool, ahead, end)
-    projected = block.projected
-    project(pool, 5, thread, tokens, down, hidden, projected, block.projected_stride, scratch)
-    barrier_and_clear(pool)
-    add_residual(
-        pool,
-        6,
-        thread,
-        step_args,
-        down,
-        projected,
-        block.projected_stride,
-        block.post_norm,
-        block.residual_scale,
-    )
+    project_residual(pool, 5, thread, step_args, block, down, hidden, scratch)
