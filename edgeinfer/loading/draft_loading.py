@@ -55,6 +55,11 @@ def load_drafter(
         )
         if not draft.required:
             warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes)}"),)
+        if model.short_vocabulary:
+            short = (
+                f"{model.name}: it drafts the first {model.short_vocabulary:,} token ids where that is faster"
+            )
+            warnings += (Detail(short),)
     return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
 
 

@@ -31,7 +31,7 @@ from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import MatrixArgs, StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import (
     PositionTable,
     StepCall,
@@ -143,6 +143,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             can_evict=True,
             takes_lora=True,
             hands_out_hidden=True,
+            limits_output=self._head != 0,
             is_fork_safe=self.decoder.windows is None and self.decoder.stream is None,
         ).limited_to(self.spec)
 
@@ -154,6 +155,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
             self._head_args = HeadArgs.from_address(self._head)
+        self._output_rows = spec.vocabulary_size
+        """How many rows of the output the head multiplies with."""
         self._x = float_rows(self._workspace.rows("x")[0], self.batch, padded(spec.hidden_size))
         self._step_args = StepArgs()
         self._step_address = addressof(self._step_args)
@@ -303,7 +306,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         schedules.fill(count, start)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
-        whole = self._output_rows(count)
+        whole = self._output_buffer(count)
         self.pool.run(*self._step_run)
         return self._finished(whole)
 
@@ -325,7 +328,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
             )
         self._touch_recent(start, len(ids) + len(request.min_probs))
+        request = request._replace(id_limit=min(request.id_limit, self._output_rows))
         return self._draft_loop.run(self.pool, ids, start, request)
+
+    def limit_output(self, rows: int) -> None:
+        """As `Backend.limit_output`."""
+        MatrixArgs.from_address(self._head_args.matrix).rows = self._output_rows = rows
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`."""
@@ -450,12 +458,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
         return rows.reshape(tokens, spec.heads, -1)[:, :, : spec.head_dim]
 
     def logits(self, x: Activations) -> npt.NDArray[np.float32]:
-        whole = self._output_rows(len(x))
+        whole = self._output_buffer(len(x))
         fill_step(self._step_args, quick_address(x), x.strides[0], len(x), 0, 0)
         self.pool.run(self._functions["head_block"], self._head, self._step_address)
         return self._finished(whole)
 
-    def _output_rows(self, rows: int) -> npt.NDArray[np.float32]:
+    def _output_buffer(self, rows: int) -> npt.NDArray[np.float32]:
         """The output buffer of the head kernel."""
         whole = self._logits_rows.rows(rows)
         self._head_args.logits = quick_address(whole)
@@ -464,9 +472,9 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def _finished(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The output of the head kernel with its bias, scaled and soft-capped."""
         spec = self.spec
-        out = whole[:, : spec.vocabulary_size]
+        out = whole[:, : self._output_rows]
         if self.weights.output_bias is not None:
-            out += self.weights.output_bias
+            out += self.weights.output_bias[: self._output_rows]
         if spec.logit_scale != 1.0:
             out *= np.float32(spec.logit_scale)
         if spec.logit_soft_cap:
