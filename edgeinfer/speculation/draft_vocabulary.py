@@ -20,6 +20,8 @@ MAX_SHARE_OF_ROWS = 0.75
 """A larger part of a head's rows costs about as much as all of them."""
 RECENT, MEMORY = 96, 0.96
 """Last tokens of a text that are counted, and the weight of each relative to the one after it."""
+PRIOR = 0.2
+"""Assumed tokens that are there, and as many that aren't, before any of the text is seen."""
 DECIDED_TOKENS = 8
 """Tokens of a text after which the size is decided again."""
 
@@ -37,7 +39,7 @@ def coverage(history: Sequence[int], size: int) -> float:
     """The expected share of tokens below `size` after a text, by its last tokens."""
     ids = np.array(history[-RECENT:])[::-1]
     weights = MEMORY ** np.arange(len(ids))
-    return float((weights[ids < size].sum() + 1) / (weights.sum() + 2))
+    return float((weights[ids < size].sum() + PRIOR) / (weights.sum() + 2 * PRIOR))
 
 
 class DraftVocabulary:

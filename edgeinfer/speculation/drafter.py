@@ -115,6 +115,13 @@ class Drafter(Protocol):
         """The number of first token ids from which it can draft in less time than from all; 0: it can't."""
         return 0
 
+    @property
+    def short_cost(self) -> float:
+        """The expected cost of a draft token of the short vocabulary, relative to one of all, until it is
+        measured.
+        """
+        return 1.0
+
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """At most `request.max_tokens` tokens after `history`, which is the prompt and the completion so far;
         an empty draft if there is none.
@@ -177,6 +184,10 @@ class ChainedDrafter(Drafter):
     @property
     def short_vocabulary(self) -> int:
         return max(drafter.short_vocabulary for drafter in self._drafters)
+
+    @property
+    def short_cost(self) -> float:
+        return min(drafter.short_cost for drafter in self._drafters)
 
     @property
     def hidden_layers(self) -> Sequence[int]:

@@ -42,6 +42,8 @@ class Speculator:
         self.planners = {kind: TreePlanner() for kind in KINDS}
         """The shapes of trees."""
         self.vocabularies = {kind: DraftVocabulary(drafter.short_vocabulary) for kind in KINDS}
+        for controller in self.controllers.values():
+            controller.costs.short = drafter.short_cost
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""

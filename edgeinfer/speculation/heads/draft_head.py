@@ -61,6 +61,7 @@ class DraftHead(LoopDrafter):
         self._tree: HeadTree | None = None
         self._max_token = head.spec.vocabulary_size
         self._ids = head.weights.output_ids
+        self._output_share = head.output_share
         self._output_rows = self._max_token
         """How many rows of the output are drafted from."""
         self._backend, self._target, self._nbytes = backend, target, nbytes
@@ -93,6 +94,12 @@ class DraftHead(LoopDrafter):
         if self._ids is not None or not self._backend.capabilities.limits_output:
             return 0
         return short_vocabulary(self._vocabulary_size, self._max_token)
+
+    @property
+    def short_cost(self) -> float:
+        """As `Drafter.short_cost`: the share of the bytes that are read."""
+        rows = self.short_vocabulary or self._max_token
+        return 1 - (1 - rows / self._max_token) * self._output_share
 
     def propose(self, history: Sequence[int], request: Requested) -> Draft:
         """As `Drafter.propose`."""

@@ -11,12 +11,15 @@ from edgeinfer import Model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation import draft_vocabulary
 from edgeinfer.speculation.draft_controller import DraftController
+from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.drafter import ChainedDrafter, Draft, DraftRequest
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
+from edgeinfer.speculation.speculator import Speculator
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of
 from tests.edgeinfer.speculation.heads.random_heads import HEADS_OF
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
+from tests.model_zoo import ZOO
 
 STORY = "Once upon a time, there was a little girl named Lily."
 SHORT = 2048
@@ -122,6 +125,20 @@ def test_the_details_name_the_short_vocabulary(shorter: Model, plain: Model) -> 
     lines = [line for line in shorter.details if "2,048 token ids" in line]
     assert lines == ["draft head: it drafts the first 2,048 token ids where that is faster"]
     assert not any("token ids" in line for line in plain.details)
+
+
+def test_until_it_is_measured_a_token_costs_what_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shorter: Model
+) -> None:
+    assert 0.5 < drafter_of(shorter).short_cost < 1
+    small_vocabularies(monkeypatch, 16)
+    monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
+    path = ZOO["glm4moe"].write(tmp_path / "experts.gguf")
+    with edgeinfer.load(path, draft="mtp", **CPU) as model:
+        assert model.speculator is not None
+        assert 0.5 < drafter_of(model).short_cost < 1
+        for controller in model.speculator.controllers.values():
+            assert controller.costs.short == drafter_of(model).short_cost
 
 
 def test_drafts_of_both_sizes_are_measured(shorter: Model) -> None:
