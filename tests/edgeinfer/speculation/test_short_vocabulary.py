@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import edgeinfer
@@ -119,6 +120,17 @@ def test_sampled_drafts_have_a_distribution_over_the_short_vocabulary(shorter: M
             assert token in ids
             assert ids.max() < 64
             assert probs.sum() == pytest.approx(1.0)
+
+
+def test_sampled_drafts_are_as_frequent_as_their_distribution_says(shorter: Model) -> None:
+    drafts = drafts_of(shorter, 48, 1500, temperature=3.0, top_k=8, top_p=1.0, min_p=0.0)
+    assert drafts[0].distributions is not None
+    ids, probs = drafts[0].distributions[0]
+    counts = np.array([sum(draft.ids[0] == token for draft in drafts) for token in ids])
+    assert counts.sum() == len(drafts)
+    # Seven degrees of freedom: 40 is exceeded about once in a million runs.
+    assert len(ids) == 8
+    assert ((counts - probs * len(drafts)) ** 2 / (probs * len(drafts))).sum() < 40
 
 
 def test_the_details_name_the_short_vocabulary(shorter: Model, plain: Model) -> None:

@@ -15,12 +15,16 @@ from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_short_vocabulary import always_short, small_vocabularies
+from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.draft.test_draft_head_steps import Pair, agrees, logits_after, read, text
 from tests.kernels.cuda.draft.test_draft_head_steps import pair as pair
 from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, WITH_HEAD, drafter_of
 from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.draft.test_several_device_heads import Heads, model_file
 from tests.kernels.cuda.draft.test_several_device_heads import heads as heads
+from tests.kernels.cuda.draft.test_split_heads import WITH_HEAD as SPLIT_WITH_HEAD
+from tests.kernels.cuda.draft.test_split_heads import Splitting
+from tests.kernels.cuda.draft.test_split_heads import split as split
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 
 SLICE, ROWS = 64, 128
@@ -110,3 +114,25 @@ def test_completions_with_a_short_vocabulary_equal_baseline_decoding(
             loaded.engine.ids, Requested(3, SamplingParams(temperature=0.0), vocabulary=ROWS)
         )
         assert max(draft.ids, default=0) < ROWS
+
+
+@pytest.mark.slow
+def test_the_head_next_to_a_split_model_drafts_from_the_first_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Splitting
+) -> None:
+    small_vocabularies(monkeypatch, SLICE)
+    path = SPLIT_WITH_HEAD["arcee"].write(tmp_path / "model.gguf")
+    with split(path, "mtp", draft_tree_width=2) as model:
+        head, speculator, model.speculator = drafter_of(model), model.speculator, None
+        assert head.short_vocabulary == ROWS
+        expected = model.generate(IDS, **GREEDY).ids
+        model.speculator = speculator
+        for nodes in (0, 7):
+            always_tree(model, 3, nodes or 3)
+            monkeypatch.setattr(head, "tree_width", 3 if nodes else 1)
+            always_short(model)
+            model.engine.rewind(0)
+            assert model.generate(IDS, **GREEDY).ids == expected
+            params = SamplingParams(temperature=0.0)
+            request = Requested(3, params, max_nodes=nodes, vocabulary=ROWS)
+            assert 0 <= max(head.propose(model.engine.ids, request).ids) < ROWS
