@@ -35,6 +35,11 @@ def short_vocabulary(vocabulary: int, rows: int) -> int:
     return size if vocabulary >= MIN_VOCABULARY and size <= MAX_SHARE_OF_ROWS * rows else 0
 
 
+def short_note(name: str, size: int) -> str:
+    """The message for the user about the short vocabulary of a drafter."""
+    return f"{name}: it drafts the first {size:,} token ids where that is faster"
+
+
 def coverage(history: Sequence[int], size: int) -> float:
     """The expected share of tokens below `size` after a text, by its last tokens."""
     ids = np.array(history[-RECENT:])[::-1]

@@ -9,6 +9,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation import draft_vocabulary
 from edgeinfer.speculation.draft_controller import DraftController
@@ -137,6 +138,13 @@ def test_the_details_name_the_short_vocabulary(shorter: Model, plain: Model) -> 
     lines = [line for line in shorter.details if "2,048 token ids" in line]
     assert lines == ["draft head: it drafts the first 2,048 token ids where that is faster"]
     assert not any("token ids" in line for line in plain.details)
+
+
+def test_a_plan_names_the_short_vocabulary_of_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_vocabularies(monkeypatch)
+    with_head, without = (plan_model("tiny", draft=draft, **CPU).warnings for draft in ("mtp", None))
+    assert [line for line in with_head if "2,048 token ids" in line]
+    assert not any("token ids" in line for line in without)
 
 
 def test_until_it_is_measured_a_token_costs_what_it_reads(
