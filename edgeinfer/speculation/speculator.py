@@ -104,7 +104,9 @@ class Speculator:
         fixed, least = max(0.0, short[1] - short[0] * each), None
         if self.drafter.short_vocabulary:
             frequent = self._fastest_draft(MAX_DRAFTED, self.drafter.short_vocabulary)
-            least = max(0.0, frequent[1] - fixed) / frequent[0] if frequent else None
+            # Reading fewer bytes saves no more than these, however disturbed the measurements are.
+            expected = each * self.drafter.short_cost
+            least = max(expected, (frequent[1] - fixed) / frequent[0]) if frequent else None
         return MeasuredCosts(passes, each, fixed, least)
 
     def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:

@@ -166,6 +166,7 @@ def test_drafts_of_both_sizes_are_measured(shorter: Model) -> None:
     costs = shorter.speculator.measure()
     assert costs.drafted_token is not None
     assert costs.short_token is not None
+    assert costs.short_token >= costs.drafted_token * drafter_of(shorter).short_cost
 
 
 def test_several_heads_draft_from_the_same_first_rows(
