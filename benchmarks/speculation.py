@@ -32,7 +32,7 @@ from edgeinfer.speculation.trees.tree_shape import TreeShape
 from harness import suites
 from harness.drafts import simulated_drafts
 from harness.drafts.against_llama_cpp import Comparison
-from harness.drafts.agreeing_head import agreeing_file
+from harness.drafts.agreeing_head import SELECTED, agreeing_file
 from harness.drafts.comparison import (
     HEAD,
     Answer,
@@ -338,6 +338,9 @@ def main() -> None:
         "--head-shapes", default="qwen3.5-0.8b+mtp", help="of random models with draft heads (%(default)s)"
     )
     parser.add_argument("--agreement", type=float, default=0.75, help="of such heads' files (%(default)s)")
+    parser.add_argument(
+        "--selected", type=float, default=SELECTED, help="share of first tokens in their texts (%(default)s)"
+    )
     parser.add_argument("--llama-speculative", type=Path, help="llama.cpp's llama-speculative-simple")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
     parser.add_argument("--draft-shape", default="smollm2-135m", help="or shape:layers (%(default)s)")
@@ -403,7 +406,7 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
     if "agreeing" in expected:
         comparison = Comparison(suite.loading, suite.rounds, suite.tokens, options.llama_speculative)
         shapes = suites.words(options.head_shapes)
-        files = [agreeing_file(shape, options.type, options.agreement) for shape in shapes]
+        files = [agreeing_file(each, options.type, options.agreement, options.selected) for each in shapes]
         rows = [row for file in files for row in comparison.rows(Path(file))]
         head = ["model", "program", "drafts", *HEAD]
         tables.append(("heads that agree by their weights", markdown(head, rows, left=(0, 1, 2))))

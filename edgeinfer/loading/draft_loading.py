@@ -11,6 +11,7 @@ from edgeinfer.loading.engine_loading import load_draft_engine
 from edgeinfer.loading.medusa_file import MedusaFile
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
 from edgeinfer.speculation.draft_model import DraftModel
+from edgeinfer.speculation.draft_vocabulary import short_note
 from edgeinfer.speculation.drafter import ChainedDrafter, Drafter
 from edgeinfer.speculation.layer_skipping import LayerSkipping, kept_layers
 from edgeinfer.speculation.prompt_lookup import PromptLookup
@@ -55,6 +56,8 @@ def load_drafter(
         )
         if not draft.required:
             warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes)}"),)
+        if model.short_vocabulary:
+            warnings += (Detail(short_note(model.name, model.short_vocabulary)),)
     return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
 
 

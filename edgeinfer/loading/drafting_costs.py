@@ -43,6 +43,10 @@ def _draft_start(of: str) -> str:
     return f"{of}: draft"
 
 
+def _short_token(of: str) -> str:
+    return f"{of}: token of a short draft vocabulary"
+
+
 def _of_kind(of: str, kind: str, name: str) -> str:
     return f"{of}: {kind}: {name}"
 
@@ -52,7 +56,8 @@ def _stored_costs(known: dict[str, float], of: str) -> MeasuredCosts | None:
     passes = {rows: known[_forward(of, rows)] for rows in timed if _forward(of, rows) in known}
     if 1 not in passes:
         return None
-    costs = MeasuredCosts(passes, known.get(_draft(of)), known.get(_draft_start(of), 0.0))
+    drafted, start = known.get(_draft(of)), known.get(_draft_start(of), 0.0)
+    costs = MeasuredCosts(passes, drafted, start, known.get(_short_token(of)))
     return None if costs.disturbed else costs
 
 
@@ -60,6 +65,8 @@ def _store_costs(figures: MeasuredFigures, of: str, costs: MeasuredCosts) -> Non
     figures_by_name = {_forward(of, rows): seconds for rows, seconds in costs.passes.items()}
     if costs.drafted_token is not None:
         figures_by_name[_draft(of)], figures_by_name[_draft_start(of)] = costs.drafted_token, costs.draft
+    if costs.short_token is not None:
+        figures_by_name[_short_token(of)] = costs.short_token
     figures.keep(figures_by_name)
 
 

@@ -173,9 +173,10 @@ def _begin_drafting(model: Model, loaded: LoadedEngine, source: ModelSource) -> 
     options, drafter = source.options, model.speculator.drafter
     of = (source.file.path.name, source.file.path.stat().st_size, drafter.name, options.draft_tree_width)
     how = (loaded.thread_pool.threads, options.kv, options.repack, options.sparse)
+    short = (drafter.short_vocabulary,) if drafter.short_vocabulary else ()
     kernels = source_digest(choose(options.instruction_set))
     figures = stored_draft_figures(user_folder("cache"))
-    begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, kernels))))
+    begin_drafting(model.speculator, figures, " ".join(map(str, (*of, *how, *short, kernels))))
 
 
 def _drafting(

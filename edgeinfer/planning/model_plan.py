@@ -24,6 +24,7 @@ from edgeinfer.planning.plan_request import PlanRequest
 from edgeinfer.planning.sparse_selection import select_sparse_layers
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model
+from edgeinfer.speculation.draft_vocabulary import short_note, short_vocabulary
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.cpu.layout.packed_matrix import UnsupportedFormatError
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
@@ -39,6 +40,7 @@ from edgeinfer_offload.machine.this_machine import (
     with_gpus,
 )
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
+from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
@@ -136,8 +138,17 @@ def _planned(
     plan = with_one_gib_more(request, machine, planned)
     if sparse_note and plan.options.sparse != request.sparse:
         sparse_note = None if request.sparse_required else DENSE_NOTE
-    notes = [sparse_note] if sparse_note else []
+    notes = [*([sparse_note] if sparse_note else []), *_vocabulary_notes(request, plan)]
     return ModelPlan(request.name, plan, request, (*warnings, *notes, *more, *planned.warnings))
+
+
+def _vocabulary_notes(request: PlanRequest, plan: MemoryPlan) -> list[str]:
+    """The short vocabulary of a planned draft head, if it has one."""
+    head = request.draft
+    if plan.draft is None or head is None or isinstance(plan, TensorPlan) or not head.drafts_pairs:
+        return []
+    size = short_vocabulary(request.sizes.vocabulary, head.vocabulary)
+    return [Detail(short_note("draft head", size))] if size else []
 
 
 def _with_disk_speed(machine: Machine, path: Path | None) -> Machine:

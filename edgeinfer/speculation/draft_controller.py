@@ -16,6 +16,8 @@ PROBE_SHARE, MAX_DEFICIT = 0.01, 2.0
 baseline decoding."""
 MEMORY = 0.95
 """Weight of the acceptance so far after one more draft token."""
+SHORT_GAIN = 1.02
+"""Predicted speed of drafts of the short vocabulary, relative to others, from which it is used."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class DraftController:
         """Number of tokens without drafting; decoding one of them decrements it."""
         self.probe_budget = 0.0
         self._accepted, self._verified = 1.5, 2.0
+        """Of tokens that could be drafted."""
+        self._coverage = 1.0
+        """The share of tokens that are in the short vocabulary."""
         self._trust = 1.0
         """Exponent of the drafter's probabilities that makes them match the acceptance."""
         self._tokens = self._cost = 0.0
@@ -48,7 +53,7 @@ class DraftController:
     @property
     def acceptance(self) -> float:
         """The probability that a draft token is accepted, given that those before it are."""
-        return self._accepted / self._verified
+        return self._accepted / self._verified * (self._coverage if self.costs.is_short else 1.0)
 
     @property
     def is_profitable(self) -> bool:
@@ -59,7 +64,7 @@ class DraftController:
     def stats(self) -> DraftStats:
         """The statistics for another completion."""
         budget = self.probe_budget - PROBE_SHARE * self.cooldown_tokens
-        return DraftStats(self.acceptance, self._trust, self._tokens, self._cost, budget)
+        return DraftStats(self._accepted / self._verified, self._trust, self._tokens, self._cost, budget)
 
     def begin(self, stats: DraftStats) -> None:
         """Start from stored statistics."""
@@ -90,16 +95,36 @@ class DraftController:
             self._tokens, self._cost = 0.9 * self._tokens + tokens, 0.9 * self._cost + cost
         self._is_cold = self._is_first = False
 
-    def record_accepted(self, drafted: int, accepted: int, probs: Sequence[float] = ()) -> None:
+    def record_accepted(
+        self, drafted: int, accepted: int, probs: Sequence[float] = (), *, missed: bool = False
+    ) -> None:
         """Record the accepted number of draft tokens, and the drafter's `probs` of them, if known; tokens
-        after the first rejected one don't count.
+        after the first rejected one don't count, nor does that one if the next token was `missed`: it isn't
+        in the short vocabulary.
         """
-        for index in range(min(accepted + 1, drafted)):
+        for index in range(min(accepted + (not missed), drafted)):
             self._accepted = MEMORY * self._accepted + (index < accepted)
             self._verified = MEMORY * self._verified + 1
         for index, prob in enumerate(probs[: accepted + 1]):
             surprise = prob**self._trust - (index < accepted)
             self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
+
+    def choose_vocabulary(self, coverage: float) -> None:
+        """Use the short vocabulary if its drafts are faster. It has this share of the tokens, assumed to be
+        accepted as often as all tokens.
+        """
+        self._coverage = coverage
+        rates = [self._best_rate(is_short=is_short) for is_short in (False, True)]
+        self.costs.is_short = rates[1] > SHORT_GAIN * rates[0] and self.costs.short < 1
+
+    def _best_rate(self, *, is_short: bool) -> float:
+        """Expected tokens per second with drafts of one vocabulary, or without drafts if that is faster."""
+        self.costs.is_short = is_short
+        acceptance, tokens, best = self.acceptance, 0.0, 0.0
+        for length in range(MAX_DRAFTED + 1 if self.costs.baseline else 0):
+            tokens += acceptance**length
+            best = max(best, tokens / (self.costs.forward(1 + length) + self.costs.draft(length)))
+        return best
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
@@ -149,7 +174,7 @@ class DraftController:
         gain = max(1.0, self._tokens / self._cost if self._cost else 1.0)
         rate = gain * texts / self.costs.relative(texts)
         row = self.costs.row(length, texts) * rate
-        further = (self.costs.each / texts * rate + row) / max(self.acceptance, 0.1)
+        further = (self.costs.token / texts * rate + row) / max(self.acceptance, 0.1)
         return min(1.0, row) ** (1 / self._trust), min(1.0, further) ** (1 / self._trust)
 
 

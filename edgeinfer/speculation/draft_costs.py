@@ -19,12 +19,14 @@ draft has evicted its data from the caches."""
 @dataclass(frozen=True)
 class MeasuredCosts:
     """Costs measured once when a model is first loaded: of forwards by number of rows, 1 included, of a draft
-    token (None: nothing was drafted), and of a draft independent of its length.
+    token (None: nothing was drafted), of a draft independent of its length, and of a token of a short draft
+    vocabulary (None: there is none).
     """
 
     passes: Mapping[int, float]
     drafted_token: float | None = None
     draft: float = 0.0
+    short_token: float | None = None
 
     @property
     def disturbed(self) -> bool:
@@ -42,6 +44,10 @@ class DraftCosts:
         """Seconds of a single-token forward; None: not timed yet."""
         self.fixed = self.each = 0.0
         """Cost of a draft independent of its length, and of each draft token, relative to the baseline."""
+        self.short = 1.0
+        """Cost of a draft token of the short vocabulary, relative to one of all rows."""
+        self.is_short = False
+        """Whether the short vocabulary is used."""
         self._relative = [1 + ROW_SHARE * index for index in range(MAX_ROWS)]
         self._steps, self._run, self._due = 0, 0, BASELINE_RUN
 
@@ -52,6 +58,8 @@ class DraftCosts:
         self._relative = [_interpolated(known, rows) for rows in range(1, MAX_ROWS + 1)]
         if costs.drafted_token is not None:
             self.fixed, self.each = costs.draft / one, costs.drafted_token / one
+        if costs.drafted_token and costs.short_token is not None:
+            self.short = min(1.0, costs.short_token / costs.drafted_token)
         self.baseline, self._due = None, BASELINE_RUN
 
     def time_baseline(self) -> None:
@@ -99,7 +107,12 @@ class DraftCosts:
 
     def draft(self, tokens: int) -> float:
         """Seconds of a draft; 0 before the first observation."""
-        return (self.baseline or 0.0) * (self.fixed + tokens * self.each) if tokens else 0.0
+        return (self.baseline or 0.0) * (self.fixed + tokens * self.token) if tokens else 0.0
+
+    @property
+    def token(self) -> float:
+        """Cost of each draft token of the vocabulary in use, relative to the baseline."""
+        return self.each * (self.short if self.is_short else 1.0)
 
     def max_draft(self, tokens: int, text: int) -> float:
         """Maximum seconds of a draft after `text` tokens if the drafter has to prefill all of them."""

@@ -79,6 +79,8 @@ class DraftRequest(NamedTuple):
     """Maximum tokens of a draft that is a tree, of at most `max_tokens` levels; 0: it is a chain."""
     sharpness: float = 1.0
     """The power of a tree's probabilities, normalized again, that is measured to match their acceptance."""
+    vocabulary: int = 0
+    """Only token ids below this may be drafted: the `short_vocabulary` of the drafter; 0: all."""
 
 
 class DraftText(NamedTuple):
@@ -107,6 +109,18 @@ class Drafter(Protocol):
     def tree_width(self) -> int:
         """How many candidates its trees have after a token; 1: its drafts are chains."""
         return 1
+
+    @property
+    def short_vocabulary(self) -> int:
+        """The number of first token ids from which it can draft in less time than from all; 0: it can't."""
+        return 0
+
+    @property
+    def short_cost(self) -> float:
+        """The expected cost of a draft token of the short vocabulary, relative to one of all, until it is
+        measured.
+        """
+        return 1.0
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """At most `request.max_tokens` tokens after `history`, which is the prompt and the completion so far;
@@ -166,6 +180,14 @@ class ChainedDrafter(Drafter):
     @property
     def tree_width(self) -> int:
         return max(drafter.tree_width for drafter in self._drafters)
+
+    @property
+    def short_vocabulary(self) -> int:
+        return max(drafter.short_vocabulary for drafter in self._drafters)
+
+    @property
+    def short_cost(self) -> float:
+        return min(drafter.short_cost for drafter in self._drafters)
 
     @property
     def hidden_layers(self) -> Sequence[int]:

@@ -10,6 +10,7 @@ from edgeinfer.generation.loop import DraftCount, SampledToken
 from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MAX_ROWS, MeasuredCosts
+from edgeinfer.speculation.draft_vocabulary import DraftVocabulary
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
 from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner
@@ -40,6 +41,9 @@ class Speculator:
         self.controllers = {kind: DraftController() for kind in KINDS}
         self.planners = {kind: TreePlanner() for kind in KINDS}
         """The shapes of trees."""
+        self.vocabularies = {kind: DraftVocabulary(drafter.short_vocabulary) for kind in KINDS}
+        for controller in self.controllers.values():
+            controller.costs.short = drafter.short_cost
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
@@ -97,7 +101,13 @@ class Speculator:
         if short is None or long is None or long[0] <= short[0]:
             return MeasuredCosts(passes, long[1] / long[0] if long else None)
         each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
-        return MeasuredCosts(passes, each, max(0.0, short[1] - short[0] * each))
+        fixed, least = max(0.0, short[1] - short[0] * each), None
+        if self.drafter.short_vocabulary:
+            frequent = self._fastest_draft(MAX_DRAFTED, self.drafter.short_vocabulary)
+            # Reading fewer bytes saves no more than these, however disturbed the measurements are.
+            expected = each * self.drafter.short_cost
+            least = max(expected, (frequent[1] - fixed) / frequent[0]) if frequent else None
+        return MeasuredCosts(passes, each, fixed, least)
 
     def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:
         """Set the initial costs, and the stored statistics of some kinds of completions."""
@@ -106,12 +116,13 @@ class Speculator:
             if kind in stats:
                 controller.begin(stats[kind])
 
-    def _fastest_draft(self, length: int) -> tuple[int, float] | None:
+    def _fastest_draft(self, length: int, vocabulary: int = 0) -> tuple[int, float] | None:
         """Tokens and seconds of the fastest of several drafts, the first of which runs with cold caches;
         None: nothing was drafted.
         """
         nodes = length if self._tree_width > 1 else 0
-        request = DraftRequest(length, SamplingParams(temperature=0), max_nodes=nodes)
+        params = SamplingParams(temperature=0)
+        request = DraftRequest(length, params, max_nodes=nodes, vocabulary=vocabulary)
         drafts = list[tuple[float, int]]()
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
@@ -144,10 +155,11 @@ class Speculator:
         begin, controller = time.perf_counter(), self.controller_of(sampler.settings)
         self._drafting = None
         limit = min(max_tokens, self._engine.context - len(history) - 1)
+        vocabulary = self.vocabularies[self._kind(sampler.settings)].choose(history, controller)
         length = controller.length(limit)
         if not length:
             return Draft()
-        request = self._request(length, limit, sampler.settings)
+        request = self._request(length, limit, sampler.settings)._replace(vocabulary=vocabulary)
         draft = self.drafter.propose(history, request)
         self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
@@ -244,7 +256,8 @@ class Speculator:
         if draft.parents:
             self._record_tree(draft, tokens, self._kind(sampler.settings))
         else:
-            controller.record_accepted(len(draft.ids), accepted, draft.probs)
+            missed = self._misses(tokens[-1], self._kind(sampler.settings))
+            controller.record_accepted(len(draft.ids), accepted, draft.probs, missed=missed)
         count.add(len(draft.ids), accepted, len(tokens))
         return tokens
 
@@ -255,7 +268,7 @@ class Speculator:
         planner, node = self.planners[kind], -1
         for token in tokens:
             offered = draft.children(node)
-            if not offered:
+            if not offered or self._misses(token, kind):
                 break
             found = draft.child(node, token.id) if token.drafted else None
             probs = [draft.probs[each] for each in offered] if draft.probs else []
@@ -264,6 +277,10 @@ class Speculator:
             if found is None:
                 break
             node = found
+
+    def _misses(self, token: SampledToken, kind: str) -> bool:
+        """Whether a token wasn't drafted as it isn't in the short vocabulary."""
+        return not token.drafted and self.vocabularies[kind].misses(token.id, self.controllers[kind])
 
     def close(self) -> None:
         if self.on_close:

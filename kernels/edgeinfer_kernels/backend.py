@@ -51,6 +51,7 @@ class Capabilities:
     - `can_evict`: `evict` is supported; otherwise `unevictable` names in messages what tokens can't leave.
     - `takes_lora`: `set_lora` is supported.
     - `hands_out_hidden`: `keep_hidden` is supported.
+    - `limits_output`: `limit_output` is supported.
     - `is_fork_safe`: a forked child process can use the backend; a device driver doesn't work there.
     """
 
@@ -72,6 +73,7 @@ class Capabilities:
     unevictable: str = "the cache of this engine"
     takes_lora: bool = False
     hands_out_hidden: bool = False
+    limits_output: bool = False
     is_fork_safe: bool = False
 
     def limited_to(self, spec: DecoderSpec) -> "Capabilities":
@@ -372,6 +374,12 @@ class Backend(Protocol[X]):
         finite.
 
         A backend may sample from fewer candidates than the sampling parameters allow; the result lists them.
+        """
+        _refuse(self)
+
+    def limit_output(self, rows: int) -> None:
+        """Compute only the first rows of the output of a draft head from now on, a multiple of DRAFT_ROWS or
+        all: `draft` and `draft_level` draft no others, and `logits` may have no others.
         """
         _refuse(self)
 

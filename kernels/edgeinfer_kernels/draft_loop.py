@@ -7,6 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+DRAFT_ROWS = 2048
+"""The first rows of the output that a draft head is limited to are a multiple of this number."""
+
 
 @dataclass(frozen=True)
 class DraftSampling:

@@ -23,7 +23,8 @@ RESULTS = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")
 INPUT_NORMS = ("enorm.weight", "hnorm.weight")
 OUTPUT_NORMS = ("output_norm.weight", "head_norm.weight")
 SELECTED = 0.5
-"""The first tokens of the vocabulary; the others, as rare in a text, are never selected."""
+"""The first tokens of the vocabulary; the others, as rare in a text, are never selected. With a fifth all of
+them are in the short draft vocabulary."""
 SPREAD = 16.0
 """The spread of the logits: the largest has most of the probability, as in a trained model."""
 SIMULATED = 400
@@ -33,21 +34,24 @@ NOISE_STEP = 0.005
 Floats = npt.NDArray[np.float32]
 
 
-def agreeing_file(shape: str, kind: str, agreement: float) -> Path:
-    """The path of the file of a shape with a head; created if it doesn't exist."""
+def agreeing_file(shape: str, kind: str, agreement: float, selected: float = SELECTED) -> Path:
+    """The path of the file of a shape with a head; created if it doesn't exist. `selected`: the share of the
+    vocabulary, its first tokens, that completions have.
+    """
     source = random_file(shape, kind)
-    path = source.with_name(f"{source.stem}-agrees-{agreement:.2f}.gguf")
+    share = "" if selected == SELECTED else f"-of-{selected:.2f}"
+    path = source.with_name(f"{source.stem}-agrees-{agreement:.2f}{share}.gguf")
     if not path.exists():
-        write_agreeing(source, path, agreement)
+        write_agreeing(source, path, agreement, selected)
     return path
 
 
-def write_agreeing(source: Path, path: Path, agreement: float) -> None:
+def write_agreeing(source: Path, path: Path, agreement: float, share: float) -> None:
     """Write a random file of a model with one MTP head again, with a head that agrees so often."""
     file = GGUFFile.open(source)
     try:
         vocabulary, width = file.tensors["token_embd.weight"].shape
-        selected = int(SELECTED * vocabulary)
+        selected = int(share * vocabulary)
         noise = noise_for(agreement, selected)
         random = np.random.Generator(np.random.SFC64(7))
         with GGUFWriter(path, file.metadata) as writer:

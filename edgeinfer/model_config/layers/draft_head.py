@@ -17,6 +17,7 @@ from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file, routed_layers
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
+from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.decoder import (
     BlockIndex,
@@ -66,6 +67,13 @@ class DraftHeadModel:
             shares_embedding=shares_table,
             target_layers=self.target_layers,
         )
+
+    @property
+    def output_share(self) -> float:
+        """The part of the bytes of the weights that a token reads that are those of the output."""
+        used = max((moe.experts_per_token for moe in self.spec.specs(MoeSpec)), default=1)
+        read = sum(each.nbytes * min(1.0, used / each.experts) for each in self.weights.matrices())
+        return self.weights.output.nbytes / read
 
     def allocate_state(self, context: int, kind: CacheType) -> DecoderState:
         """Its zeroed KV caches for `context` tokens."""

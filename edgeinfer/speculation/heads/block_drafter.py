@@ -54,6 +54,11 @@ class BlockDrafter(DraftHead):
         """The logits of each token of the draft, without those of the Markov head."""
         self._level = 0
 
+    @property
+    def short_vocabulary(self) -> int:
+        """0: the rows of a whole block are computed at once."""
+        return 0
+
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`; no more tokens than a block drafts."""
         self._length = min(request.max_tokens, self._model.max_drafted)

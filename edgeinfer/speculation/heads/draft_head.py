@@ -16,6 +16,9 @@ from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
+from edgeinfer.speculation.draft_vocabulary import short_vocabulary
+from edgeinfer.speculation.drafter import Draft
+from edgeinfer.speculation.drafter import DraftRequest as Requested
 from edgeinfer.speculation.heads.head_tree import HeadTree
 from edgeinfer.speculation.heads.observed_states import (
     SPARE_STATES,
@@ -58,6 +61,9 @@ class DraftHead(LoopDrafter):
         self._tree: HeadTree | None = None
         self._max_token = head.spec.vocabulary_size
         self._ids = head.weights.output_ids
+        self._output_share = head.output_share
+        self._output_rows = self._max_token
+        """How many rows of the output are drafted from."""
         self._backend, self._target, self._nbytes = backend, target, nbytes
         self._on_close, self._batch = on_close, batch
         self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
@@ -82,6 +88,29 @@ class DraftHead(LoopDrafter):
     @property
     def hidden_layers(self) -> Sequence[int]:
         return self._layers
+
+    @property
+    def short_vocabulary(self) -> int:
+        if self._ids is not None or not self._backend.capabilities.limits_output:
+            return 0
+        return short_vocabulary(self._vocabulary_size, self._max_token)
+
+    @property
+    def short_cost(self) -> float:
+        """As `Drafter.short_cost`: the share of the bytes that are read."""
+        rows = self.short_vocabulary or self._max_token
+        return 1 - (1 - rows / self._max_token) * self._output_share
+
+    def propose(self, history: Sequence[int], request: Requested) -> Draft:
+        """As `Drafter.propose`."""
+        self._limit_output(request.vocabulary or self._max_token)
+        return super().propose(history, request)
+
+    def _limit_output(self, rows: int) -> None:
+        """Draft from this many rows of the output."""
+        if rows != self._output_rows:
+            self._output_rows = rows
+            self._backend.limit_output(rows)
 
     def observe(self, step: HiddenStep) -> None:
         """As `Drafter.observe`: process the pairs of a prompt; keep those of a few tokens for the next draft.
@@ -180,7 +209,7 @@ class DraftHead(LoopDrafter):
     def _of_target(self, own: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The head's logits as those of the target's vocabulary; it doesn't draft the others."""
         logits = np.full(self._vocabulary_size, -np.inf, np.float32)
-        logits[slice(self._max_token) if self._ids is None else self._ids] = own
+        logits[slice(len(own)) if self._ids is None else self._ids] = own
         return logits
 
     def close(self) -> None:

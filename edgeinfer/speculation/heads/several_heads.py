@@ -42,6 +42,12 @@ class SeveralHeads(DraftHead):
         length = min(request.max_tokens, 1 + len(self._others))
         return super().propose(history, request._replace(max_tokens=length))
 
+    def _limit_output(self, rows: int) -> None:
+        if rows != self._output_rows:
+            for backend in self._others:
+                backend.limit_output(rows)
+        super()._limit_output(rows)
+
     def _forward(self, tokens: Sequence[int], last: int) -> Any:
         """As `DraftHead._forward`, with all heads."""
         states = self._observed.states(self._done, last)

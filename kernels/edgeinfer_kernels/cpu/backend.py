@@ -133,6 +133,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             can_evict=True,
             takes_lora=True,
             hands_out_hidden=True,
+            limits_output=self._head != 0,
             is_fork_safe=self.decoder.windows is None and self.decoder.stream is None,
         ).limited_to(self.spec)
 
@@ -284,7 +285,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
             )
         self._touch_recent(start, len(ids) + len(request.min_probs))
+        request = request._replace(id_limit=min(request.id_limit, self._output.vocabulary))
         return self._draft_loop.run(self.pool, ids, start, request)
+
+    def limit_output(self, rows: int) -> None:
+        """As `Backend.limit_output`."""
+        self._output.limit(rows)
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`."""

@@ -128,6 +128,7 @@ class CudaBackend(HiddenStatesBackend):
             max_draft_prompt=0 if self.drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
+            limits_output=self.drafts is not None,
         ).limited_to(specification)
 
     def _build(self, tuning: Tuning, capability: int) -> None:
@@ -299,6 +300,11 @@ class CudaBackend(HiddenStatesBackend):
         assert self.drafts is not None, "only a draft head drafts"
         self._select()
         return self.drafts.draft(ids, start, request)
+
+    def limit_output(self, rows: int) -> None:
+        """As `Backend.limit_output`."""
+        assert self.drafts is not None, "only a draft head drafts"
+        self.drafts.rows = 0 if rows == self.spec.vocabulary_size else rows
 
     @on_open_device
     def draft_level(

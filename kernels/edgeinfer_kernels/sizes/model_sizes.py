@@ -154,6 +154,11 @@ class ModelSizes:
         return reads_states or self.drafts_blocks or self.reads_caches
 
     @property
+    def drafts_pairs(self) -> bool:
+        """Whether it is a draft head that drafts token by token, from pairs of a token and a state."""
+        return any(self.of_kind(kind) for kind in (DraftInputSizes, EagleInputSizes))
+
+    @property
     def drafts_blocks(self) -> bool:
         """Whether it is a block drafter."""
         return bool(self.of_kind(FusedStatesSizes))

@@ -10,7 +10,7 @@ from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.speculator import KINDS
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
-COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001)
+COSTS = MeasuredCosts({1: 0.010, 8: 0.015, 4: 0.012}, 0.001, 0.0002, 0.0006)
 
 
 class CountingSpeculator:

@@ -17,6 +17,7 @@ DRAFTED_FROM = {
     "alike": np.array([0.38, 0.27, 0.15, 0.1, 0.07, 0.03]),
     "far": np.array([0.02, 0.03, 0.05, 0.1, 0.3, 0.5]),
     "without some": np.array([0.0, 0.6, 0.4, 0.0, 0.0, 0.0]),
+    "the first ids": np.array([0.7, 0.3, 0.0, 0.0, 0.0, 0.0]),
 }
 PLAIN: dict[str, Any] = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
 

@@ -16,7 +16,7 @@ from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs, TokenArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import MatrixArgs, ScheduleStep, StepArgs, TokenArgs
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentStep
 
@@ -221,6 +221,12 @@ class HeadOutput:
     def __init__(self, args: HeadArgs, spec: DecoderSpec, bias: npt.NDArray[np.float32] | None) -> None:
         self.args, self._spec, self._bias = args, spec, bias
         self._rows = UnpackedRows(padded(spec.vocabulary_size))
+        self.vocabulary = spec.vocabulary_size
+        """Rows of the output that are multiplied: those of the first ids."""
+
+    def limit(self, rows: int) -> None:
+        """Multiply only the first `rows` of the output from now on."""
+        MatrixArgs.from_address(self.args.matrix).rows = self.vocabulary = rows
 
     def rows(self, count: int) -> npt.NDArray[np.float32]:
         """The array (count, padded vocabulary) that the next call writes."""
@@ -231,9 +237,9 @@ class HeadOutput:
     def logits(self, whole: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """The written `rows` (count, vocabulary) with their bias, scaled and soft-capped in place."""
         spec = self._spec
-        out = whole[:, : spec.vocabulary_size]
+        out = whole[:, : self.vocabulary]
         if self._bias is not None:
-            out += self._bias
+            out += self._bias[: self.vocabulary]
         if spec.logit_scale != 1.0:
             out *= np.float32(spec.logit_scale)
         if spec.logit_soft_cap:

@@ -64,7 +64,7 @@ def _set_next_step(words, following, token, repeated, back):
     tl.store(following + (SEQUENCES_AT + 4), repeated + 1)
 
 
-@triton.jit(do_not_specialize=["index", "repeated", "back"])
+@triton.jit(do_not_specialize=["index", "repeated", "back", "slices"])
 def draft_token_kernel(
     keys, masses, words, following, table, ids, probs, index, repeated, back, vocabulary, slices,
     SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,

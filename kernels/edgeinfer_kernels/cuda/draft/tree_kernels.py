@@ -47,7 +47,7 @@ def level_slices_kernel(
     tl.store(keys + slot * CANDIDATES + tl.arange(0, CANDIDATES), best)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slices"])
 def level_candidates_kernel(
     keys, masses, words, table, ids, probs, vocabulary, slices,
     SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,

@@ -157,7 +157,8 @@ class Tuning:
 
     def with_row_shape(self, tokens: int, kernel: RowKernel, shape: Shape) -> "Tuning":
         """This tuning with another tile config of a kernel in steps of `tokens` tokens."""
-        return replace(self, **{row_shapes_name(tokens): replace(self.rows(tokens), **{kernel: shape})})
+        shapes = replace(self.rows(tokens), **{kernel: shape})
+        return self.replace(**{row_shapes_name(tokens): shapes})
 
     def tensor_shape(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]

@@ -204,7 +204,7 @@ def _as_tuning(saved: Any) -> Tuning | None:
 
 def _parsed(saved: Any, usual: Any, minimum: int = 0) -> Any:
     """What was saved with the structure of `usual`; None if it hasn't that structure."""
-    if not is_dataclass(usual):
+    if not is_dataclass(usual) or isinstance(usual, type):
         return saved if _is_tile_number(saved, minimum) else None
     names = [field.name for field in fields(usual)]
     if not isinstance(saved, dict) or saved.keys() != set(names):

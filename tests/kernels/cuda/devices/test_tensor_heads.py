@@ -17,6 +17,7 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.heads.random_heads import mimo_heads
+from tests.edgeinfer.speculation.test_short_vocabulary import small_vocabularies
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.devices.test_pipeline_heads import check_head
 from tests.kernels.cuda.devices.test_pipeline_heads import unmeasured as unmeasured
@@ -68,6 +69,16 @@ def test_a_tree_is_drafted_on_one_rank_and_verified_by_all(tmp_path: Path) -> No
         completion = model.generate(IDS, **GREEDY)
         assert completion.ids == expected
         assert completion.speed.accepted_share is not None
+
+
+def test_a_head_on_a_rank_drafts_from_all_of_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_vocabularies(monkeypatch, 64)
+    path = MODELS["untied"].write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, draft="mtp", **TENSOR) as model:
+        assert isinstance(drafter_of(model), DeviceHead)
+        assert drafter_of(model).short_vocabulary == 0
 
 
 def test_an_eagle_head_reads_states_between_layers(tmp_path: Path) -> None:
