@@ -22,14 +22,19 @@ AHEAD = tl.constexpr(2)
 programs hide the latency.
 """
 UNROLLED = 8
-"""Maximum number of tiles times tokens that have separate code: more take long to compile, and spill."""
+"""Maximum number of tiles times tokens that have separate code: more take long to compile, and spill. A loop
+over several tokens has half of that.
+"""
 
 
 @triton.constexpr_function
 def _looped(blocks: int, step: int, tokens: int) -> int:
     """Tiles of an iteration of a loop over all but the first; 0: no loop, every tile has separate code."""
-    rest, most = (blocks - 1) // step, UNROLLED // tokens
-    return 0 if rest < most else max(1, most // 2)
+    rest = (blocks - 1) // step
+    if rest < UNROLLED // tokens:
+        return 0
+    most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
+    return -(-rest // -(-rest // most))
 
 
 @triton.jit
