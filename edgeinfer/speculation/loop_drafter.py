@@ -60,7 +60,7 @@ class LoopDrafter(AutoregressiveDrafter):
         if drafted is None:
             return Draft()
         distributions = _distributions(drafted) if is_sampled else None
-        return Draft(tuple(drafted.ids), distributions, probs=tuple(drafted.probs))
+        return Draft(tuple(drafted.ids), distributions, probs=tuple(drafted.probs), made=drafted.made)
 
     def _loop_request(
         self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]

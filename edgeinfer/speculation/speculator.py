@@ -47,6 +47,8 @@ class Speculator:
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
+        self._drafted_after = (0, -1)
+        """The length of the last text that was drafted for, and its last token."""
 
     def on(self, engine: Engine) -> "Speculator":
         """The speculator of another engine of the same weights, with the same drafter and statistics."""
@@ -164,10 +166,18 @@ class Speculator:
         self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
-        tokens, seconds = max(1, draft.depth), time.perf_counter() - begin
-        longest = controller.costs.max_draft(tokens, len(history)) or seconds
+        tokens, seconds = max(1, draft.made or draft.depth), time.perf_counter() - begin
+        longest = controller.costs.max_draft(tokens, self._missed(history)) or seconds
         self._drafting = tokens, min(seconds, longest)
         return draft
+
+    def _missed(self, history: Sequence[int]) -> int:
+        """How many tokens of a text the drafter may have to process first: all, or those after the last draft
+        if that was for the same text.
+        """
+        at, token = self._drafted_after
+        self._drafted_after = len(history), history[-1]
+        return len(history) - at if 0 < at <= len(history) and history[at - 1] == token else len(history)
 
     def _request(self, length: int, limit: int, params: SamplingParams) -> DraftRequest:
         """A request for a chain of `length` tokens, or for a tree if the drafter makes some: while drafting

@@ -28,9 +28,10 @@ class DraftRequest(NamedTuple):
 
     The draft ends before token i if the product of its probability and the earlier ones is below
     min_probs[i].
-    It ends after token i if that product is below min_probs_to_continue[i], if given. `id_limit`: only token
-    ids below this value may be drafted. `uniforms`: empty, or one uniform number in [0, 1) for each draft
-    token, used to sample it; if empty, the argmax is drafted.
+    It ends after token i if that product is below min_probs_to_continue[i], if given; a backend that makes
+    all tokens at once ignores these. `id_limit`: only token ids below this value may be drafted. `uniforms`:
+    empty, or one uniform number in [0, 1) for each draft token, used to sample it; if empty, the argmax is
+    drafted.
     """
 
     min_probs: Sequence[float]
@@ -45,10 +46,12 @@ class DraftedTokens(NamedTuple):
 
     `read`: how many tokens were evaluated, including the given ones. The last draft token is evaluated only
     if a further token was below the threshold after it. `candidates`: for each draft token the ids that it
-    was sampled from (ascending) and their weights (float32); empty if nothing was sampled.
+    was sampled from (ascending) and their weights (float32); empty if nothing was sampled. `made`: how many
+    tokens were drafted, with those that were dropped; 0: one more than `ids` at most.
     """
 
     ids: list[int]
     probs: list[float]
     read: int
     candidates: tuple[tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]], ...] = ()
+    made: int = 0

@@ -43,6 +43,32 @@ def test_the_output_is_that_of_the_model(baseline: edgeinfer.Generation, spoiled
     assert max(request.max_tokens for request in drafter.requests) >= 4
 
 
+class Dropping(Oracle):
+    """Makes four tokens, and drops all but the first."""
+
+    def propose(self, history: Sequence[int], request: edgeinfer.DraftRequest) -> edgeinfer.Draft:
+        draft = super().propose(history, request)
+        return edgeinfer.Draft(draft.ids[:1], made=4)
+
+
+def test_a_draft_costs_what_all_of_its_tokens_cost(
+    baseline: edgeinfer.Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = Dropping([*baseline.prompt_ids, *baseline.ids])
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
+        assert model.speculator is not None
+        controller, made = model.speculator.controllers["greedy"], list[int]()
+        always_draft(model, 4)
+
+        def record_step(tokens: float, rows: int, drafted: int, draft: float, forward: float) -> None:
+            made.append(drafted)
+
+        monkeypatch.setattr(controller, "record_step", record_step)
+        model.generate(PROMPT, max_tokens=40, temperature=0.0)
+    assert len(made) > 10
+    assert set(made) == {4}
+
+
 class InvalidTokenDrafter(Oracle):
     """Proposes a token that isn't in the vocabulary."""
 

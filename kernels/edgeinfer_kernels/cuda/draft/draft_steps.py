@@ -70,9 +70,7 @@ class DraftSteps:
                 break
             kept.append(token)
             probs.append(prob)
-            if request.min_probs_to_continue and reached < request.min_probs_to_continue[index]:
-                break
-        return DraftedTokens(kept, probs, len(ids) + count - 1)
+        return DraftedTokens(kept, probs, len(ids) + count - 1, made=count)
 
     def level(
         self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float

@@ -172,12 +172,15 @@ def test_a_draft_ends_where_its_tokens_are_too_improbable(pair: Pair) -> None:
 
     def drafted(least: list[float], to_continue: list[float], limit: int) -> list[int]:
         pair.head.set_hidden(DeviceRows(0, 8, False), 0)
-        return pair.head.draft(ids[1:], 0, DraftRequest(least, to_continue, limit, DraftSampling())).ids
+        draft = pair.head.draft(ids[1:], 0, DraftRequest(least, to_continue, limit, DraftSampling()))
+        assert draft.made == 4
+        return draft.ids
 
     whole = drafted([0.0] * 4, [], size)
     assert len(whole) == 4
     assert drafted([0.0, 1.0, 0.0, 0.0], [], size) == whole[:1]
-    assert drafted([0.0] * 4, [0.0, 1.0, 0.0, 0.0], size) == whole[:2]
+    # All four have been made: stopping after two would save nothing.
+    assert drafted([0.0] * 4, [0.0, 1.0, 0.0, 0.0], size) == whole
     assert drafted([0.0] * 4, [], whole[0]) == []
 
 
