@@ -11,7 +11,6 @@ from edgeinfer.speculation.draft_costs import BASELINE_RUN, MAX_DRAFTED, DraftCo
 from edgeinfer.speculation.draft_vocabulary import (
     DECIDED_TOKENS,
     DraftVocabulary,
-    coverage,
     short_vocabulary,
 )
 
@@ -83,11 +82,28 @@ def test_small_outputs_have_no_short_vocabulary(vocabulary: int, rows: int) -> N
     assert short_vocabulary(vocabulary, rows) == 0
 
 
-def test_the_last_tokens_of_a_text_count_most() -> None:
-    assert coverage([], 10) == 0.5
-    assert coverage([3] * 300, 10) > 0.95
-    assert coverage([30] * 300, 10) < 0.05
-    assert coverage([3] * 100 + [30] * 50, 10) < 0.5 < coverage([30] * 100 + [3] * 100, 10)
+def covered(prompt: list[int], generated: list[int]) -> float:
+    """The coverage by the ids below 10 after the tokens that were generated after a prompt."""
+    vocabulary, controller = DraftVocabulary(10), DraftController()
+    for count in range(len(generated) + 1):
+        vocabulary.choose([*prompt, *generated[:count]], controller)
+    return vocabulary.coverage
+
+
+def test_the_last_generated_tokens_count_most() -> None:
+    assert covered([3] * 300, []) == covered([30] * 300, []) == 0.5
+    assert covered([30] * 300, [3] * 100) > 0.95
+    assert covered([3] * 300, [30] * 100) < 0.05
+    assert covered([3], [3] * 100 + [30] * 50) < 0.5 < covered([3], [30] * 100 + [3] * 50)
+
+
+def test_another_text_starts_with_what_the_texts_before_it_had() -> None:
+    vocabulary, controller = DraftVocabulary(10), DraftController()
+    for count in range(1, 60):
+        vocabulary.choose([30] * count, controller)
+    before = vocabulary.coverage
+    vocabulary.choose([3] * 400, controller)
+    assert vocabulary.coverage == before
 
 
 @pytest.mark.parametrize("acceptance", [0.6, 0.8, 0.95])
@@ -102,7 +118,8 @@ def test_frequent_tokens_are_drafted_faster_from_the_first_rows(acceptance: floa
 @pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
 @pytest.mark.parametrize("costs", [(0.05, 0.02), (0.2, 0.1), (0.5, 0.2)])
 def test_even_tokens_are_drafted_from_all_rows(acceptance: float, costs: tuple[float, float]) -> None:
-    text = even(3000)
+    """Also after a prompt of frequent tokens."""
+    text = [5] * PROMPT + even(3000)
     whole, _ = speed(text, acceptance, *costs, 0)
     assert speed(text, acceptance, *costs, SHORT) == (whole, 0.0)
 
@@ -124,7 +141,8 @@ def test_a_short_vocabulary_that_costs_as_much_is_not_used() -> None:
 
 def test_nothing_is_decided_before_the_costs_are_known() -> None:
     controller = DraftController()
-    assert DraftVocabulary(SHORT).choose([5] * 300, controller) == 0
+    vocabulary = DraftVocabulary(SHORT)
+    assert {vocabulary.choose([5] * length, controller) for length in range(1, 100)} == {0}
     assert DraftCosts().token == 0.0
 
 
@@ -141,24 +159,26 @@ def counted(controller: DraftController) -> list[float]:
     return shares
 
 
-def test_each_completion_has_a_decision_and_a_long_one_has_several() -> None:
+def test_the_size_is_decided_every_few_generated_tokens() -> None:
     controller, vocabulary = controller_with(0.4, 0.1), DraftVocabulary(SHORT)
-    shares = counted(controller)
-    text = [5] * 200
-    for length in (100, 101, 99 + DECIDED_TOKENS):
-        assert vocabulary.choose(text[:length], controller) == SHORT
+    shares, text = counted(controller), [5] * 200
+    assert vocabulary.choose(text[:100], controller) == 0
+    assert vocabulary.choose(text[: 99 + DECIDED_TOKENS], controller) == 0
+    assert not shares
+    assert vocabulary.choose(text[: 100 + DECIDED_TOKENS], controller) == SHORT
+    assert vocabulary.choose(text[: 101 + DECIDED_TOKENS], controller) == SHORT
     assert len(shares) == 1
-    vocabulary.choose(text[: 100 + DECIDED_TOKENS], controller)
+    others = text[:101] + [VOCABULARY - 1] * 99
+    assert vocabulary.choose(others[:101], controller) == SHORT
+    assert vocabulary.choose(others, controller) == 0
     assert len(shares) == 2
-    assert vocabulary.choose([VOCABULARY - 1] * (101 + DECIDED_TOKENS), controller) == 0
-    assert vocabulary.choose(text[:50], controller) == SHORT
-    assert len(shares) == 4
 
 
 def test_tokens_outside_of_the_short_vocabulary_say_nothing_about_the_others() -> None:
     controller, vocabulary = controller_with(0.4, 0.1), DraftVocabulary(SHORT)
     before = controller.acceptance
-    vocabulary.choose([5] * 300, controller)
+    for length in range(1, 100):
+        vocabulary.choose([5] * length, controller)
     assert 0.95 * before < controller.acceptance < before
     assert vocabulary.misses(SHORT, controller)
     assert not vocabulary.misses(SHORT - 1, controller)
