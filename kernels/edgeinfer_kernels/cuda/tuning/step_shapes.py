@@ -139,7 +139,7 @@ class Tuning:
     """Products of more tokens than this use tensor cores; they are padded to 8 or 16 tokens. The instructions
     for a weight in Q4_0 on sm_90 are 3.2 for 8 tokens and 3.9 for 16, without tensor cores 5.1 for 8.
     """
-    tensor_gated_above: int = 4
+    tensor_gated_above: int = 8
     """The same of the gate and up matrices."""
     tensor: TensorShape = TensorShape(32, 4, 2)
     tensor_gated: TensorShape = TensorShape(16, 4, 2)

@@ -65,9 +65,9 @@ _KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 CANDIDATES = (
     *(_row_shapes(1, kernel, _ONE) for kernel in _KERNELS),
     _replacing(1, *({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
+    _replacing(8, {"tensor_gated_above": 4}, {"tensor_above": 4}),
     *(_row_shapes(4, kernel, _FOUR) for kernel in _KERNELS),
     *(_row_shapes(2, kernel, _TWO) for kernel in _KERNELS),
-    _replacing(8, {"tensor_gated_above": 8}, {"tensor_above": 4}),
     *(_row_shapes(8, kernel, _EIGHT) for kernel in _KERNELS),
     _replacing(16, *({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
     _replacing(16, *({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),

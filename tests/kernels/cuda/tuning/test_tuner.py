@@ -81,7 +81,7 @@ BEST = Tuning(
     four=RowShapes(Shape(16, 2, 1), Shape(32, 4, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1), Shape(16, 2, 1)),
     eight=RowShapes(Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2), Shape(32, 8, 1), Shape(32, 8, 1)),
     positions=16, attention_warps=1, tensor=TensorShape(64, 4, 1), tensor_gated=TensorShape(16, 4, 4),
-    tensor_adding=TensorShape(32, 8, 2), tensor_above=4, tensor_gated_above=8,
+    tensor_adding=TensorShape(32, 8, 2), tensor_above=4, tensor_gated_above=4,
 )  # fmt: skip
 
 
