@@ -9,6 +9,7 @@ this order isn't assumed but seen: in the share of the last generated tokens tha
 from collections.abc import Sequence
 
 from edgeinfer.speculation.draft_controller import DraftController
+from edgeinfer.speculation.last_text import LastText
 from edgeinfer_kernels.draft_loop import DRAFT_ROWS
 
 MIN_VOCABULARY, MIN_SHORT = 1 << 16, 1 << 15
@@ -46,8 +47,7 @@ class DraftVocabulary:
         self._covered = self._counted = 0.0
         self._undecided = 0
         """Number of tokens that were counted since the last decision."""
-        self._length, self._last = 0, -1
-        """The length of the last text, and its last token."""
+        self._seen = LastText()
 
     @property
     def coverage(self) -> float:
@@ -68,13 +68,11 @@ class DraftVocabulary:
         """Count the tokens since the last call if the text continues that one. A prompt says nothing about
         the tokens that the model generates.
         """
-        at = self._length
-        if 0 < at <= len(history) and history[at - 1] == self._last:
-            for token in history[max(at, len(history) - RECENT) :]:
-                self._covered = MEMORY * self._covered + (token < self.size)
-                self._counted = MEMORY * self._counted + 1
-                self._undecided += 1
-        self._length, self._last = len(history), history[-1]
+        count = min(self._seen.following(history) or 0, RECENT)
+        for token in history[len(history) - count :]:
+            self._covered = MEMORY * self._covered + (token < self.size)
+            self._counted = MEMORY * self._counted + 1
+            self._undecided += 1
 
     def misses(self, token: int, controller: DraftController) -> bool:
         """Whether a token couldn't be drafted, as the vocabulary in use is too short."""

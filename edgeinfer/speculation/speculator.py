@@ -12,6 +12,7 @@ from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MAX_ROWS, MeasuredCosts
 from edgeinfer.speculation.draft_vocabulary import DraftVocabulary
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
+from edgeinfer.speculation.last_text import LastText
 from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner
 from edgeinfer.speculation.verification import accepted_path, greedy_path, verify
@@ -47,8 +48,7 @@ class Speculator:
         self.on_close: Callable[[], None] | None = None
         self._drafting: tuple[int, float] | None = None
         """Number of draft tokens made in this step, and the seconds; None: no drafting."""
-        self._drafted_after = (0, -1)
-        """The length of the last text that was drafted for, and its last token."""
+        self._drafted_after = LastText()
 
     def on(self, engine: Engine) -> "Speculator":
         """The speculator of another engine of the same weights, with the same drafter and statistics."""
@@ -175,9 +175,8 @@ class Speculator:
         """How many tokens of a text the drafter may have to process first: all, or those after the last draft
         if that was for the same text.
         """
-        at, token = self._drafted_after
-        self._drafted_after = len(history), history[-1]
-        return len(history) - at if 0 < at <= len(history) and history[at - 1] == token else len(history)
+        following = self._drafted_after.following(history)
+        return len(history) if following is None else following
 
     def _request(self, length: int, limit: int, params: SamplingParams) -> DraftRequest:
         """A request for a chain of `length` tokens, or for a tree if the drafter makes some: while drafting

@@ -202,8 +202,8 @@ class Tuning:
         shape, blocks = self.rows(tokens).of(kernel), matrices[0].blocks
         is_float = any(each.tile.code == Code.SINGLE for each in matrices)
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        unrolled = bool(shape.unrolled) and tokens > 1
-        return GemvConfig(step, min(shape.vector, step), tokens, unrolled=unrolled), shape.warps_for(blocks)
+        gemv = GemvConfig(step, min(shape.vector, step), tokens, unrolled=bool(shape.unrolled))
+        return gemv, shape.warps_for(blocks)
 
     def splits_for(self, positions: int) -> int:
         """Number of KV splits for a cache with this many positions."""
