@@ -91,29 +91,41 @@ def _project_unrolled(
 ):
     """(columns, 16): processes STEP blocks of a row at a time, with code for each, or for some in a loop."""
     STEP: tl.constexpr = GEMV.step
-    totals = _products(ahead, activations, stride, 0, STEP > BLOCKS, BLOCKS, GEMV, TILE)
+    at = _blocks_from(0, GEMV)
+    totals = _products(ahead, activations, stride, at, STEP > BLOCKS, BLOCKS, GEMV, TILE)
     LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
     if LOOPED == 0:
         for start in tl.static_range(STEP, BLOCKS, STEP):
-            tile = _tile_from(matrix, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE)
-            products = _products(tile, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE)
-            totals = _added(totals, products)
+            totals = _with_tile(
+                totals, matrix, activations, stride, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE
+            )
     else:
         for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
             for index in tl.static_range(LOOPED):
                 start = begin + index * STEP
-                tile = _tile_from(matrix, rows, start, True, BLOCKS, GEMV, TILE)
-                totals = _added(totals, _products(tile, activations, stride, start, True, BLOCKS, GEMV, TILE))
+                totals = _with_tile(
+                    totals, matrix, activations, stride, rows, start, True, BLOCKS, GEMV, TILE
+                )
     return _tokens_by_rows(totals)
 
 
 @triton.jit
+def _with_tile(
+    totals, matrix, activations, stride, rows, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr,
+    GEMV: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The totals plus the products of the tile from block `start` on."""
+    tile = _tile_from(matrix, rows, start, MASKED, BLOCKS, GEMV, TILE)
+    at = _blocks_from(start, GEMV)
+    return _added(totals, _products(tile, activations, stride, at, MASKED, BLOCKS, GEMV, TILE))
+
+
+@triton.jit
 def _products(
-    tile, activations, stride, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    tile, activations, stride, at, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
     TILE: tl.constexpr,
 ):  # fmt: skip
-    """The products of a tile with the activations of each token, a tuple of (16, STEP)."""
-    at = _blocks_from(start, GEMV)
+    """The products of a tile of blocks with the activations of each token, a tuple of (16, STEP)."""
     products = ()
     TOKENS: tl.constexpr = GEMV.tokens
     for token in tl.static_range(TOKENS):
@@ -158,11 +170,7 @@ def _project_several(
         following = tile
         if TOKENS <= AHEAD:
             following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
-        grown = ()
-        for token in tl.static_range(TOKENS):
-            part = load_activations(activations + token * stride, at, BLOCKS, PARTLY, TILE)
-            grown = grown + (totals[token] + dot_tile(tile, part, TILE),)
-        totals = grown
+        totals = _added(totals, _products(tile, activations, stride, at, PARTLY, BLOCKS, GEMV, TILE))
         if TOKENS > AHEAD:
             following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
         tile = following
@@ -253,31 +261,33 @@ def _project_pair_unrolled(
     LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
     if LOOPED == 0:
         for start in tl.static_range(STEP, BLOCKS, STEP):
-            tiles = _pair_from(first, second, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, GATED)
-            one, two = _pair_products(
-                tiles, activations, stride, start, start + STEP > BLOCKS, BLOCKS, GEMV, GATED
-            )
-            totals, others = _added(totals, one), _added(others, two)
+            totals, others = _with_tiles(
+                totals, others, first, second, activations, stride, rows, start, start + STEP > BLOCKS,
+                BLOCKS, GEMV, GATED,
+            )  # fmt: skip
     else:
         for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
             for index in tl.static_range(LOOPED):
                 start = begin + index * STEP
-                tiles = _pair_from(first, second, rows, start, True, BLOCKS, GEMV, GATED)
-                one, two = _pair_products(tiles, activations, stride, start, True, BLOCKS, GEMV, GATED)
-                totals, others = _added(totals, one), _added(others, two)
+                totals, others = _with_tiles(
+                    totals, others, first, second, activations, stride, rows, start, True,
+                    BLOCKS, GEMV, GATED,
+                )  # fmt: skip
     return _tokens_by_rows(totals), _tokens_by_rows(others)
 
 
 @triton.jit
-def _pair_from(
-    first, second, rows, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
-    GATED: tl.constexpr,
+def _with_tiles(
+    totals, others, first, second, activations, stride, rows, start, MASKED: tl.constexpr,
+    BLOCKS: tl.constexpr, GEMV: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """`_tile_from` of each matrix."""
+    """`_with_tile` for each matrix."""
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
-    one = _tile_from(first, rows, start, MASKED, BLOCKS, GEMV, FIRST)
-    return one, _tile_from(second, rows, start, MASKED, BLOCKS, GEMV, SECOND)
+    tile = _tile_from(first, rows, start, MASKED, BLOCKS, GEMV, FIRST)
+    other = _tile_from(second, rows, start, MASKED, BLOCKS, GEMV, SECOND)
+    one, two = _pair_products((tile, other), activations, stride, start, MASKED, BLOCKS, GEMV, GATED)
+    return _added(totals, one), _added(others, two)
 
 
 @triton.jit

@@ -189,9 +189,10 @@ def _float_dot(words, floats, TILE: tl.constexpr):
 
 @triton.jit
 def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: tl.constexpr):
-    """The float32 value of the sums of both halves of blocks; all arguments have the same shape.
+    """The float32 value of the sums of the first and the second 16 elements of blocks; all arguments have the
+    same shape.
 
-    Formula: Σ_h scale_h·a_h·sum_h - minimum_h·a_h·(Σ int8)_h, where `first` and `second` are the halves' sums
+    Formula: Σ_h scale_h·a_h·sum_h - minimum_h·a_h·(Σ int8)_h, where sum_h (`first` and `second`) are the sums
     of codes (minus offset) times int8, a_h the activations' scales and (Σ int8)_h their sums.
     """
     if TILE.scale == SIGNED:
