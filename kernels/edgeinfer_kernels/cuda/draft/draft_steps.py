@@ -117,6 +117,19 @@ class DraftSteps:
             self._prepare(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
 
+    def warm_up_trees(self, widths: Sequence[int], padded: int) -> None:
+        """As `warm_up`, of trees, whose levels have any of these numbers of tokens, `padded` included."""
+        if not self._cuda:
+            return
+        self._steps.set_state([0], 0)
+        for width in widths:
+            self._prepare(("root", width), partial(self.launch_root, width))
+        self._prepare(("root, padded", padded), partial(self.launch_root, padded, True))
+        for width in (*widths, padded):
+            self._steps.set_state([0] * width, 0, range(-1, width - 1))
+            self._prepare(("level", width), partial(self.launch_level, width))
+        synchronize(self._device)
+
     def forget(self) -> None:
         """Capture the steps again from now on."""
         self._captured.forget()
