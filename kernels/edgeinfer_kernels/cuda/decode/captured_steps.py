@@ -273,7 +273,8 @@ class CapturedSteps:
         from others. Token counts that are slower than a larger one are padded to it from now on.
         """
         if self._cuda and self.step.exchange is None and self.step.collective is None:
-            self.use_widths(fast_widths({width: self._replay_seconds(width) for width in self._widths}))
+            one, *more = self._widths
+            self.use_widths((one, *fast_widths({width: self._replay_seconds(width) for width in more})))
         for width in self._widths:
             self._best_of_each.prepare(width, partial(self._launch_best, width))
         if not self._cuda or self.sequence.slots is None:
