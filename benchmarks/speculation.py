@@ -3,6 +3,7 @@ simulated drafts.
 
 python benchmarks/speculation.py --shapes tinyllama-1.1b,llama-3.2-3b --threads 2 --rounds 10
 python benchmarks/speculation.py --device cuda --shapes llama-3-8b --share 0.5 --tables planted
+python benchmarks/speculation.py --device cuda --head-shapes llama-3.1-8b+mtp --share 0.5 --tables heads
 python benchmarks/speculation.py --tables agreeing --head-shapes qwen3.5-4b+mtp --llama-speculative PATH
 """
 
@@ -32,7 +33,7 @@ from edgeinfer.speculation.trees.tree_shape import TreeShape
 from harness import suites
 from harness.drafts import simulated_drafts
 from harness.drafts.against_llama_cpp import Comparison
-from harness.drafts.agreeing_head import SELECTED, agreeing_file
+from harness.drafts.agreeing_head import agreeing_file
 from harness.drafts.comparison import (
     HEAD,
     Answer,
@@ -49,8 +50,11 @@ from harness.drafts.planted_drafts import (
     PlantedHead,
     PlantedTrees,
     ScriptedEngine,
+    ScriptedSampler,
     ScriptedTrees,
 )
+from harness.drafts.timed_drafts import AGREEMENTS as HEADS
+from harness.drafts.timed_drafts import timed_table
 from harness.split_runs import overhead
 
 STORY_START = "Once upon a time, there was a little girl named Lily."
@@ -82,12 +86,12 @@ TREES = (TreeShape(3, 7), TreeShape(5, 7), TreeShape(5, 12), TreeShape(7, 15))
 AGREEMENTS = (0.9, 0.7, 0.5, 0.0)
 HEAD_WIDTH = 3
 """Candidates besides the first of planted trees."""
-HEADS = {"as published": (0.80, 0.72, 0.65, 0.60, 0.55), "90% agree": (0.9,), "useless": (0.0,)}
-"""Probabilities that the draft tokens of planted heads are accepted, each given the previous ones."""
 TABLES = ("pair", "edited", "forced", "several", "planted", "heads", "agreeing", "simulated")
 PLANTED_CONTEXT = 512
 SIMULATED = (600, 5)
 """Tokens of a simulated completion, and seeds."""
+TIMED = (128, 16)
+"""Tokens of a completion in simulated time, and rounds."""
 SIDE_BY_SIDE = (1, 2, 4, 8, 16)
 
 
@@ -222,14 +226,23 @@ class Suite:
             report("the built-in model with its head")
             completions = alternate(variants, self.rounds)
             for name, answers in completions.items():
-                yield shown(["tiny", f"{size / 1e6:.0f} MB", name, *cells(answers, completions["baseline"])])
+                row = ["tiny", f"{size / 1e6:.0f} MB", "-", name]
+                yield shown([*row, *cells(answers, completions["baseline"])])
 
-    def heads(self, path: str | Path) -> Iterator[list[str]]:
-        """A random model with the draft head of its file, in chains and in trees. At its cost tokens are
-        drafted that are right as often as those of published heads, or never.
+    def heads(self, path: str | Path, share: float | None = None) -> Iterator[list[str]]:
+        """A model with the draft head of its file, in chains and in trees. At its cost tokens are drafted
+        that are right as often as those of published heads, or never.
+
+        The model's tokens don't depend on its cache (`agreeing_file`), so that every variant samples those of
+        the script: a random model selects others as soon as a forward of several tokens has other bits, and
+        then steps that a GPU started ahead are repeated. `share`: as for `planted`.
         """
-        options = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": HEAD_WIDTH}
+        options: dict[str, Any] = {**self.loading, "context": PLANTED_CONTEXT, "draft_tree_width": HEAD_WIDTH}
+        if share is not None:
+            options["vram"] = self._budget(Path(path), share)
         with load(path, draft="mtp", **options) as model:
+            for note in model.warnings:
+                report(str(note))
             assert model.speculator is not None
             head, engine, model.speculator = model.speculator.drafter, model.engine, None
             if not head.hidden_layers:
@@ -242,18 +255,26 @@ class Suite:
             if can_branch := bool(TreePass.max_nodes(engine)) and isinstance(engine, NativeEngine):
                 scripted = ScriptedTrees(engine, script)
             variants: Variants = {"baseline": _observed(model.name, scripted, model, None, ids, settings)}
+            planted = dict[str, PlantedHead]()
             for name, agreements in HEADS.items():
                 for kind in (PlantedHead, PlantedTrees)[: 1 + can_branch]:
-                    planted = kind(head, script, agreements, engine.vocabulary_size)
-                    drafts = "trees" if kind is PlantedTrees else "chains"
-                    variants[f"{name}, {drafts}"] = _observed(
-                        model.name, scripted, model, planted, ids, settings
-                    )
+                    drafts = f"{name}, {'trees' if kind is PlantedTrees else 'chains'}"
+                    planted[drafts] = kind(head, script, agreements, engine.vocabulary_size)
+                    variants[drafts] = _observed(model.name, scripted, model, planted[drafts], ids, settings)
             report(f"planted heads, {model.name}, {head.nbytes / 1e6:.0f} MB")
+            for drafter in planted.values():
+                drafter.requests = drafter.short_requests = 0
+            ScriptedSampler.others = 0
             completions = alternate(variants, self.rounds)
-            size = f"{head.nbytes / 1e6:.0f} MB"
+            size, covered = f"{head.nbytes / 1e6:.0f} MB", _covered(baseline.ids, head.short_vocabulary)
+            placed = model.name if share is None else f"{model.name}, {share:.0%} on the GPU"
             for name, answers in completions.items():
-                yield shown([model.name, size, name, *cells(answers, completions["baseline"])])
+                yield shown([placed, size, covered, name, *cells(answers, completions["baseline"])])
+            for name, drafter in planted.items():
+                each = drafter.requests / (1 + self.rounds)
+                short = drafter.short_requests / max(1, drafter.requests)
+                report(f"{name}: {each:.0f} drafts a completion, {short:.0%} of the short vocabulary")
+            report(f"{ScriptedSampler.others} tokens were sampled that aren't those of the script")
 
     def _budget(self, path: Path, share: float) -> int:
         """Bytes of a GPU for a share of the weights, on top of libraries and buffers."""
@@ -277,6 +298,11 @@ class Suite:
             completions = alternate(variants, max(2, self.rounds // 2))
             for count, answers in completions.items():
                 yield shown([model.name, count, *cells(answers, completions["1"])[:4]])
+
+
+def _covered(ids: Sequence[int], short: int) -> str:
+    """The share of a text's tokens that are in a short draft vocabulary."""
+    return f"{sum(token < short for token in ids) / len(ids):.1%} of {short:,}" if short else "-"
 
 
 def _of_shape(model: Model, shape: TreeShape, settings: dict[str, Any]) -> Answer:
@@ -339,7 +365,7 @@ def main() -> None:
     )
     parser.add_argument("--agreement", type=float, default=0.75, help="of such heads' files (%(default)s)")
     parser.add_argument(
-        "--selected", type=float, default=SELECTED, help="share of first tokens in their texts (%(default)s)"
+        "--selected", type=float, help="share of first tokens in their texts (as in real text, or half)"
     )
     parser.add_argument("--llama-speculative", type=Path, help="llama.cpp's llama-speculative-simple")
     parser.add_argument("--type", default="Q4_0", help="(%(default)s)")
@@ -399,20 +425,28 @@ def _tables(suite: Suite, options: argparse.Namespace, expected: set[str]) -> li
         tables.append(("drafts with a given acceptance rate", markdown(head, rows, left=(0, 1, 2, 3))))
     if "heads" in expected:
         shapes = [] if options.smoke else suites.words(options.head_shapes)
-        files: list[str | Path] = [random_file(shape, options.type) for shape in shapes] or ["tiny"]
-        rows = [*suite.own_head(), *(row for file in files for row in suite.heads(file))]
-        head = ["model", "head", "drafter", *HEAD]
-        tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2))))
+        files: list[str | Path] = list(_agreeing_files(shapes, options)) or ["tiny"]
+        rows = [*suite.own_head()] if suite.device == "cpu" else []
+        rows += [row for file in files for row in suite.heads(file, options.share)]
+        head = ["model", "head", "tokens in the short vocabulary", "drafter", *HEAD]
+        tables.append(("draft heads with given acceptance rates", markdown(head, rows, left=(0, 1, 2, 3))))
     if "agreeing" in expected:
         comparison = Comparison(suite.loading, suite.rounds, suite.tokens, options.llama_speculative)
-        shapes = suites.words(options.head_shapes)
-        files = [agreeing_file(each, options.type, options.agreement, options.selected) for each in shapes]
-        rows = [row for file in files for row in comparison.rows(Path(file))]
+        agreeing = _agreeing_files(suites.words(options.head_shapes), options)
+        rows = [row for file in agreeing for row in comparison.rows(file)]
         head = ["model", "program", "drafts", *HEAD]
         tables.append(("heads that agree by their weights", markdown(head, rows, left=(0, 1, 2))))
     if "simulated" in expected:
         tables += simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
+        timed = timed_table(*((16, 1) if options.smoke else TIMED))
+        tables.append(("simulated: planted heads with the costs of an H100", timed))
     return tables
+
+
+def _agreeing_files(shapes: Sequence[str], options: argparse.Namespace) -> Iterator[Path]:
+    """The files of models whose heads agree by their weights."""
+    for shape in shapes:
+        yield agreeing_file(shape, options.type, options.agreement, options.selected)
 
 
 def _small_file(shape: str, kind: str) -> Path:

@@ -85,7 +85,7 @@ class SpeculativeDecode:
             )
         begin = time.perf_counter()
         # A step that the device starts ahead would delay a draft.
-        token = self._baseline.next(sequence, ahead=controller.costs.baseline_is_due)
+        token = self._baseline.next(sequence, ahead=controller.costs.baselines_due > 1)
         self._speculator.record_baseline(sampler, time.perf_counter() - begin)
         return [token]
 

@@ -114,28 +114,31 @@ class HeadFile:
     def _on_gpu(
         self, heads: list[DraftHeadModel], source: ModelSource, target: LoadedEngine
     ) -> DraftHead | DeviceAssistant:
-        from edgeinfer.loading.gpu_loading import load_gpu_assistant, load_gpu_heads
+        from edgeinfer.loading.gpu_loading import load_gpu_assistant, load_gpu_heads, warm_up_drafts
         from edgeinfer.loading.tensor.loading import load_tensor_head
         from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError
 
+        assert target.gpu is not None
         kept = kept_state_bytes(heads[0].sizes)
         try:
             if heads[0].target_caches:
                 assistant = load_gpu_assistant(heads[0], source, target)
                 return DeviceAssistant(assistant, target.engine, assistant.nbytes + kept, self.close)
+            is_tensor = isinstance(target.placed, TensorPlan)
             loaded: Any = (
                 load_tensor_head(self.file.origin if self.own_file else None, target)
-                if isinstance(target.placed, TensorPlan)
+                if is_tensor
                 else load_gpu_heads(heads, source, target)
             )
+            given = loaded.nbytes + kept, self.close, loaded.batch, 1 + source.options.draft_tree_width
+            if isinstance(heads[0], BlockDraftModel):
+                return DeviceBlockDrafter(loaded, target.engine, heads[0], *given)
+            head = DeviceHead(loaded, target.engine, heads[0], *given)
+            if not is_tensor:
+                warm_up_drafts(loaded, target.gpu, head.short_vocabulary, trees=head.tree_width > 1)
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
-        nbytes = loaded.nbytes + kept
-        width = 1 + source.options.draft_tree_width
-        given = nbytes, self.close, loaded.batch, width
-        if isinstance(heads[0], BlockDraftModel):
-            return DeviceBlockDrafter(loaded, target.engine, heads[0], *given)
-        return DeviceHead(loaded, target.engine, heads[0], *given)
+        return head
 
     def _on_cpu(self, head: DraftHeadModel, source: ModelSource, target: LoadedEngine) -> CpuBackend:
         """A head on the threads of its target."""

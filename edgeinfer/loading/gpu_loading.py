@@ -220,16 +220,31 @@ def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: Loaded
     return _warmed_up_head(loaded, gpu)
 
 
+def warm_up_drafts(loaded: CudaBackend, gpu: Gpu, rows: int, *, trees: bool) -> None:
+    """As `CudaBackend.warm_up_drafts`, so that no completion waits for captures. Raises
+    `GpuUnavailableError`; the head is closed then.
+    """
+    with _closing_if_unavailable(loaded, gpu):
+        loaded.warm_up_drafts(rows, trees=trees)
+
+
 def _warmed_up_head(loaded: H, gpu: Gpu) -> H:
     """The head with its drafts captured. Raises `GpuUnavailableError`."""
-    try:
+    with _closing_if_unavailable(loaded, gpu):
         loaded.warm_up()
+    return loaded
+
+
+@contextmanager
+def _closing_if_unavailable(loaded: CudaBackend | PromptlessHead, gpu: Gpu) -> Iterator[None]:
+    """An exception in this context closes the backend; that of a GPU becomes a `GpuUnavailableError`."""
+    try:
+        yield
     except BaseException as error:
         loaded.close()
         if isinstance(error, KernelsUnavailableError | BackendError):
             raise GpuUnavailableError(f"{gpu.name}: {error}") from error
         raise
-    return loaded
 
 
 def prepared(backend: B, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> B:
@@ -256,13 +271,8 @@ def warmed_up(
     tunes: bool = False,
 ) -> B:
     """The backend with its steps compiled, first tuned if it `tunes`. Raises as `prepared`."""
-    try:
+    with _closing_if_unavailable(backend, gpu):
         if tunes:
             backend.tune(user_folder("cache") / "gpu", TUNING_SECONDS)
         backend.warm_up(widths, on_compiled, layouts)
-    except BaseException as error:
-        backend.close()
-        if isinstance(error, KernelsUnavailableError | BackendError):
-            raise GpuUnavailableError(f"{gpu.name}: {error}") from error
-        raise
     return backend

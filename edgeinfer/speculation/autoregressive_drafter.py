@@ -79,16 +79,15 @@ class AutoregressiveDrafter(Drafter):
         first = self._candidates_after(history, request) if request.max_tokens else None
         if first is None:
             return Draft()
-        found = [(ROOT, first)]
-        for level in range(1, request.max_tokens + 1):
+        found, made = [(ROOT, first)], 0
+        while found:
+            made += 1
             growth.begin_level()
             for node, best in found:
                 growth.add(node, best)
-            nodes = growth.frontier(self.max_expanded) if level < request.max_tokens else []
+            nodes = growth.frontier(self.max_expanded) if made < request.max_tokens else []
             found = self._candidates_of(nodes, growth, history, request) if nodes else []
-            if not found:
-                break
-        return growth.draft()
+        return growth.draft()._replace(made=made)
 
     def _candidates_after(self, history: Sequence[int], request: DraftRequest) -> Candidates | None:
         """The most probable tokens after a text; None: no draft is possible."""

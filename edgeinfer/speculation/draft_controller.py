@@ -1,8 +1,9 @@
 """Chooses draft lengths: the one with the most expected tokens per second, checked by what drafting gains.
 
-With acceptance a, t(n) seconds for a forward of n tokens and b + k·d for a draft, k draft tokens give
-(1 - a^(k+1)) / (1 - a) tokens in t(k + 1) + b + k·d seconds. Until drafting is measured to help, drafts are
-probes that cost at most PROBE_SHARE of decode time; then drafting pauses for `cooldown_tokens`.
+With acceptance a_i of the i-th draft token, t(n) seconds for a forward of n tokens and b + k·d for a draft, k
+draft tokens give 1 + a_1 + a_1·a_2 + … tokens in t(k + 1) + b + k·d seconds. Until drafting is measured to
+help, drafts are probes that cost at most PROBE_SHARE of decode time; then drafting pauses for
+`cooldown_tokens`.
 """
 
 import math
@@ -16,6 +17,8 @@ PROBE_SHARE, MAX_DEFICIT = 0.01, 2.0
 baseline decoding."""
 MEMORY = 0.95
 """Weight of the acceptance so far after one more draft token."""
+LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
+"""The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
 SHORT_GAIN = 1.02
 """Predicted speed of drafts of the short vocabulary, relative to others, from which it is used."""
 
@@ -33,6 +36,53 @@ class DraftStats:
     probe_budget: float
 
 
+class Acceptance:
+    """How often draft tokens are accepted, given that those before them are: of a text, which changes soon,
+    times what is typical of each level of a draft. A draft head's further tokens are right less often.
+    """
+
+    def __init__(self, accepted: float = 1.5, verified: float = 2.0) -> None:
+        self._accepted, self._verified = accepted, verified
+        """Of tokens that could be drafted."""
+        self._right = [0.0] * MAX_DRAFTED
+        self._expected = [0.0] * MAX_DRAFTED
+        """By level: the accepted tokens, and how many were expected."""
+
+    @property
+    def rate(self) -> float:
+        return self._accepted / self._verified
+
+    def begin(self, rate: float) -> None:
+        """Start from a stored rate."""
+        self._accepted, self._verified = 3 * rate, 3.0
+
+    def record(self, level: int, *, accepted: bool) -> None:
+        """Record a verified token."""
+        level = min(level, MAX_DRAFTED - 1)
+        self._right[level] = LEVEL_MEMORY * self._right[level] + accepted
+        self._expected[level] = LEVEL_MEMORY * self._expected[level] + self.rate
+        self._accepted = MEMORY * self._accepted + accepted
+        self._verified = MEMORY * self._verified + 1
+
+    @property
+    def shares(self) -> list[float]:
+        """The acceptance of each level, relative to `rate`."""
+        shares, before = list[float](), 1.0
+        for right, expected in zip(self._right, self._expected, strict=True):
+            before = (right + LEVEL_PRIOR * before) / (expected + LEVEL_PRIOR)
+            shares.append(before)
+        return shares
+
+
+def expected_tokens(rate: float, shares: Sequence[float]) -> list[float]:
+    """The tokens of a forward with 0, 1, 2… draft tokens, for an acceptance of `rate` and its `shares`."""
+    tokens, reached = [1.0], 1.0
+    for share in shares:
+        reached *= min(1.0, rate * share)
+        tokens.append(tokens[-1] + reached)
+    return tokens
+
+
 class DraftController:
     """Costs and acceptance of one model and its drafter for one kind of completion."""
 
@@ -41,8 +91,7 @@ class DraftController:
         self.cooldown_tokens = 0
         """Number of tokens without drafting; decoding one of them decrements it."""
         self.probe_budget = 0.0
-        self._accepted, self._verified = 1.5, 2.0
-        """Of tokens that could be drafted."""
+        self._accepted = Acceptance()
         self._coverage = 1.0
         """The share of tokens that are in the short vocabulary."""
         self._trust = 1.0
@@ -53,7 +102,12 @@ class DraftController:
     @property
     def acceptance(self) -> float:
         """The probability that a draft token is accepted, given that those before it are."""
-        return self._accepted / self._verified * (self._coverage if self.costs.is_short else 1.0)
+        return self._accepted.rate * (self._coverage if self.costs.is_short else 1.0)
+
+    @property
+    def level_shares(self) -> list[float]:
+        """The acceptance of each level of a draft, relative to `acceptance`."""
+        return self._accepted.shares
 
     @property
     def is_profitable(self) -> bool:
@@ -64,11 +118,11 @@ class DraftController:
     def stats(self) -> DraftStats:
         """The statistics for another completion."""
         budget = self.probe_budget - PROBE_SHARE * self.cooldown_tokens
-        return DraftStats(self._accepted / self._verified, self._trust, self._tokens, self._cost, budget)
+        return DraftStats(self._accepted.rate, self._trust, self._tokens, self._cost, budget)
 
     def begin(self, stats: DraftStats) -> None:
         """Start from stored statistics."""
-        self._accepted, self._verified = 3 * stats.acceptance, 3.0
+        self._accepted.begin(stats.acceptance)
         self._tokens, self._cost = stats.tokens, stats.cost
         self._trust, self.probe_budget = stats.trust, stats.probe_budget
 
@@ -103,11 +157,14 @@ class DraftController:
         in the short vocabulary.
         """
         for index in range(min(accepted + (not missed), drafted)):
-            self._accepted = MEMORY * self._accepted + (index < accepted)
-            self._verified = MEMORY * self._verified + 1
+            self._accepted.record(index, accepted=index < accepted)
         for index, prob in enumerate(probs[: accepted + 1]):
             surprise = prob**self._trust - (index < accepted)
             self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
+
+    def record_node(self, level: int, *, accepted: bool) -> None:
+        """Record whether the first candidate of a level of a tree was accepted."""
+        self._accepted.record(level, accepted=accepted)
 
     def choose_vocabulary(self, coverage: float) -> None:
         """Use the short vocabulary if its drafts are faster. It has this share of the tokens, assumed to be
@@ -120,33 +177,38 @@ class DraftController:
     def _best_rate(self, *, is_short: bool) -> float:
         """Expected tokens per second with drafts of one vocabulary, or without drafts if that is faster."""
         self.costs.is_short = is_short
-        acceptance, tokens, best = self.acceptance, 0.0, 0.0
-        for length in range(MAX_DRAFTED + 1 if self.costs.baseline else 0):
-            tokens += acceptance**length
-            best = max(best, tokens / (self.costs.forward(1 + length) + self.costs.draft(length)))
-        return best
+        return max(self._rates()) if self.costs.baseline else 0.0
+
+    def _rates(self) -> list[float]:
+        """Expected tokens per second with drafts of 0, 1, 2… tokens for one text."""
+        tokens, costs = expected_tokens(self.acceptance, self.level_shares), self.costs
+        return [each / (costs.forward(1 + n) + costs.draft(n)) for n, each in enumerate(tokens)]
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
-        return self.lengths([limit], [self.acceptance], 1 + MAX_DRAFTED)[0]
+        if limit < 1 or self.costs.baselines_due:
+            return 0
+        rates = self._rates()[: limit + 1]
+        return self._longest(rates.index(max(rates)))
 
     def lengths(self, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
         """Number of tokens to draft now for each of several texts, whose tokens are verified by one forward:
         at most `limits`, and at most `rows` with the token before each draft.
         """
         longest = min(max(limits, default=0), MAX_DRAFTED, rows - len(limits))
-        if longest < 1 or self.costs.baseline_is_due:
+        if longest < 1 or self.costs.baselines_due:
             return [0] * len(limits)
-        best = max(range(longest + 1), key=lambda length: self._rate(length, limits, acceptances, rows))
+        shares = self.level_shares
+        tokens = [expected_tokens(acceptance, shares) for acceptance in acceptances]
+        lengths = [_within(length, limits, acceptances, rows) for length in range(longest + 1)]
+        best = max(range(longest + 1), key=lambda length: self._rate(lengths[length], tokens))
         return _within(self._longest(best), limits, acceptances, rows)
 
-    def _rate(self, longest: int, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> float:
-        """Expected tokens per second with drafts of up to `longest` tokens."""
-        lengths, tokens = _within(longest, limits, acceptances, rows), 0.0
-        for length, acceptance in zip(lengths, acceptances, strict=True):
-            tokens += sum(acceptance**index for index in range(length + 1))
-        forward = self.costs.forward(len(limits) + sum(lengths))
-        return tokens / (forward + self.costs.draft(max(lengths)))
+    def _rate(self, lengths: Sequence[int], tokens: Sequence[Sequence[float]]) -> float:
+        """Expected tokens per second with drafts of these lengths; `tokens`: of each text, by the length."""
+        made = sum(each[length] for each, length in zip(tokens, lengths, strict=True))
+        forward = self.costs.forward(len(lengths) + sum(lengths))
+        return made / (forward + self.costs.draft(max(lengths)))
 
     def _longest(self, best: int) -> int:
         """The draft length where `best` is predicted to be the fastest: a probe, if drafting isn't measured

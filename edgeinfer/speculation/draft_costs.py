@@ -12,8 +12,11 @@ ROW_SHARE = 0.08
 MAX_FACTOR = 1.5
 """An observation counts at most this many times the expected duration: other programs disturb it."""
 BASELINE_EVERY, BASELINE_RUN = 64, 5
-"""After this many steps with drafts, the same number of forwards is made without. The first isn't timed: the
-draft has evicted its data from the caches."""
+"""After this many steps with drafts, a few forwards are made without. The first isn't timed: the draft has
+evicted its data from the caches."""
+SAME_BASELINE, MAX_EVERY = 0.05, 256
+"""While the baseline changes by no more than this share, it is timed half as often each time, at least after
+this many steps."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class DraftCosts:
         """Whether the short vocabulary is used."""
         self._relative = [1 + ROW_SHARE * index for index in range(MAX_ROWS)]
         self._steps, self._run, self._due = 0, 0, BASELINE_RUN
+        self._every, self._timed = BASELINE_EVERY, 0.0
+        """The steps with drafts between two timings of the baseline, and the last result."""
 
     def begin(self, costs: MeasuredCosts) -> None:
         """Start from measured costs, possibly old; the baseline is timed again."""
@@ -67,9 +72,9 @@ class DraftCosts:
         self._due = BASELINE_RUN
 
     @property
-    def baseline_is_due(self) -> bool:
-        """Whether single-token forwards are needed, to time them."""
-        return self._due > 0 or self.baseline is None
+    def baselines_due(self) -> int:
+        """How many single-token forwards are needed, to time them."""
+        return max(self._due, int(self.baseline is None))
 
     def record_baseline(self, seconds: float) -> None:
         """Record a single-token forward without a draft."""
@@ -79,13 +84,22 @@ class DraftCosts:
             self.baseline = (
                 seconds if known is None else known + 0.3 * (min(seconds, MAX_FACTOR * known) - known)
             )
+            if self._due == 0 and self._run == BASELINE_RUN:
+                self._set_interval(self.baseline)
+
+    def _set_interval(self, baseline: float) -> None:
+        """Set the steps until the next timing of the baseline, which was timed now."""
+        is_same = abs(baseline - self._timed) <= SAME_BASELINE * baseline
+        self._every = min(MAX_EVERY, 2 * self._every) if is_same else BASELINE_EVERY
+        self._timed = baseline
 
     def record_step(self, rows: int, drafted: int, draft: float, forward: float) -> tuple[float, float]:
         """Record a draft and the forward after it. Returns its cost in tokens of baseline decoding, with all
         prefill of the drafter, and without disturbances; 0, 0 before the baseline is known.
         """
         self._steps, self._run = self._steps + 1, 0
-        if self._steps % BASELINE_EVERY == 0:
+        if self._steps >= self._every:
+            self._steps = 0
             self.time_baseline()
         if not self.baseline:
             return 0.0, 0.0
@@ -103,7 +117,9 @@ class DraftCosts:
                 self.baseline = _learned(baseline, usual_forward)
             known = self._relative[rows - 1]
             self._relative[rows - 1] = max(1.0, _learned(known, usual_forward / self.baseline))
-        return (draft + usual_forward) / baseline, (usual_draft + usual_forward) / baseline
+        # Without a draft, a GPU could have started the forward before the host had the last token.
+        waited = min(max(forward, usual_forward), MAX_FACTOR * baseline) if rows == 1 else usual_forward
+        return (draft + waited) / baseline, (usual_draft + usual_forward) / baseline
 
     def draft(self, tokens: int) -> float:
         """Seconds of a draft; 0 before the first observation."""

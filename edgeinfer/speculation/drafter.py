@@ -30,7 +30,8 @@ class Draft(NamedTuple):
     probs: tuple[float, ...] = ()
     """For each of the tokens, or empty: the drafter's probability, given the tokens before."""
     made: int = 0
-    """How many tokens were made one after the other, with those that were dropped; 0: as many as `depth`."""
+    """How many tokens, or levels of a tree, were made one after the other, with those that were dropped; 0:
+    as many as `depth`."""
 
     def children(self, node: int) -> list[int]:
         """The indices of the tokens after one; -1: those after the text."""

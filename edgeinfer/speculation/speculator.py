@@ -99,6 +99,7 @@ class Speculator:
             forwards = self._forwards(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
             passes[rows] = min(forwards[1:])
             spent += passes[rows] + sum(forwards[1:])
+        self._process(MAX_DRAFTED)  # a drafter may have to know the text
         short, long = (self._fastest_draft(length) for length in (1, MAX_DRAFTED))
         if short is None or long is None or long[0] <= short[0]:
             return MeasuredCosts(passes, long[1] / long[0] if long else None)
@@ -129,7 +130,8 @@ class Speculator:
         for _ in range(DRAFTS_MEASURED):
             begin = time.perf_counter()
             draft = self.drafter.propose([0] * MAX_DRAFTED, request)
-            drafts.append((time.perf_counter() - begin, draft.depth))
+            made = max(draft.made, draft.depth) if draft.ids else 0
+            drafts.append((time.perf_counter() - begin, made))
         seconds, tokens = min(drafts)
         return (tokens, seconds) if tokens else None
 
@@ -141,12 +143,16 @@ class Speculator:
         durations = list[float]()
         while len(durations) < 2 or (len(durations) < 10 and sum(durations[1:]) < seconds):
             start = time.perf_counter()
-            ids = [0] * min(rows, self._engine.context)
-            if self._engine.append_best(ids) is None:
-                self._engine.append_all(ids)
-            self._engine.rewind(0)
+            self._process(rows)
             durations.append(time.perf_counter() - start)
         return durations
+
+    def _process(self, rows: int) -> None:
+        """One forward of this many tokens, which are then dropped."""
+        ids = [0] * min(rows, self._engine.context)
+        if self._engine.append_best(ids) is None:
+            self._engine.append_all(ids)
+        self._engine.rewind(0)
 
     def draft(self, history: Sequence[int], sampler: Sampler, max_tokens: int) -> Draft:
         """Draft tokens after `history` that are predicted to pay, at most `max_tokens`.
@@ -187,7 +193,8 @@ class Speculator:
             return DraftRequest(length, params, *controller.min_probs(length))
         levels = limit if controller.is_profitable else length
         planner = self.planners[self._kind(params)]
-        depth, nodes = planner.shape(controller.costs, controller.acceptance, levels, width)
+        costs, acceptance = controller.costs, controller.acceptance
+        depth, nodes = planner.shape(costs, acceptance, levels, width, controller.level_shares)
         nodes = min(nodes, TreePass.max_nodes(self._engine))
         min_probs = controller.min_probs(nodes)
         return DraftRequest(depth, params, *min_probs, max_nodes=nodes, sharpness=planner.sharpness)
@@ -275,14 +282,14 @@ class Speculator:
         those of chains.
         """
         planner, node = self.planners[kind], -1
-        for token in tokens:
+        for level, token in enumerate(tokens):
             offered = draft.children(node)
             if not offered or self._misses(token, kind):
                 break
             found = draft.child(node, token.id) if token.drafted else None
             probs = [draft.probs[each] for each in offered] if draft.probs else []
             planner.record(len(offered), None if found is None else offered.index(found), probs)
-            self.controllers[kind].record_accepted(1, int(found == offered[0]))
+            self.controllers[kind].record_node(level, accepted=found == offered[0])
             if found is None:
                 break
             node = found

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from edgeinfer.benchmarking.random_blocks import Bytes, RandomBlocks
 from edgeinfer.benchmarking.random_files import random_file
+from edgeinfer.speculation.draft_vocabulary import short_vocabulary
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter, encode
 
 OUTPUT, OUTPUT_FORMAT = "output.weight", "Q6_K"
@@ -22,9 +23,10 @@ RESULTS = ("attn_output.weight", "ssm_out.weight", "ffn_down.weight")
 """The matrices whose products a block adds."""
 INPUT_NORMS = ("enorm.weight", "hnorm.weight")
 OUTPUT_NORMS = ("output_norm.weight", "head_norm.weight")
-SELECTED = 0.5
-"""The first tokens of the vocabulary; the others, as rare in a text, are never selected. With a fifth all of
-them are in the short draft vocabulary."""
+SELECTED, COVERED = 0.5, 0.975
+"""The first tokens of the vocabulary; the others, as rare in a text, are never selected: half of them, or as
+many as leave this share of a text's tokens to the short draft vocabulary, which is that of English text and
+of code (docs/measurements/speculation.md)."""
 SPREAD = 16.0
 """The spread of the logits: the largest has most of the probability, as in a trained model."""
 SIMULATED = 400
@@ -34,16 +36,30 @@ NOISE_STEP = 0.005
 Floats = npt.NDArray[np.float32]
 
 
-def agreeing_file(shape: str, kind: str, agreement: float, selected: float = SELECTED) -> Path:
+def agreeing_file(shape: str, kind: str, agreement: float, selected: float | None = None) -> Path:
     """The path of the file of a shape with a head; created if it doesn't exist. `selected`: the share of the
-    vocabulary, its first tokens, that completions have.
+    vocabulary, its first tokens, that completions have; None: as in real text.
     """
     source = random_file(shape, kind)
-    share = "" if selected == SELECTED else f"-of-{selected:.2f}"
+    selected = selected_as_in_text(source) if selected is None else selected
+    share = "" if selected == SELECTED else f"-of-{selected:.3f}"
     path = source.with_name(f"{source.stem}-agrees-{agreement:.2f}{share}.gguf")
     if not path.exists():
         write_agreeing(source, path, agreement, selected)
     return path
+
+
+def selected_as_in_text(source: Path) -> float:
+    """The share of a model's vocabulary that completions have so that the short draft vocabulary has COVERED
+    of their tokens; SELECTED: there is no short one.
+    """
+    file = GGUFFile.open(source)
+    try:
+        vocabulary = file.tensors["token_embd.weight"].shape[0]
+    finally:
+        file.close()
+    short = short_vocabulary(vocabulary, vocabulary)
+    return short / COVERED / vocabulary if short else SELECTED
 
 
 def write_agreeing(source: Path, path: Path, agreement: float, share: float) -> None:

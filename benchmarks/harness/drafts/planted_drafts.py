@@ -31,15 +31,21 @@ CLAIM = 0.02
 class ScriptedSampler:
     """Evaluates as `sampler`, and returns the tokens of a script instead of the sampled ones."""
 
+    others = 0
+    """How many sampled tokens weren't those of the script: a step that began with one ahead is repeated."""
+
     def __init__(self, sampler: TokenSampler, script: Sequence[int]) -> None:
         self._sampler = sampler
         self._script = script
 
     def next(self, history: Sequence[int], ahead: bool = True) -> int | None:
         """As the sampler's, with the token of the script."""
-        if self._sampler.next(history, ahead) is None:
+        sampled = self._sampler.next(history, ahead)
+        if sampled is None:
             return None
-        return self._script[min(len(history), len(self._script) - 1)]
+        token = self._script[min(len(history), len(self._script) - 1)]
+        ScriptedSampler.others += sampled != token
+        return token
 
 
 class ScriptedEngine(BasicEngine):
@@ -149,7 +155,8 @@ class PlantedHead(Drafter):
     """Draft tokens that are accepted with given probabilities, at the cost of a real draft head.
 
     `agreements`: of the first draft token, of the second if the first is accepted, and so on; the last one is
-    that of all further ones. `answer`: ids of prompt and completion.
+    that of all further ones. `answer`: ids of prompt and completion. A draft of the head's short vocabulary
+    is wrong where the answer's token isn't in it.
     """
 
     name = "planted head"
@@ -160,10 +167,20 @@ class PlantedHead(Drafter):
         self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
         self._agreements = tuple(agreements)
         self._random = random.Random(1)
+        self.requests = self.short_requests = 0
+        """How many drafts were requested, and how many of them of the short vocabulary."""
 
     @property
     def hidden_layers(self) -> Sequence[int]:
         return self._head.hidden_layers
+
+    @property
+    def short_vocabulary(self) -> int:
+        return self._head.short_vocabulary
+
+    @property
+    def short_cost(self) -> float:
+        return self._head.short_cost
 
     def observe(self, step: HiddenStep) -> None:
         """As the head's."""
@@ -174,6 +191,7 @@ class PlantedHead(Drafter):
 
         The first token that isn't is evaluated too, as with a real head.
         """
+        self._count(request)
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         rates = [self._agreement(index) for index in range(min(len(known), request.max_tokens))]
         reached = np.cumprod(rates)
@@ -181,14 +199,27 @@ class PlantedHead(Drafter):
         if not rates:
             return Draft()
         evaluated = min(kept + 1, len(rates))
-        drafted = self._head.propose(history, DraftRequest(evaluated, request.params))
+        wanted = DraftRequest(evaluated, request.params, vocabulary=request.vocabulary)
+        drafted = self._head.propose(history, wanted)
         if not drafted.ids:
             return Draft()
         ids = [
-            token if self._random.random() < rate else (token + 1) % self._vocabulary
+            token if self._random.random() < rate else self._wrong(token)
             for token, rate in zip(known[:kept], rates, strict=False)
         ]
-        return Draft(tuple(ids))
+        return Draft(tuple(self._drafted(token, request) for token in ids), made=drafted.made)
+
+    def _count(self, request: DraftRequest) -> None:
+        self.requests += 1
+        self.short_requests += request.vocabulary > 0
+
+    def _wrong(self, token: int, index: int = 0) -> int:
+        """A token that isn't this one; each index has another."""
+        return (token + 1 + index) % self._vocabulary
+
+    def _drafted(self, token: int, request: DraftRequest) -> int:
+        """The token, or if it can't be drafted one that is wrong."""
+        return token if token < (request.vocabulary or self._vocabulary) else token % request.vocabulary
 
     def _agreement(self, index: int) -> float:
         return self._agreements[min(index, len(self._agreements) - 1)]
@@ -274,10 +305,12 @@ class PlantedTrees(PlantedHead):
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """A tree of the requested shape; the head evaluates as many levels, and as many nodes of each."""
+        self._count(request)
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         levels = min(len(known), request.max_tokens)
-        shape = DraftRequest(levels, request.params, max_nodes=request.max_nodes)
-        if not levels or not self._head.propose(history, shape).ids:
+        shape = request._replace(max_tokens=levels, min_prob=0.0, min_prob_to_continue=0.0)
+        drafted = self._head.propose(history, shape) if levels else Draft()
+        if not drafted.ids:
             return Draft()
         growth = TreeGrowth(request._replace(max_tokens=levels), self.tree_width)
         nodes, right = [ROOT], ROOT
@@ -289,7 +322,9 @@ class PlantedTrees(PlantedHead):
                 rank = self._rank(rates) if node == right or level == 0 else None
                 first = len(growth.ids)
                 claims = [max(CLAIM, rate) for rate in rates]
-                tokens = (self._token(known[level], index, rank) for index in range(len(rates)))
+                others = [self._wrong(known[level], index) for index in range(len(rates))]
+                wanted = [known[level] if index == rank else each for index, each in enumerate(others)]
+                tokens = [self._drafted(each, request) for each in wanted]
                 growth.add(node, list(zip(tokens, claims, strict=True)))
                 if rank is not None and first + rank < len(growth.ids):
                     following = first + rank
@@ -297,10 +332,7 @@ class PlantedTrees(PlantedHead):
             right = following
             if not nodes:
                 break
-        return growth.draft()
-
-    def _token(self, token: int, index: int, rank: int | None) -> int:
-        return token if index == rank else (token + 1 + index) % self._vocabulary
+        return growth.draft()._replace(made=drafted.made)
 
     def _rates(self, level: int) -> list[float]:
         first = self._agreement(level)

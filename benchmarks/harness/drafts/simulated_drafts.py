@@ -19,17 +19,21 @@ from edgeinfer.speculation import draft_controller, draft_costs
 from edgeinfer.speculation.draft_controller import DraftController
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
 
-ACCEPTANCES: dict[str, Callable[[int], float]] = {
-    "0.0": lambda _: 0.0,
-    "0.4": lambda _: 0.4,
-    "0.6": lambda _: 0.6,
-    "0.8": lambda _: 0.8,
-    "0.95": lambda _: 0.95,
-    "0.9, then 0": lambda token: 0.9 if token < 200 else 0.0,
-    "0, then 0.9": lambda token: 0.0 if token < 200 else 0.9,
-    "0.9 and 0.2 in turn": lambda token: 0.9 if token // 60 % 2 else 0.2,
-    "0.7, host loaded by turns": lambda _: 0.7,
+AS_PUBLISHED = (0.80, 0.72, 0.65, 0.60, 0.55)
+"""The acceptance of the draft tokens of published heads, each given the previous ones."""
+ACCEPTANCES: dict[str, Callable[[int, int], float]] = {
+    "0.0": lambda *_: 0.0,
+    "0.4": lambda *_: 0.4,
+    "0.6": lambda *_: 0.6,
+    "0.8": lambda *_: 0.8,
+    "0.95": lambda *_: 0.95,
+    "as published heads": lambda _, level: AS_PUBLISHED[min(level, len(AS_PUBLISHED) - 1)],
+    "0.9, then 0": lambda token, _: 0.9 if token < 200 else 0.0,
+    "0, then 0.9": lambda token, _: 0.0 if token < 200 else 0.9,
+    "0.9 and 0.2 in turn": lambda token, _: 0.9 if token // 60 % 2 else 0.2,
+    "0.7, host loaded by turns": lambda *_: 0.7,
 }
+"""By the number of the token, and its level in the draft."""
 LOADED, LOADED_FACTOR = "0.7, host loaded by turns", 2.0
 DRAFT_COSTS = (0.02, 0.15, 0.4)
 ROW_COSTS = (0.03, 0.08, 0.3)
@@ -73,7 +77,7 @@ def decode(case: Case, length_of: Callable[[], int], record: Any, tokens: int, s
         length = length_of()
         draft, forward = case.costs(length, made)
         measured = forward * (factor if rng.random() < share else 1.0)
-        accepted = next((n for n in range(length) if rng.random() >= at(made + n)), length)
+        accepted = next((n for n in range(length) if rng.random() >= at(made + n, n)), length)
         record(length, accepted, draft, measured)
         seconds += draft + forward
         baseline += sum(case.costs(0, made + n)[1] for n in range(accepted + 1))

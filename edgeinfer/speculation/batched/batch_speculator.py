@@ -57,7 +57,7 @@ class BatchSpeculator:
     def may_draft(self) -> bool:
         """Whether the next step is likely to have drafts, so that nothing should start ahead of it."""
         controller = self.speculator.batched
-        return not controller.cooldown_tokens and not controller.costs.baseline_is_due
+        return not controller.cooldown_tokens and not controller.costs.baselines_due
 
     def draft(self, texts: Sequence[BatchedText], rows: int) -> list[Draft]:
         """A draft for each text of a step of at most `rows` tokens, which begins now."""

@@ -64,21 +64,27 @@ class TreePlanner:
             rates.append((right + 2 * assumed) / (seen + 2))
         return rates
 
-    def shape(self, costs: DraftCosts, acceptance: float, limit: int, width: int) -> TreeShape:
-        """The shape with the most expected tokens per second, of at most `limit` levels."""
+    def shape(
+        self, costs: DraftCosts, acceptance: float, limit: int, width: int, shares: Sequence[float]
+    ) -> TreeShape:
+        """The shape with the most expected tokens per second, of at most `limit` levels; `shares`: the
+        acceptance of each, relative to `acceptance`.
+        """
         limits, self._steps = (min(limit, MAX_DRAFTED), width), self._steps + 1
         if self._shape is None or limits != self._limits or self._steps >= PLANNED_STEPS:
-            self._shape = best_shape(costs, self.rates(acceptance, width), limits[0])
+            self._shape = best_shape(costs, self.rates(acceptance, width), shares[: limits[0]])
             self._limits, self._steps = limits, 0
         return self._shape
 
 
-def best_shape(costs: DraftCosts, rates: Sequence[float], limit: int) -> TreeShape:
-    """As `TreePlanner.shape`, with the probabilities of the candidates."""
+def best_shape(costs: DraftCosts, rates: Sequence[float], shares: Sequence[float]) -> TreeShape:
+    """As `TreePlanner.shape`, with the probabilities of the candidates, of at most as many levels as there
+    are `shares`.
+    """
     best, most = TreeShape(1, 1), 0.0
-    for depth in range(1, limit + 1):
+    for depth in range(1, len(shares) + 1):
         tokens = 1.0
-        for nodes, prob in enumerate(node_probs(rates, depth, MAX_ROWS - 1), 1):
+        for nodes, prob in enumerate(node_probs(rates, shares[:depth], MAX_ROWS - 1), 1):
             tokens += prob
             speed = tokens / max(1e-12, costs.forward(1 + nodes) + costs.draft(depth))
             if nodes >= depth and speed > most:
@@ -86,15 +92,19 @@ def best_shape(costs: DraftCosts, rates: Sequence[float], limit: int) -> TreeSha
     return best
 
 
-def node_probs(rates: Sequence[float], depth: int, count: int) -> list[float]:
-    """The probabilities of the `count` most probable nodes of a tree of `depth` levels, falling."""
-    heap = [(-rate, 1) for rate in rates]
+def node_probs(rates: Sequence[float], shares: Sequence[float], count: int) -> list[float]:
+    """The probabilities of the `count` most probable nodes of a tree, falling. Those of a level's candidates
+    are the `rates` times its share, of at most 1 in all.
+    """
+    most = 1 / max(1e-12, sum(rates))
+    levels = [[rate * min(share, most) for rate in rates] for share in shares]
+    heap = [(-rate, 1) for rate in levels[0]]
     heapify(heap)
     found = list[float]()
     while heap and len(found) < count:
         negative, level = heappop(heap)
         found.append(-negative)
-        if level < depth:
-            for rate in rates:
+        if level < len(levels):
+            for rate in levels[level]:
                 heappush(heap, (negative * rate, level + 1))
     return found

@@ -395,9 +395,24 @@ class CudaBackend(HiddenStatesBackend):
             self.steps.warm_up(widths, on_compiled, layouts)
             if self.drafts is not None:
                 self.drafts.warm_up(widths[:-1], padded=widths[-1])
-            elif self.capabilities.max_tree_tokens and widths == ALL_STEP_SIZES:
-                self._paths.warm_up()
-                self.steps.warm_up_trees()
+            elif widths == ALL_STEP_SIZES:
+                self.steps.warm_up_drafts()
+                if self.capabilities.max_tree_tokens:
+                    self._paths.warm_up()
+
+    @on_open_device
+    def warm_up_drafts(self, rows: int, *, trees: bool) -> None:
+        """Capture all drafts that a completion may have after `warm_up`: those of the first `rows` rows of
+        the output too, 0: there are none, and `trees`.
+        """
+        drafts, (*widths, padded) = self.drafts, self.steps.widths
+        assert drafts is not None, "only a draft head drafts"
+        for limit in {0, rows}:
+            drafts.rows = limit
+            drafts.warm_up(widths, padded)
+            if trees:
+                drafts.warm_up_trees(widths, padded)
+        drafts.rows = 0
 
     def close(self) -> None:
         """Free the device memory."""

@@ -31,7 +31,7 @@ def always_tree(model: Model, depth: int, nodes: int) -> None:
     always_draft(model, depth)
     assert model.speculator is not None
     for planner in model.speculator.planners.values():
-        setattr(planner, "shape", lambda costs, rate, limit, width: TreeShape(min(limit, depth), nodes))  # noqa: B010
+        setattr(planner, "shape", lambda costs, rate, limit, *_: TreeShape(min(limit, depth), nodes))  # noqa: B010
 
 
 @pytest.fixture(scope="module")
@@ -202,18 +202,22 @@ def costs(row: float, each: float) -> DraftCosts:
 
 
 def test_the_shape_follows_the_costs_and_the_acceptance() -> None:
-    free = best_shape(costs(0.0, 0.01), [0.5, 0.2, 0.1], 7)
+    even, falling = [1.0] * 7, [1.0, 0.8, 0.6, 0.4, 0.2, 0.1, 0.0]
+    free = best_shape(costs(0.0, 0.01), [0.5, 0.2, 0.1], even)
     assert free.nodes == 15
-    assert best_shape(costs(0.4, 0.01), [0.5, 0.2, 0.1], 7).nodes <= 3
-    shallow = best_shape(costs(0.0, 0.3), [0.5, 0.2, 0.1], 7)
+    assert best_shape(costs(0.4, 0.01), [0.5, 0.2, 0.1], even).nodes <= 3
+    shallow = best_shape(costs(0.0, 0.3), [0.5, 0.2, 0.1], even)
     assert shallow.depth < free.depth
-    good = best_shape(costs(0.05, 0.01), [0.95, 0.02, 0.01], 7)
+    good = best_shape(costs(0.05, 0.01), [0.95, 0.02, 0.01], even)
     assert good == TreeShape(7, 7)
+    assert best_shape(costs(0.05, 0.01), [0.95, 0.02, 0.01], falling).depth < 5
 
 
 def test_the_most_probable_nodes_form_the_tree_with_the_most_tokens() -> None:
-    assert node_probs([0.5, 0.25], 2, 10) == [0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
-    assert node_probs([0.5, 0.25], 1, 10) == [0.5, 0.25]
+    assert node_probs([0.5, 0.25], [1, 1], 10) == [0.5, 0.25, 0.25, 0.125, 0.125, 0.0625]
+    assert node_probs([0.5, 0.25], [1, 0.5], 10) == [0.5, 0.25, 0.125, 0.0625, 0.0625, 0.03125]
+    assert node_probs([0.5, 0.25], [1], 10) == [0.5, 0.25]
+    assert node_probs([0.5, 0.3], [2], 10) == pytest.approx([0.625, 0.375])
 
 
 def test_how_often_candidates_are_right_is_learned() -> None:

@@ -20,9 +20,12 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Shape, Tuning
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError, tune
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES, MAX_TOKENS
+from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, Decoder, opened, read, sample_greedy, worst
 from tests.model_zoo import ZOO
+from tests.random_models import RandomModel
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not HAS_GPU, reason="there is no CUDA device")]
 MIB = 1 << 20
@@ -226,6 +229,29 @@ def test_threads_that_hold_the_same_element_continue_with_the_same_value(tmp_pat
         for _ in range(10):
             assert worst(read(backend, ids, (38, 2, 1, 3), expected=3), expected) < FLOATS_AGREE
         backend.close()
+
+
+@pytest.mark.parametrize("name", ["arcee", "qwen35-draft-head"])
+def test_nothing_is_captured_after_a_model_with_a_draft_head_is_loaded(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_head = ZOO.get(name) or RandomModel(name, layers=1, draft_head=True)
+    path = replace(with_head, formats=("Q8_0",)).write(tmp_path / "model.gguf")
+    options: dict[str, Any] = {"device": "cuda", "context": 256, "draft": "mtp", "draft_tree_width": 3}
+    with edgeinfer.load(path, **options) as model:
+        monkeypatch.setattr(torch.cuda, "graph", _no_capture)
+        for length in (1, 3, 7):
+            for nodes in (0, 4, 9, 15):
+                if nodes:
+                    always_tree(model, length, nodes)
+                else:
+                    always_draft(model, length)
+                completion = model.generate([5, 9, 30, 7, length, nodes], max_tokens=24, temperature=0.0)
+                assert completion.speed.accepted_share is not None
+
+
+def _no_capture(*_: Any, **__: Any) -> None:
+    raise AssertionError("a graph is captured")
 
 
 PROMPT = "Once upon a time"

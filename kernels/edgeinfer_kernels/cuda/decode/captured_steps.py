@@ -1,6 +1,7 @@
 """Decode steps captured as CUDA graphs, one per token count and sampling mode, and replayed."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +16,12 @@ from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.sampling import advance_kernel, argmax, sample, sample_best_kernel
 from edgeinfer_kernels.cuda.decode.workspace import ROWS
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
+from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, Host
 from edgeinfer_kernels.cuda.offload.expert_loading import ExpertCache
 from edgeinfer_kernels.cuda.trees.tree_words import tree_places
 from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_steps
+from edgeinfer_kernels.cuda.tuning.step_timer import fast_widths, replay_seconds
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.sizes.cuda_buffers import (
     CACHED_AT,
@@ -34,6 +37,8 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
     STATES_AT,
 )
 
+REPLAYS = 4
+"""How often a step is run, one after another, while it is timed, and the number of timings."""
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
 NONE, BEST, SAMPLE, BEST_OF_EACH = "none", "best", "draw", "best of each"
@@ -62,6 +67,8 @@ class CapturedSteps:
         self.per_layer = PerLayerRows(step.model.per_layer, step.workspace.spaces.values(), self._device)
         self._cuda = self._device.type == "cuda"
         self._graphs: dict[tuple[int, str, Layout, bool], torch.cuda.CUDAGraph] = {}
+        self._best_of_each = CapturedLaunches(self._device)
+        """The argmax after each token of a step, by their number: apart from the step, maybe of a tree."""
         self._start, self._is_tree = 0, False
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
         self.host: Host | None = None
@@ -87,6 +94,11 @@ class CapturedSteps:
     def width(self, tokens: int) -> int:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
         return next(width for width in self._widths if width >= tokens)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """The token counts of steps."""
+        return self._widths
 
     def use_widths(self, widths: tuple[int, ...]) -> None:
         """All later steps have these token counts, the last of which is MAX_TOKENS."""
@@ -202,8 +214,16 @@ class CapturedSteps:
             self._run_split(tokens, mode, self.step.exchange, layout)
         elif not self._cuda:
             self._launch(self.width(tokens), mode, layout)
+        elif mode == BEST_OF_EACH:
+            width = self.width(tokens)
+            self._graph(width, NONE, layout).replay()
+            self._best_of_each.run(width, partial(self._launch_best, width))
         else:
             self._graph(self.width(tokens), mode, layout).replay()
+
+    def _launch_best(self, tokens: int) -> None:
+        space = self._sampling_space
+        argmax(self.step.workspace.logits[:tokens], space.buffers, space.sampled, space.results)
 
     def _graph(self, tokens: int, mode: str, layout: Layout = TEXT) -> torch.cuda.CUDAGraph:
         key = tokens, mode, layout, self._is_tree
@@ -248,14 +268,27 @@ class CapturedSteps:
                 self.set_pages(np.full((width, 1), self._spare_page))
                 self._capture(width, mode, layout)
 
-    def warm_up_trees(self) -> None:
-        """Capture the steps of draft trees, if they differ from others."""
+    def warm_up_drafts(self) -> None:
+        """Capture what verifies drafts: the argmax after each token, and the steps of trees if they differ
+        from others. Token counts that are slower than a larger one are padded to it from now on.
+        """
+        if self._cuda and self.step.exchange is None and self.step.collective is None:
+            one, *more = self._widths
+            self.use_widths((one, *fast_widths({width: self._replay_seconds(width) for width in more})))
+        for width in self._widths:
+            self._best_of_each.prepare(width, partial(self._launch_best, width))
         if not self._cuda or self.sequence.slots is None:
             return
         for width in self._widths[1:]:
             self.set_state([0] * width, 0, [-1] + [0] * (width - 1))
             self._graph(width, NONE)
         self._is_tree = False
+
+    def _replay_seconds(self, width: int) -> float:
+        """Seconds of a step of this many tokens after an empty text."""
+        self.set_state([0] * width, 0)
+        graph = self._graph(width, NONE)
+        return min(replay_seconds(graph, REPLAYS) for _ in range(REPLAYS))
 
     def forget(self) -> None:
         """Capture steps again from now on, because the tile configs have changed."""
@@ -310,7 +343,7 @@ class CapturedSteps:
             argmax(space.logits[:1], sampling.buffers, sampling.sampled, sampling.results)
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
         elif mode == BEST_OF_EACH:
-            argmax(space.logits[:tokens], sampling.buffers, sampling.sampled, sampling.results)
+            self._launch_best(tokens)
 
     def _capture(self, tokens: int, mode: str, layout: Layout) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.

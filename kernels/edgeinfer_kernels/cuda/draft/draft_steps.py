@@ -42,10 +42,10 @@ class DraftSteps:
         self.rows = 0
         """How many first rows of the output are drafted; 0: all."""
         self._device = steps.step.workspace.state.device
-        self._cuda = self._device.type == "cuda"
-        self._captured = CapturedLaunches(self._device)
-        self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=self._cuda)
-        self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=self._cuda)
+        self.captured = CapturedLaunches(self._device)
+        cuda = self._device.type == "cuda"
+        self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=cuda)
+        self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=cuda)
         self._candidates = CandidateSteps(steps.step.launches, sampling)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
@@ -105,8 +105,6 @@ class DraftSteps:
         """Capture the first steps of these numbers of tokens, those that may be `padded` to a number, and all
         numbers of usual further steps.
         """
-        if not self._cuda:
-            return
         for each in (self, *self._others):
             each._steps.set_state([0], 0)
         for width in widths:
@@ -117,15 +115,26 @@ class DraftSteps:
             self._prepare(("further", count), partial(self.launch_further, count))
         synchronize(self._device)
 
+    def warm_up_trees(self, widths: Sequence[int], padded: int) -> None:
+        """As `warm_up`, of trees, whose levels have any of these numbers of tokens, `padded` included."""
+        self._steps.set_state([0], 0)
+        for width in widths:
+            self._prepare(("root", width), partial(self.launch_root, width))
+        self._prepare(("root, padded", padded), partial(self.launch_root, padded, True))
+        for width in (*widths, padded):
+            self._steps.set_state([0] * width, 0, range(-1, width - 1))
+            self._prepare(("level", width), partial(self.launch_level, width))
+        synchronize(self._device)
+
     def forget(self) -> None:
         """Capture the steps again from now on."""
-        self._captured.forget()
+        self.captured.forget()
 
     def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        self._captured.run((*kind, self.rows), launch, self._changed)
+        self.captured.run((*kind, self.rows), launch, self._changed)
 
     def _prepare(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        self._captured.prepare((*kind, self.rows), launch, self._changed)
+        self.captured.prepare((*kind, self.rows), launch, self._changed)
 
     def _changed(self) -> list[torch.Tensor]:
         """What a launch before a capture changes besides positions after the text."""

@@ -1,6 +1,6 @@
 """Times a decode step as in normal use: captured as a graph and replayed."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -95,6 +95,15 @@ def replay_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
     end.record()
     end.synchronize()
     return float(start.elapsed_time(end)) / 1000 / replays
+
+
+def fast_widths(seconds: Mapping[int, float]) -> tuple[int, ...]:
+    """Those token counts of steps, rising, that take less time than each larger one."""
+    kept = list[int]()
+    for width in sorted(seconds, reverse=True):
+        if not kept or seconds[width] < seconds[kept[-1]]:
+            kept.append(width)
+    return tuple(reversed(kept))
 
 
 def measured_tuning(step: DecodeStep, seconds: float) -> Tuning | None:

@@ -20,6 +20,7 @@ from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from harness.drafts.timed_drafts import AGREEMENTS
 from tests.edgeinfer.speculation.heads.head_files import split_heads
 from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
@@ -225,8 +226,8 @@ def test_greedy_drafts_are_verified_without_copies_of_the_logits(
 def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
     suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
     rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
-    drafts = [f"{name}, {kind}" for name in benchmark.HEADS for kind in ("chains", "trees")]
-    assert [row[2] for row in rows] == ["baseline", *drafts]
+    drafts = [f"{name}, {kind}" for name in AGREEMENTS for kind in ("chains", "trees")]
+    assert [row[3] for row in rows] == ["baseline", *drafts]
 
 
 @pytest.mark.slow

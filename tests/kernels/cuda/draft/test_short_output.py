@@ -136,3 +136,33 @@ def test_the_head_next_to_a_split_model_drafts_from_the_first_rows(
             params = SamplingParams(temperature=0.0)
             request = Requested(3, params, max_nodes=nodes, vocabulary=ROWS)
             assert 0 <= max(head.propose(model.engine.ids, request).ids) < ROWS
+
+
+@pytest.mark.parametrize("pair", ["arcee"], indirect=True)
+def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captures are counted here, and launched instead."""
+    head, kinds = pair.head, list[tuple[str, int, int]]()
+    drafts = head.drafts
+    assert drafts is not None
+
+    def prepare(kind: tuple[str, int, int], launch: Callable[[], None], changed: object) -> None:
+        kinds.append(kind)
+        launch()
+
+    monkeypatch.setattr(drafts.captured, "prepare", prepare)
+    ids = text(pair, 21)
+    read(pair, ids[:-1], (20,))
+    request = DraftRequest([0.0] * 3, [0.0] * 3, pair.head.spec.vocabulary_size, DraftSampling())
+    head.steps.use_widths((1, 2, 4))
+    head.warm_up_drafts(ROWS, trees=True)
+    expected = {(kind, width) for kind in ("first", "root") for width in (1, 2)}
+    expected |= {("padded", 4), ("root, padded", 4), *(("further", count) for count in range(1, 7))}
+    expected |= {("level", width) for width in (1, 2, 4)}
+    assert sorted(kinds) == sorted((*kind, rows) for kind in expected for rows in (0, ROWS))
+    assert drafts.rows == 0
+    head.set_hidden(DeviceRows(0, 4, False), 0)
+    assert len(head.draft(ids[1:5], 0, request).ids) == 3
+    head.warm_up_drafts(0, trees=False)
+    assert {kind for kind, _, _ in kinds[len(expected) * 2 :]} == {"first", "padded", "further"}

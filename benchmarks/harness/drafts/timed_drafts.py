@@ -1,0 +1,230 @@
+"""Planted heads in simulated time: the built-in model computes, and a clock advances as a GPU would need.
+
+Everything that decides about drafts is as in a completion on a GPU: the controller, the planner of trees, the
+choice of the vocabulary, and which steps the device starts ahead.
+"""
+
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.protocols import TokenSampler
+from edgeinfer.loading.loading import load
+from edgeinfer.model import Model
+from edgeinfer.sampling import Sampler
+from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
+from edgeinfer.speculation.speculator import Speculator
+from harness.drafts.comparison import best_decile
+from harness.drafts.planted_drafts import PlantedHead, PlantedTrees, ScriptedTrees
+from harness.drafts.simulated_drafts import AS_PUBLISHED
+
+AGREEMENTS = {"as published": AS_PUBLISHED, "90% agree": (0.9,), "useless": (0.0,)}
+LENGTHS = (1, 2, 3, 4, 5)
+PROMPT, FIRST, SHORT, LAST, COVERED = 8, 1000, 4096, 8000, 0.975
+"""Tokens of the prompt; the ids of a text are from FIRST to LAST, and this share of them is below SHORT, the
+short vocabulary."""
+WIDTH = 4
+"""Candidates after a token of a tree."""
+DISTURBED, DELAY = 0.02, 0.5
+"""How often a step of the GPU is late, and by what share."""
+
+
+@dataclass(frozen=True)
+class GpuCosts:
+    """Seconds of a step of one token, those of several relative to it by their number, a draft token and one
+    of the short vocabulary (as many bytes less), and the host's part of a step that isn't started ahead.
+    """
+
+    one: float
+    forwards: Mapping[int, float]
+    token: float
+    short_token: float
+    host: float = 140e-6
+
+    def forward(self, tokens: int) -> float:
+        known = sorted(self.forwards)
+        return self.one * float(np.interp(tokens, known, [self.forwards[each] for each in known]))
+
+
+H100 = {
+    "qwen3.5-4b": GpuCosts(1 / 719, {1: 1, 2: 1.06, 4: 1.34, 8: 1.97, 16: 3.2}, 0.15, 0.065),
+    "llama-3.1-8b": GpuCosts(1 / 522, {1: 1, 2: 1.16, 3: 1.30, 4: 1.25, 8: 1.89, 16: 3.0}, 0.12, 0.065),
+}
+"""Measured on an H100 (docs/measurements/speculation.md), except for 16 tokens and the short vocabulary."""
+
+
+class Clock:
+    """The simulated time."""
+
+    seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@contextmanager
+def simulated_time(clock: Clock) -> Iterator[None]:
+    """What the program times in this context passes on this clock."""
+    before = time.perf_counter
+    setattr(time, "perf_counter", clock)  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(time, "perf_counter", before)  # noqa: B010
+
+
+class TimedTrees(ScriptedTrees):
+    """A scripted engine whose steps take the time of a GPU's."""
+
+    def __init__(self, engine: NativeEngine, script: Sequence[int], costs: GpuCosts, clock: Clock) -> None:
+        super().__init__(engine, script)
+        self.costs, self._clock, self._random = costs, clock, random.Random(2)
+        self._ahead: int | None = None
+        """The length of the text of the step that was started ahead."""
+
+    def wait(self) -> None:
+        """Wait for a step that was started ahead in vain."""
+        if self._ahead is not None:
+            self._pass(self.costs.one)
+        self._ahead = None
+
+    def _pass(self, seconds: float) -> None:
+        late = self._random.random() < DISTURBED
+        self._clock.seconds += seconds * (1 + DELAY * late)
+
+    def _step_of(self, tokens: int) -> None:
+        self.wait()
+        self._pass(self.costs.forward(tokens) + self.costs.host)
+
+    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the scripted engine's."""
+        self._step_of(len(ids))
+        return super().append_all(ids)
+
+    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
+        """As the scripted engine's."""
+        self._step_of(len(ids))
+        return super().append_tree(ids, parents)
+
+    def next(self, history: Sequence[int], ahead: bool) -> int:
+        """A step of the last token of a text, as the GPU samples."""
+        if self._ahead == len(history):
+            self._pass(self.costs.one)
+        else:
+            self._step_of(1)
+        self._ahead = len(history) + 1 if ahead else None
+        self.append(history[-1:])
+        return self._following([len(history)])[0]
+
+    def device_sampler(self, sampler: Sampler) -> TokenSampler:
+        """The GPU samples."""
+        return _TimedSampler(self)
+
+
+class _TimedSampler:
+    def __init__(self, engine: TimedTrees) -> None:
+        self._engine = engine
+
+    def next(self, history: Sequence[int], ahead: bool = True) -> int:
+        return self._engine.next(history, ahead)
+
+
+class TimedHead(Drafter):
+    """A head on a GPU whose drafts take their time. `width`: of its trees; 1: it drafts chains."""
+
+    name = "timed head"
+    short_vocabulary = SHORT
+
+    def __init__(self, engine: TimedTrees, clock: Clock, width: int) -> None:
+        self._engine, self._clock, self._width = engine, clock, width
+
+    @property
+    def tree_width(self) -> int:
+        return self._width
+
+    @property
+    def short_cost(self) -> float:
+        return self._engine.costs.short_token / self._engine.costs.token
+
+    def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
+        """Tokens that aren't those of the text."""
+        self._engine.wait()
+        costs, levels = self._engine.costs, request.max_tokens
+        token = costs.short_token if request.vocabulary else costs.token
+        rows = [1] * levels
+        if request.max_nodes:  # a level has the tokens of all levels before it, after the root
+            rows = [1, *(min(WIDTH * level, request.max_nodes) for level in range(1, levels))]
+        self._clock.seconds += sum(token * costs.forward(each) for each in rows)
+        self._clock.seconds += costs.host / 2 * (len(rows) if request.max_nodes else 1)
+        return Draft((0,) * levels, made=levels)
+
+
+class Timing:
+    """Completions of `tokens` tokens of the built-in model, with the costs of a GPU."""
+
+    def __init__(self, model: Model, costs: GpuCosts, tokens: int, rounds: int) -> None:
+        assert isinstance(model.engine, NativeEngine)
+        drawn = random.Random(1)
+        self._script = [
+            drawn.randrange(FIRST, SHORT) if drawn.random() < COVERED else drawn.randrange(SHORT, LAST)
+            for _ in range(PROMPT + tokens)
+        ]
+        self._model, self._clock, self._tokens, self._rounds = model, Clock(), tokens, rounds
+        self._engine = TimedTrees(model.engine, self._script, costs, self._clock)
+
+    def rates(
+        self, kind: type[PlantedHead] | None, agreements: Sequence[float], length: int = 0
+    ) -> list[float]:
+        """Tokens per second of each completion with such drafts, of constant `length` if that is given."""
+        model = Model("timed", self._engine, self._model.tokenizer, None)
+        with simulated_time(self._clock):
+            if kind is not None:
+                model.speculator = self._speculator(kind, agreements, length)
+            settings: dict[str, Any] = {"max_tokens": self._tokens, "temperature": 0.0}
+            speeds = [
+                model.generate(self._script[:PROMPT], **settings).speed for _ in range(1 + self._rounds)
+            ]
+        return [each.decode_tokens_per_second for each in speeds[1:]]
+
+    def _speculator(self, kind: type[PlantedHead], agreements: Sequence[float], length: int) -> Speculator:
+        head = TimedHead(self._engine, self._clock, WIDTH if kind is PlantedTrees else 1)
+        self._engine.rewind(0)
+        vocabulary = self._engine.vocabulary_size
+        speculator = Speculator(self._engine, kind(head, self._script, agreements, vocabulary))
+        speculator.begin(speculator.measure(), {})
+        if length:
+            controller = speculator.controllers["greedy"]
+            setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
+            setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+            setattr(controller, "choose_vocabulary", lambda coverage: None)  # noqa: B010
+            controller.costs.is_short = True
+        return speculator
+
+
+def timed_table(tokens: int, rounds: int) -> str:
+    """Speeds relative to baseline decoding of chains and trees, and of chains of the best constant length."""
+    rows = []
+    with load("tiny", device="cpu", draft=None, context=max(256, 2 * tokens), threads=1) as model:
+        for name, costs in H100.items():
+            timing = Timing(model, costs, tokens, rounds)
+            base = median(timing.rates(None, ()))
+            for label, agreements in AGREEMENTS.items():
+                constant = {n: median(timing.rates(PlantedHead, agreements, n)) / base for n in LENGTHS}
+                best = max(constant, key=constant.__getitem__)
+                for kind in (PlantedHead, PlantedTrees):
+                    rates = timing.rates(kind, agreements)
+                    drafts = "trees" if kind is PlantedTrees else "chains"
+                    cells = [f"{best_decile(rates) / base:.2f}x", f"{median(rates) / base:.2f}x"]
+                    cells += [f"{min(rates) / base:.2f}x", f"{max(1.0, constant[best]):.2f}x ({best})"]
+                    rows.append([name, f"{label}, {drafts}", *cells])
+    head = ["costs", "drafts", "best decile", "median", "worst", "median of chains of the best length"]
+    return markdown(head, rows, left=(0, 1))
