@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgeinfer_kernels.blocks.common.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block_sizes import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
@@ -102,7 +102,7 @@ class PromptSpeed:
         roof = self._gpu if placement.non_layer.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
         able = all(layer.attends_on_gpu or not layer.sizes.routed for layer in self._layers)
-        self.stream_min_tokens = self._crossover() if problem.streams and able else None
+        self.stream_min_tokens = self._crossover() if problem.buffers.streams and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """Seconds from the first prompt token to the logits of the last, read in chunks."""
@@ -241,7 +241,7 @@ def _layer(
     block = layer.divisible
     if block is not None:
         _add_granules(problem, index, costs, devices, unpacked, block, parts_by_device)
-    cached = problem.context_bytes_of(layer) / problem.options.context
+    cached = problem.buffers.context_bytes_of(layer) / problem.options.context
     attends = devices.attention == GPU
     return _Layer(layer, attends, parts_by_device[CPU], parts_by_device[GPU], 0.0 if attends else cached)
 
