@@ -2,9 +2,10 @@
 
 import gc
 import os
+import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -19,12 +20,6 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # Each worker, and each program that a test starts, would otherwise compile all modules to bytecode again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if find_spec("torch") is not None:
-    import torch
-
-    if not torch.cuda.is_available():
-        # Triton reads it when a kernel is defined, so it is set before a test module imports one.
-        os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
 """With Python's default of 700, a third of the time in which pytest finds the tests is spent on
@@ -41,6 +36,27 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0.1,
         help="which part of the cases the slow fuzz and fault tests run (0.1; all, and every_case: 1)",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Interpret Triton's kernels if there is no GPU, in the processes that run or list tests: torch takes
+    over a second to import.
+    """
+    is_worker = hasattr(config, "workerinput")
+    starts_workers = config.getoption("numprocesses", 0) and not config.getoption("collectonly")
+    if find_spec("torch") is not None and (is_worker or not starts_workers):
+        import torch
+
+        if not torch.cuda.is_available():
+            # Triton reads it when a kernel is defined, so it is set before a test module imports one.
+            os.environ["TRITON_INTERPRET"] = "1"
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """A mark that skips tests without a package. Unlike `importorskip` it leaves the import to the tests, as
+    each worker imports every module, and some packages take up to 0.7 s.
+    """
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"could not find {package}")
 
 
 @pytest.fixture(scope="session")
@@ -150,6 +166,18 @@ def _build_kernels_once(request: pytest.FixtureRequest) -> None:
         from tests.kernels.conftest import build_all
 
         build_all(slow=any(item.get_closest_marker("slow") for item in items))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _default_sigint() -> Iterator[None]:
+    """The tests and the programs that they start handle Ctrl-C, even where a shell runs the tests in the
+    background.
+
+    Such a shell has its children ignore the signal, and theirs inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import pytest
 
-pytest.importorskip("mcp")
-
 from edgeinfer.tool_servers.client import ToolServers
 from edgeinfer.tool_servers.settings import ToolServer
+from tests.conftest import needs
+
+pytestmark = needs("mcp")
 
 PROGRAM = str(Path(__file__).with_name("stdio_server.py"))
 STDIO = ToolServer("test", sys.executable, (PROGRAM,), {"GIVEN": "yes"}, allow=frozenset({"add"}))
