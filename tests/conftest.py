@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from edgeinfer_kernels.cuda.driver import list_gpus
+
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # One worker runs per processor. Threads of numpy and torch would spin for a third of the time. Read when
     # they are imported first.
@@ -20,12 +22,25 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # Each worker, and each program that a test starts, would otherwise compile all modules to bytecode again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+
+def _has_gpu() -> bool:
+    """Whether torch finds a GPU. It takes over a second to import, and isn't without a driver."""
+    if find_spec("torch") is None or not list_gpus():
+        return False
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+if not _has_gpu():
+    # Triton reads it when a kernel is defined, so it is set before a test module imports one.
+    os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""With Python's default of 700, a third of the time in which pytest finds the tests is spent on
-collections, and the tests of a chat start a full one once a second.
-"""
+"""With Python's default of 700 the tests of a chat start a full collection once a second."""
 gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+gc.disable()  # Until the tests are found: their modules are no garbage.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -36,20 +51,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0.1,
         help="which part of the cases the slow fuzz and fault tests run (0.1; all, and every_case: 1)",
     )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Interpret Triton's kernels if there is no GPU, in the processes that run or list tests: torch takes
-    over a second to import.
-    """
-    is_worker = hasattr(config, "workerinput")
-    starts_workers = config.getoption("numprocesses", 0) and not config.getoption("collectonly")
-    if find_spec("torch") is not None and (is_worker or not starts_workers):
-        import torch
-
-        if not torch.cuda.is_available():
-            # Triton reads it when a kernel is defined, so it is set before a test module imports one.
-            os.environ["TRITON_INTERPRET"] = "1"
 
 
 def needs(package: str) -> pytest.MarkDecorator:
@@ -156,6 +157,7 @@ def _best(cases: Sequence[Set[Any]], selected: set[int], missing: Set[Any]) -> i
 def pytest_collection_finish() -> None:
     """Modules and tests live until the process ends, so the collector need not examine them."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
