@@ -50,7 +50,7 @@ from edgeinfer_kernels.cuda.tuning.targets import TARGETS, Launch, compile_launc
 from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.moe_weights import DeviceExperts
-from edgeinfer_kernels.cuda.weights.plane_formats import TILES
+from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT, REQUEST_SIZE, SLICE, STATE_WORDS
 from edgeinfer_kernels.stages import GPU, cpu_stages
 from edgeinfer_offload.planner.layer_placement import LayerPlacement, plan_stages
@@ -235,7 +235,7 @@ def launches(capability: int, head_dims: tuple[int, ...], smoke: bool) -> Iterat
         label = f"head of {head_dim}, {kind}"
         groups.append((label, partial(attention, head_dim, kind, capability)))
     groups.append((f"experts of {width}", partial(grouped, width, hidden, capability)))
-    for weights in ("Q4_0", "Q6_K", "F16") if smoke else TILES:
+    for weights in ("Q4_0", "Q6_K", "F16") if smoke else STREAMED:
         groups.append((weights, partial(sent, weights, width)))
     groups.append((f"vocabulary of {vocabulary}", partial(sampling, vocabulary, kept, piece)))
     for label, launch_all in groups:

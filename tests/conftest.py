@@ -2,15 +2,18 @@
 
 import gc
 import os
+import signal
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from edgeinfer_kernels.cuda.driver import list_gpus
 
 for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     # One worker runs per processor. Threads of numpy and torch would spin for a third of the time. Read when
@@ -19,18 +22,25 @@ for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 # Each worker, and each program that a test starts, would otherwise compile all modules to bytecode again.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-if find_spec("torch") is not None:
+
+
+def _has_gpu() -> bool:
+    """Whether torch finds a GPU. It takes over a second to import, and isn't without a driver."""
+    if find_spec("torch") is None or not list_gpus():
+        return False
     import torch
 
-    if not torch.cuda.is_available():
-        # Triton reads it when a kernel is defined, so it is set before a test module imports one.
-        os.environ["TRITON_INTERPRET"] = "1"
+    return bool(torch.cuda.is_available())
+
+
+if not _has_gpu():
+    # Triton reads it when a kernel is defined, so it is set before a test module imports one.
+    os.environ["TRITON_INTERPRET"] = "1"
 BY_KERNELS = {"kernels", "kernels_for"}
 OBJECTS_BEFORE_COLLECTION = 10_000
-"""With Python's default of 700, a third of the time in which pytest finds the tests is spent on
-collections, and the tests of a chat start a full one once a second.
-"""
+"""With Python's default of 700 the tests of a chat start a full collection once a second."""
 gc.set_threshold(OBJECTS_BEFORE_COLLECTION)
+gc.disable()  # Until the tests are found: their modules are no garbage.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,6 +51,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=0.1,
         help="which part of the cases the slow fuzz and fault tests run (0.1; all, and every_case: 1)",
     )
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """A mark that skips tests without a package. Unlike `importorskip` it leaves the import to the tests, as
+    each worker imports every module, and some packages take up to 0.7 s.
+    """
+    return pytest.mark.skipif(find_spec(package) is None, reason=f"could not find {package}")
 
 
 @pytest.fixture(scope="session")
@@ -140,6 +157,7 @@ def _best(cases: Sequence[Set[Any]], selected: set[int], missing: Set[Any]) -> i
 def pytest_collection_finish() -> None:
     """Modules and tests live until the process ends, so the collector need not examine them."""
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -150,6 +168,18 @@ def _build_kernels_once(request: pytest.FixtureRequest) -> None:
         from tests.kernels.conftest import build_all
 
         build_all(slow=any(item.get_closest_marker("slow") for item in items))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _default_sigint() -> Iterator[None]:
+    """The tests and the programs that they start handle Ctrl-C, even where a shell runs the tests in the
+    background.
+
+    Such a shell has its children ignore the signal, and theirs inherit that.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,8 @@ from edgeinfer.errors import SettingError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
 from edgeinfer.snapshots.spilled_pages import SpillBudget
-from edgeinfer_kernels.backend import Capabilities, ExpertCounts
+from edgeinfer_kernels.backend import ExpertCounts
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 Progress = Callable[[int, int], None]

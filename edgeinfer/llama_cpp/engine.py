@@ -27,7 +27,7 @@ from edgeinfer.tokenizer.detokenizer import StreamDecoder
 from edgeinfer.tokenizer.reasoning_marks import TOKEN_TEXTS
 from edgeinfer.tokenizer.special_texts import ALWAYS_SHOWN
 from edgeinfer.tokenizer.special_tokens import SpecialSplitter, SpecialToken
-from edgeinfer_kernels.backend import Capabilities
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import FormatError
 

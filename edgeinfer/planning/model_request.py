@@ -11,9 +11,9 @@ from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, GPU_TEXT
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_kernels.system.direct_files import can_read_directly
-from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.planner.plan_types import cpu_batch
 from edgeinfer_offload.runtime.activity_profile import ProfileError, find_profile
+from edgeinfer_offload.runtime.concentration import expert_probs
 
 
 def request_for(

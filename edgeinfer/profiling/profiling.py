@@ -30,13 +30,13 @@ from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.cpu.sparse import dense_layer
-from edgeinfer_offload.planner.concentration import Coverage, coverage
 from edgeinfer_offload.runtime.activity_profile import (
     EXPERT_NEURONS,
     ActivityProfile,
     model_hash,
     save_profile,
 )
+from edgeinfer_offload.runtime.concentration import Coverage, coverage
 
 TEXT_TOKENS = 8192
 PREDICTOR_TOKENS = 4096

@@ -115,7 +115,7 @@ def test_sixty_greedy_tokens_equal_llama_cpp_up_to_a_near_tie(pair: tuple[Model,
     assert len(completions[0].ids) == 60
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.llama_cpp
 def test_distributions_on_generated_stories_equal_llama_cpp(pair: tuple[Model, Model]) -> None:
     """Both quantize activations to int8, each with its own rounding: only near-ties may differ, and ours are

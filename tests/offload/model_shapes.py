@@ -3,7 +3,8 @@
 from dataclasses import replace
 
 from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec
-from edgeinfer_kernels.blocks.common.block import DivisibleSizes, NormSpec
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.block_sizes import DivisibleSizes
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
 from edgeinfer_kernels.blocks.moe import MoeSizes, MoeSpec
 from edgeinfer_kernels.matrix import MatrixSize

@@ -1,7 +1,6 @@
 """A command line with a fake model."""
 
 import os
-import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,14 +76,3 @@ def _no_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "no-config"))
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _default_sigint() -> Iterator[None]:
-    """Programs that the tests start handle Ctrl-C, even where a shell runs the tests in the background.
-
-    Such a shell has its children ignore the signal, and theirs inherit that.
-    """
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)

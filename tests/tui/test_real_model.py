@@ -84,10 +84,10 @@ def test_a_context_shift_during_a_completion_is_reported(home: Path) -> None:
     assert json.loads(record.stdout)["usage"]["evicted_tokens"] == 64
 
 
-def test_a_completion_that_fills_the_context_is_reported(home: Path) -> None:
-    done = run(home, "run", "tiny", PROMPT, "--context", "32", *GREEDY)
-    assert done.returncode == 0
-    assert done.stderr == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
+def test_a_completion_that_fills_the_context_is_reported(edgeinfer: CommandLine) -> None:
+    done = edgeinfer("run", "tiny", PROMPT, "--context", "32", *GREEDY)
+    assert done.code == 0
+    assert done.err == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
 
 
 def test_piped_text_is_the_prompt(home: Path) -> None:
@@ -106,6 +106,7 @@ def test_llama_cpp_gives_the_same_completion_and_as_little_output(home: Path) ->
     assert (done.returncode, done.stdout, done.stderr) == (0, ", there was a little girl named Lily\n", "")
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None
@@ -119,6 +120,7 @@ def test_ctrl_c_in_a_response_keeps_the_text(home: Path) -> None:
     assert err == b""
 
 
+@pytest.mark.slow
 def test_a_reader_that_closes_early_is_no_error(home: Path) -> None:
     process = started(home, "run", "tiny", PROMPT, *GREEDY)
     assert process.stdout is not None

@@ -101,7 +101,7 @@ class Layers:
         number, first = self._blocks[0]
         norm = NextNorm(first.residual.norm, first.norms.norm, None)
         source = step.target(number - 1)
-        step.launches.add_norm(None, None, 0.0, norm, source.activations, tokens)
+        step.launches.norms.add_norm(None, None, 0.0, norm, source.activations, tokens)
         for number, block in self._blocks:
             source = feed_forward.decode(step, number, block, source, tokens, 0)
 

@@ -9,14 +9,8 @@ import numpy as np
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_state import AttentionState
 from edgeinfer_kernels.blocks.common.attention_weights import AttentionWeights, check_device_rows
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
 from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec

@@ -5,13 +5,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import vector_bytes
 
@@ -45,7 +40,7 @@ class EmbeddingNormSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class EmbeddingNormWeights:
+class EmbeddingNormWeights(BlockWeights):
     """The weight and the bias of the norm; None: there is no bias."""
 
     kind: ClassVar[str] = "embedding_norm"
@@ -54,9 +49,6 @@ class EmbeddingNormWeights:
     bias: Vector | None = None
 
     def matrices(self) -> list[Matrix]:
-        return []
-
-    def granule_matrices(self) -> list[Matrix]:
         return []
 
 

@@ -9,14 +9,8 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.blocks.attention import AttentionSizes, AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import MAX_ALIBI_BIAS, alibi_slopes
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths
 from edgeinfer_kernels.blocks.common.projections import any_of
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -84,7 +78,7 @@ class EncoderAttentionSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class EncoderAttentionWeights:
+class EncoderAttentionWeights(BlockWeights):
     """The weights of attention, and the biases of the norms of queries and keys."""
 
     kind: ClassVar[str] = "encoder_attention"
@@ -95,9 +89,6 @@ class EncoderAttentionWeights:
 
     def matrices(self) -> list[Matrix]:
         return self.attention.matrices()
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

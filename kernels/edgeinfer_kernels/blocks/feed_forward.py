@@ -4,15 +4,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
-from edgeinfer_kernels.blocks.common.block import (
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import (
     NO_NORMS,
     ChunkRows,
     DivisibleSizes,
     NormLengths,
-    NormSpec,
-    StatelessSpec,
     StepShape,
-    TensorReader,
 )
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm, matrix_scale, read_sub_norm
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -93,7 +91,7 @@ class FeedForwardSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class FeedForwardWeights:
+class FeedForwardWeights(BlockWeights):
     """The weights of a feed-forward, by GGUF name; ffn_gate None: no gate."""
 
     kind: ClassVar[str] = "feed_forward"
@@ -110,9 +108,6 @@ class FeedForwardWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.ffn_up, self.ffn_down] + ([] if self.ffn_gate is None else [self.ffn_gate])
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
     def of_neurons(self, first: int, last: int) -> "FeedForwardWeights":
         """The part with neurons first..last; the down bias is unchanged."""

@@ -6,7 +6,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import NormLengths
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
@@ -125,7 +126,7 @@ class GatedDeltaNetSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class GatedDeltaNetWeights:
+class GatedDeltaNetWeights(BlockWeights):
     """The weights of a gated delta net. taps: (taps, channels), the last for the token itself."""
 
     kind: ClassVar[str] = "gated_delta_net"
@@ -142,9 +143,6 @@ class GatedDeltaNetWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.qkv, self.z, self.beta, self.alpha, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

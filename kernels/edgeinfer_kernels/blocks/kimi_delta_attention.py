@@ -6,7 +6,8 @@ from typing import ClassVar, Self
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.blocks.gated_delta_net import DELTA_POSITIONS, DeltaRuleSizes
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -117,7 +118,7 @@ class KimiDeltaAttentionSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class KimiDeltaAttentionWeights:
+class KimiDeltaAttentionWeights(BlockWeights):
     """The weights of a Kimi Delta Attention. taps: (taps, channels), the last for the token itself. a: the
     number of each head, for each element of g.
     """
@@ -140,9 +141,6 @@ class KimiDeltaAttentionWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.q, self.k, self.v, self.f1, self.g1, self.beta, self.f2, self.g2, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

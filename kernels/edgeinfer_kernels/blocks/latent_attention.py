@@ -12,14 +12,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.caches.cache_state import CacheState
@@ -159,7 +153,7 @@ def _stacked(matrices: Matrix) -> Matrix:
 
 
 @dataclass(frozen=True)
-class LatentAttentionWeights:
+class LatentAttentionWeights(BlockWeights):
     """The weights of a latent attention block. attn_q: W_q, or the second factor if attn_q_a is the first.
     attn_k_b (heads · latent_dim, nope_dim), attn_v_b (heads · value_dim, latent_dim): W_k transposed and W_v
     of all heads.
@@ -179,9 +173,6 @@ class LatentAttentionWeights:
     def matrices(self) -> list[Matrix]:
         first = [] if self.attn_q_a is None else [self.attn_q_a]
         return [*first, self.attn_q, self.attn_kv_a, self.attn_k_b, self.attn_v_b, self.attn_output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -80,7 +73,7 @@ class LayerOutputSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class LayerOutputWeights:
+class LayerOutputWeights(BlockWeights):
     """The weights, by GGUF name; `model_proj` and `proj_norm` only in the first layer."""
 
     kind: ClassVar[str] = "layer_output"
@@ -94,9 +87,6 @@ class LayerOutputWeights:
 
     def matrices(self) -> list[Matrix]:
         return [each for each in (self.inp_gate, self.proj, self.model_proj) if each is not None]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, NormSpec, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -93,7 +94,7 @@ class MambaSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class MambaWeights:
+class MambaWeights(BlockWeights):
     """The weights of a Mamba block: the row ranges of W_in and W_x, then W_dt and W_out. taps: (taps,
     channels), the last for the token itself. a: (channels, state_size). The norms are all there, or none.
     """
@@ -118,9 +119,6 @@ class MambaWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.x, self.z, self.dt, self.b, self.c, self.delta, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import NormLengths, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import NormLengths
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
@@ -102,7 +103,7 @@ class Mamba2Spec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class Mamba2Weights:
+class Mamba2Weights(BlockWeights):
     """The weights of a Mamba-2 block: the row ranges of its first projection, and the projection back. taps:
     (taps, channels), the last for the token itself. norm (inner_size,): the groups after each other.
     """
@@ -122,9 +123,6 @@ class Mamba2Weights:
 
     def matrices(self) -> list[Matrix]:
         return [self.z, self.xbc, self.dt, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

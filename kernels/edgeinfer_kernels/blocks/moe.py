@@ -6,15 +6,8 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from edgeinfer_kernels.blocks.common.block import (
-    ChunkRows,
-    DivisibleSizes,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, DivisibleSizes, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.moe_weights import MoeWeights
 from edgeinfer_kernels.blocks.feed_forward import Activation, FeedForwardSizes, FeedForwardWeights
 from edgeinfer_kernels.caches.layer_cache import padded

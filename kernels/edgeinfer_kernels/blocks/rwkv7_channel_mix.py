@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSizes, RecurrentSpec
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -49,7 +50,7 @@ class Rwkv7ChannelMixSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class Rwkv7ChannelMixWeights:
+class Rwkv7ChannelMixWeights(BlockWeights):
     """The weights of a channel mixing."""
 
     kind: ClassVar[str] = "rwkv7_channel_mix"
@@ -60,9 +61,6 @@ class Rwkv7ChannelMixWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.key, self.value]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

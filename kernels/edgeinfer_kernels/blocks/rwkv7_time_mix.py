@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSizes, RecurrentSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -109,7 +110,7 @@ class Rwkv7TimeMixSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class Rwkv7TimeMixWeights:
+class Rwkv7TimeMixWeights(BlockWeights):
     """The weights of a time mixing. lerp: (len(MIXED), width). v1, v2: None in the first layer."""
 
     kind: ClassVar[str] = "rwkv7_time_mix"
@@ -140,9 +141,6 @@ class Rwkv7TimeMixWeights:
         pairs = (self.w1, self.w2, self.a1, self.a2, self.v1, self.v2, self.g1, self.g2)
         low = [matrix for matrix in pairs if matrix is not None]
         return [self.receptance, self.key, self.value, *low, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, NormLengths, StepShape, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -49,7 +50,7 @@ class ShortConvolutionSpec(RecurrentSpec):
 
 
 @dataclass(frozen=True)
-class ShortConvolutionWeights:
+class ShortConvolutionWeights(BlockWeights):
     """The weights of a short convolution: the row ranges of its first projection, the projection back, and
     the weights of the taps, (taps, channels), the last for the token itself.
     """
@@ -64,9 +65,6 @@ class ShortConvolutionWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.b, self.c, self.x, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

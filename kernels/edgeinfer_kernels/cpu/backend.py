@@ -8,12 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, BatchPositions, Capabilities, OnHidden
+from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels

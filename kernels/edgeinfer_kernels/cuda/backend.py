@@ -7,8 +7,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from edgeinfer_kernels.backend import BatchPositions, Capabilities, SamplingSettings
+from edgeinfer_kernels.backend import BatchPositions, SamplingSettings
 from edgeinfer_kernels.caches.cache_types import element_types
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cuda.batch_steps import BatchSteps
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk, tokens_of_sequence

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSizes
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS, quantized_bytes

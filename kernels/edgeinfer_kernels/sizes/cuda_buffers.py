@@ -7,7 +7,7 @@ The counts match the allocations of `workspace.py`, `prefill.py`, `sampling.py`,
 
 from dataclasses import replace
 
-from edgeinfer_kernels.blocks.common.block import ChunkRows, StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import ChunkRows, StepShape
 from edgeinfer_kernels.caches.cache_types import CacheType, has_recent
 from edgeinfer_kernels.caches.layer_cache import LANES, padded
 from edgeinfer_kernels.cpu.runtime.kernel_args import EXCHANGE_WORDS

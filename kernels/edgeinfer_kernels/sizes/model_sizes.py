@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes, NormLengths
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, DivisibleSizes, NormLengths
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSizes
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, DraftInputSizes
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSizes

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from edgeinfer_kernels.blocks.attention import AttentionSizes
-from edgeinfer_kernels.blocks.common.block import BlockSizes
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardSizes
 from edgeinfer_kernels.blocks.moe import MoeSizes
 from edgeinfer_kernels.matrix import MatrixSize

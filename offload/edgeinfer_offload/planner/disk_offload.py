@@ -35,10 +35,10 @@ def _moved(
     workspace = [i for i, item in enumerate(items) if (item.item, item.device) == ("workspace", "cpu")]
     if problem.options.disk and missing > 0 and workspace:
         (at,) = workspace
-        items[at] = replace(items[at], bytes=items[at].bytes + problem.file_rows_bytes)
+        items[at] = replace(items[at], bytes=items[at].bytes + problem.buffers.file_rows_bytes)
         if buffers:
             items.insert(at + 1, PlannedItem(READ_AHEAD, "cpu", buffers, 0.0))
-        _move(items, layers, missing + problem.file_rows_bytes + buffers)
+        _move(items, layers, missing + problem.buffers.file_rows_bytes + buffers)
     return items, layers
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, DivisibleSizes
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, DivisibleSizes
 from edgeinfer_kernels.caches.cache_types import is_for_cpu
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError

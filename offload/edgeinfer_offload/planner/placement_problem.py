@@ -3,24 +3,22 @@
 from dataclasses import replace
 from functools import cached_property
 
-from edgeinfer_kernels.caches.cache_types import has_recent, is_for_cpu
-from edgeinfer_kernels.caches.layer_cache import padded, pool_positions
-from edgeinfer_kernels.cuda.weights.plane_formats import STREAMED, UnsupportedOnDeviceError
+from edgeinfer_kernels.caches.cache_types import is_for_cpu
+from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
-from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes, scratch_stride, workspace_bytes
-from edgeinfer_kernels.sizes.gathered_neurons import gathering_bytes
-from edgeinfer_kernels.sizes.model_sizes import LayerSizes, ModelSizes
+from edgeinfer_kernels.sizes.cpu_workspace import observed_bytes
+from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_offload.machine.cost_constants import (
     DRAFT_READS,
     DRAFT_WEIGHT,
     KEPT_PAGES_SHARE,
-    LIBRARY_BYTES,
     MAPPED_DISK_SHARE,
     MAPPED_SLOWDOWN,
     MAX_PREFILL_SLOWDOWN,
     SPLIT_TOKEN_SECONDS,
 )
 from edgeinfer_offload.machine.hardware import Machine
+from edgeinfer_offload.planner.buffer_sizes import BufferSizes
 from edgeinfer_offload.planner.layer_costs import Cost, Pricing, layer_costs
 from edgeinfer_offload.planner.layer_placement import DeviceName
 from edgeinfer_offload.planner.placement_search import (
@@ -35,9 +33,6 @@ from edgeinfer_offload.planner.placement_search import (
 from edgeinfer_offload.planner.plan_types import CPU_BATCH, PlanOptions
 from edgeinfer_offload.planner.sparse_types import SparseOptions
 
-STAGING_BYTES = 24 << 20
-"""Pinned main memory for copying weights to the GPU."""
-
 
 class PlacementProblem:
     """One model on one machine with one set of options."""
@@ -47,6 +42,7 @@ class PlacementProblem:
         self.refusal = self._gpu_refusal()
         self.pricing = Pricing(machine, options, use_gpu=self.refusal is None)
         self.sparse = options.sparse or SparseOptions({}, 0, 0)
+        self.buffers = BufferSizes(sizes, machine, options, self.pricing, self.sparse)
         self.costs = layer_costs(sizes.layers, self.pricing, options.routing, self.sparse)
         free = machine.graphics.free_bytes if self.pricing.graphics and machine.graphics else 0
         self.vram = free if options.vram is None else min(free, options.vram)
@@ -122,77 +118,13 @@ class PlacementProblem:
             whole = problem.whole(device_index)
             nbytes = int(whole.gpu_bytes + whole.cpu_bytes) + workspace
             if device_index == CPU and not options.repack:  # its weights stay memory-mapped
-                nbytes = problem.context_bytes(CPU, options.context) + workspace
+                nbytes = problem.buffers.context_bytes(CPU, options.context) + workspace
             return Cost(nbytes, DRAFT_READS * whole.seconds, DRAFT_READS * whole.seconds)
 
         kept = cuda_buffers.kept_state_bytes(draft) if draft.is_draft_head else 0
-        there = on(GPU, problem.gpu_workspace + kept) if problem.can_be_whole else None
+        there = on(GPU, problem.buffers.gpu_workspace + kept) if problem.can_be_whole else None
         observed = observed_bytes(draft, options.batch)
-        return on(CPU, problem.cpu_workspace + observed), there
-
-    @cached_property
-    def gpu_workspace(self) -> int:
-        """Bytes of the buffers at the largest batch, and of the RoPE tables."""
-        positions = pool_positions(self.options.context, self.options.sequences)
-        rope = self.sizes.rope_device_bytes(positions)
-        options = self.options
-        nbytes = rope + cuda_buffers.workspace_bytes(self.sizes, positions, options.chunk, options.kv)
-        gathered = [self.sizes.layers[layer].divisible for layer in self.sparse.gathered]
-        neurons = max((block.granules for block in gathered if block), default=0)
-        return nbytes + (gathering_bytes(neurons, self.sizes.hidden_size) if neurons else 0)
-
-    def context_bytes(self, device_index: int, context: int) -> int:
-        """Bytes that grow with the context: keys and values, and RoPE tables on a GPU."""
-        blocks, kv = self.sizes.blocks, self.pricing.kv
-        if device_index == GPU:
-            sequences = self.options.sequences
-            states = sum(block.states_device_bytes(context, sequences, kv) for block in blocks)
-            return states + self.sizes.rope_device_bytes(pool_positions(context, sequences))
-        return self.options.sequences * sum(block.state_bytes(context, kv) for block in blocks)
-
-    def context_bytes_of(self, layer: LayerSizes) -> int:
-        """Bytes of the state of one layer on the CPU."""
-        context, kv = self.options.context, self.pricing.kv
-        return self.options.sequences * sum(block.state_bytes(context, kv) for block in layer.blocks)
-
-    @cached_property
-    def cpu_workspace(self) -> int:
-        """Bytes of the buffers at the largest batch."""
-        return self.cpu_workspace_for(self.options.batch)
-
-    def cpu_workspace_for(self, batch: int) -> int:
-        """Bytes of the buffers for steps of `batch` tokens."""
-        threads, sparse = self.machine.processor.threads, self.options.sparse
-        repack = self.options.repack and sparse is None  # long steps of sparse layers read the mapped file
-        nbytes = workspace_bytes(self.sizes, batch, threads, repack)
-        return nbytes + (sparse.shared_bytes + threads * sparse.thread_bytes if sparse else 0)
-
-    @property
-    def file_rows_bytes(self) -> int:
-        """Additional buffer bytes if some of the CPU's weights stay memory-mapped."""
-        strides = [scratch_stride(self.sizes, repack) for repack in (False, True)]
-        return self.machine.processor.threads * (strides[0] - strides[1]) if self.options.repack else 0
-
-    @cached_property
-    def _gpu_fixed(self) -> int:
-        lora = self.options.lora.gpu_bytes if self.options.lora else 0
-        return self.gpu_workspace + LIBRARY_BYTES + self.driver_bytes + lora
-
-    def staging(self, shared: bool) -> int:
-        """Pinned main memory for weight copies and for the logits. If the model is `shared` between CPU and
-        GPU, also the exchange buffer and the prefill buffers.
-        """
-        logits = 4 * cuda_buffers.MAX_TOKENS * padded(self.sizes.vocabulary)
-        exchange = cuda_buffers.exchange_buffer_bytes(self.sizes, self.options.batch) if shared else 0
-        return STAGING_BYTES + logits + exchange + (self._pinned_ring if shared else 0)
-
-    @property
-    def _pinned_ring(self) -> int:
-        """Bytes of the pinned ring for streamed weights that can't be pinned in place."""
-        link = self.machine.link
-        if not self.streams or link is None or link.pins_in_place:
-            return 0
-        return cuda_buffers.STREAMED_PIECES * cuda_buffers.streamed_piece_bytes(self.sizes)
+        return on(CPU, problem.buffers.cpu_workspace + observed), there
 
     def non_layer(self, head: int, embedding: int, draft: int | None) -> NonLayerPlacement:
         costs = [(head, self.head[head])]
@@ -225,7 +157,7 @@ class PlacementProblem:
         if self.attends_together:
             return self._best_attending(vram) if self.can_attend else None
         best = self.search.best(self._budget(vram))
-        if best is None or not self.streams or not self.can_be_whole:
+        if best is None or not self.buffers.streams or not self.can_be_whole:
             return best
         attending = self._best_attending(vram)
         return attending if attending and attending.seconds <= MAX_PREFILL_SLOWDOWN * best.seconds else best
@@ -296,34 +228,17 @@ class PlacementProblem:
     def _has_draft_head(self) -> bool:
         return self.options.draft is not None and self.options.draft.is_draft_head
 
-    @property
-    def streams(self) -> bool:
-        """Whether prefill may stream CPU weights to the GPU: not if some are on disk, have adapters, or
-        are of a format whose layout on the CPU no GPU kernel decodes; nor with recent positions, whose steps
-        are short.
-        """
-        if has_recent(self.options.kv):
-            return False
-        if self.options.disk or self.options.lora is not None or not self.sizes.formats <= set(STREAMED):
-            return False
-        known = self.machine.link is not None and self.machine.link.to_gpu < float("inf")
-        return known and self.pricing.graphics is not None and self.options.device == "any"
-
     def streamed_bytes(self, placement: Placement) -> int:
         """GPU bytes used for streaming weights."""
         attends = any(layer.attention == CPU for layer in placement.layers)
-        return self._streamed_bytes(attends) if self.works_on_cpu(placement) else 0
-
-    def _streamed_bytes(self, host_attends: bool) -> int:
-        context = self.options.context
-        return cuda_buffers.streaming_bytes(self.sizes, context, host_attends) if self.streams else 0
+        return self.buffers.streamed_bytes(attends) if self.works_on_cpu(placement) else 0
 
     def _budget(self, vram: float, *, shared: bool = True, host_attends: bool = True) -> Budget:
         """The budget for placements on the GPU; `shared`: the CPU also runs layers, `host_attends`: with
         attention.
         """
-        fixed = self._gpu_fixed + (self._streamed_bytes(host_attends) if shared else 0)
-        cpu_fixed = self.staging(shared) + (self.cpu_workspace if shared else 0)
+        fixed = self.buffers.gpu_fixed + (self.buffers.streamed_bytes(host_attends) if shared else 0)
+        cpu_fixed = self.buffers.staging(shared) + (self.buffers.cpu_workspace if shared else 0)
         return Budget(vram, self._cpu_room, fixed, cpu_fixed, self._disk_seconds_per_byte)
 
     @property
@@ -358,7 +273,7 @@ class PlacementProblem:
         Among placements of about equal speed, one with everything on the GPU is preferred. Its prefill
         doesn't wait for the CPU, and its next token doesn't wait for the host.
         """
-        cpu_only = Budget(0, self._cpu_room, 0, self.cpu_workspace, self._disk_seconds_per_byte)
+        cpu_only = Budget(0, self._cpu_room, 0, self.buffers.cpu_workspace, self._disk_seconds_per_byte)
         candidates, whole = [], None
         if self.options.device != "gpu":
             here = self.whole(CPU)
@@ -412,16 +327,6 @@ class PlacementProblem:
     def weights_device(self) -> DeviceName:
         """Where the CPU's weights are stored."""
         return "cpu" if self.options.repack else "disk"
-
-    @property
-    def driver_bytes(self) -> int:
-        """Bytes of free GPU memory that the driver itself will take."""
-        return self.pricing.graphics.context_bytes if self.pricing.graphics else 0
-
-    @property
-    def min_gpu_bytes(self) -> int:
-        """GPU bytes that any use of the GPU takes before the first weight."""
-        return self._gpu_fixed + self._streamed_bytes(host_attends=False)
 
     def host_seconds(self, placement: Placement) -> float:
         """Host seconds per token besides the model's parts."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from edgeinfer_kernels.blocks.common.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block_sizes import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import expert_load_bytes
 from edgeinfer_kernels.sizes.cuda_matrices import table_bytes
@@ -254,19 +254,19 @@ def _buffer_items(problem: PlacementProblem, placement: Placement, speed: Prompt
     if on_cpu:
         streamed_from = speed.stream_min_tokens if placement.non_layer.head == GPU else None
         tokens = host_batch(problem.options.batch, streamed_from)
-        items.append(("workspace", "cpu", problem.cpu_workspace_for(tokens)))
+        items.append(("workspace", "cpu", problem.buffers.cpu_workspace_for(tokens)))
         if (lora := problem.options.lora) is not None:
             threads = problem.machine.processor.threads
             items.append(("LoRA adapters", "cpu", lora.cpu_total(problem.sizes, tokens, threads)))
     if placement.uses_gpu:
         items += [
-            ("workspace", "gpu", problem.gpu_workspace),
+            ("workspace", "gpu", problem.buffers.gpu_workspace),
             (LIBRARIES, "gpu", LIBRARY_BYTES),
-            (CUDA_CONTEXT, "gpu", problem.driver_bytes),
+            (CUDA_CONTEXT, "gpu", problem.buffers.driver_bytes),
             ("LoRA adapters", "gpu", lora.gpu_bytes if (lora := problem.options.lora) else 0),
             ("buffers for streamed weights", "gpu", problem.streamed_bytes(placement)),
             ("expert cache buffers", "gpu", expert_load_bytes(problem.sizes) * problem.options.expert_cache),
-            ("pinned buffers", "cpu", problem.staging(on_cpu)),
+            ("pinned buffers", "cpu", problem.buffers.staging(on_cpu)),
         ]
     return [PlannedItem(name, device, nbytes, 0.0) for name, device, nbytes in items if nbytes]
 

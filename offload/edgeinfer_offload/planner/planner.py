@@ -104,12 +104,12 @@ def largest_context(sizes: ModelSizes, machine: Machine, options: PlanOptions, t
     problem = PlacementProblem(sizes, machine, options)
     if device_index == GPU and not problem.can_be_whole:
         return 0
-    fixed = sum(item.bytes for item in _refusable(problem, device_index)) - problem.context_bytes(
+    fixed = sum(item.bytes for item in _refusable(problem, device_index)) - problem.buffers.context_bytes(
         device_index, options.context
     )
     room = (problem.vram if device_index == GPU else problem.ram) - fixed
     return bisect_right(
-        range(1, trained + 1), room, key=lambda context: problem.context_bytes(device_index, context)
+        range(1, trained + 1), room, key=lambda context: problem.buffers.context_bytes(device_index, context)
     )
 
 
@@ -218,11 +218,11 @@ def _limit_reason(
     if problem.pricing.graphics is None or not problem.works_on_cpu(placement):
         return None
     taken = sum(item.bytes for item in items if item.device == "gpu")
-    free = problem.vram - (taken or problem.min_gpu_bytes)
+    free = problem.vram - (taken or problem.buffers.min_gpu_bytes)
     if free < 0:
         return (
             "nothing is on the GPU: its buffers and libraries alone take "
-            f"{binary_size(problem.min_gpu_bytes)}, {binary_size(problem.vram)} may be used"
+            f"{binary_size(problem.buffers.min_gpu_bytes)}, {binary_size(problem.vram)} may be used"
         )
     room = f"{binary_size(free)} are left of {binary_size(problem.vram)}"
     if problem.attends_together and not taken and problem.attending_bytes > free:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 
-from edgeinfer_kernels.blocks.common.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block_sizes import DivisibleSizes
 from edgeinfer_kernels.matrix import MatrixSize
 from edgeinfer_kernels.sizes.cuda_buffers import SCRATCH_WEIGHTS
 from edgeinfer_kernels.sizes.model_sizes import LayerSizes
@@ -92,17 +92,21 @@ class PromptSpeed:
             self._gpu = Roofline(graphics.operations_per_second, graphics.bytes_per_second)
         self._link = link.to_gpu if link else 0.0
         unpacked = graphics.unpacked_rate if graphics else None
-        self._layers = [
-            _layer(problem, index, costs, devices, unpacked)
-            for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True))
-        ]
+        different: dict[tuple[int, LayerDevices], _Layer] = {}
+        self._layers: list[_Layer] = []
+        for index, (costs, devices) in enumerate(zip(problem.costs, placement.layers, strict=True)):
+            key = id(costs), devices  # Equal layers have the same costs.
+            if key not in different:
+                different[key] = _layer(problem, index, costs, devices, unpacked)
+            self._layers.append(different[key])
+        self._different = list(different.values())
         self._is_split = any(layer.here or not layer.attends_on_gpu for layer in self._layers)
         self._is_encoder = problem.sizes.is_encoder
         head = _Part(problem.sizes.head.nbytes, 2 * problem.sizes.head.weights)
         roof = self._gpu if placement.non_layer.head == GPU else self._cpu
         self._head = head.work(1).seconds(roof or self._cpu)
         able = all(layer.attends_on_gpu or not layer.sizes.routed for layer in self._layers)
-        self.stream_min_tokens = self._crossover() if problem.streams and able else None
+        self.stream_min_tokens = self._crossover() if problem.buffers.streams and able else None
 
     def seconds(self, prompt: int, chunk: int, batch: int) -> float:
         """Seconds from the first prompt token to the logits of the last, read in chunks."""
@@ -117,17 +121,18 @@ class PromptSpeed:
 
     def _in_place(self, tokens: int, start: int) -> float:
         """Seconds of a chunk, with each part computed on its device."""
-        total = 0.0
-        for layer in self._layers:
-            total += sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
-            scores = layer.scores(tokens, start)
-            if not layer.attends_on_gpu or self._gpu is None:
-                total += scores.seconds(self._cpu)
-                continue
-            gpu = self._gpu
-            computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
-            total += max(computing, self._launching(tokens, layer))
-        return total
+        seconds = {id(layer): self._layer_in_place(layer, tokens, start) for layer in self._different}
+        return sum(part for layer in self._layers for part in seconds[id(layer)])
+
+    def _layer_in_place(self, layer: _Layer, tokens: int, start: int) -> tuple[float, float]:
+        """Seconds of the parts on the CPU, and of the others with the attention."""
+        on_cpu = sum(part.work(tokens, part.slowness).seconds(self._cpu) for part in layer.here)
+        scores = layer.scores(tokens, start)
+        if not layer.attends_on_gpu or self._gpu is None:
+            return on_cpu, scores.seconds(self._cpu)
+        gpu = self._gpu
+        computing = scores.seconds(gpu) + sum(part.work(tokens).seconds(gpu) for part in layer.there)
+        return on_cpu, max(computing, self._launching(tokens, layer))
 
     def _launching(self, tokens: int, layer: _Layer) -> float:
         """Host seconds to launch a layer of a chunk; nothing if the chunk is one CUDA graph."""
@@ -139,23 +144,28 @@ class PromptSpeed:
         """Seconds of a chunk computed wholly on the GPU. Copies are overlapped, except those of experts,
         which start after the layer's expert selection.
         """
-        assert self._gpu is not None
-        copying = computing = launching = routed = 0.0
-        for layer in self._layers:
-            copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
-            unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
-            parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
-            scores = layer.scores(tokens, start).seconds(self._gpu)
-            if layer.sizes.routed:
-                launched = _moe_launches(tokens, (*layer.here, *layer.there))
-                busy = max(copied, unpacked + parts, launched)
-                busy += EXPERT_COPY_OVERLAP_LOSS * min(copied, launched)
-                routed += busy + scores + (EXPERT_SELECTION_SECONDS if copied else 0.0)
-                continue
-            copying += copied + layer.position_bytes * (start + tokens) / self._link
-            computing += unpacked + parts + scores
-            launching += STREAMED_LAUNCH_SECONDS if layer.here else LAYER_LAUNCH_SECONDS
+        seconds = {id(layer): self._streamed_layer(layer, tokens, start) for layer in self._different}
+        of_layers = (seconds[id(layer)] for layer in self._layers)
+        copying, computing, launching, routed = map(sum, zip(*of_layers, strict=True))
         return _overlapped_seconds(copying, computing, launching) + routed
+
+    def _streamed_layer(self, layer: _Layer, tokens: int, start: int) -> tuple[float, float, float, float]:
+        """Seconds of copies, of computing and of launches, which are overlapped, and those of a routed
+        layer.
+        """
+        assert self._gpu is not None
+        copied = sum(part.nbytes * part.share(tokens) for part in layer.here) / self._link
+        unpacked = sum(part.unpacking * part.share(tokens) for part in layer.here)
+        parts = sum(part.work(tokens).seconds(self._gpu) for part in (*layer.here, *layer.there))
+        scores = layer.scores(tokens, start).seconds(self._gpu)
+        if layer.sizes.routed:
+            launched = _moe_launches(tokens, (*layer.here, *layer.there))
+            busy = max(copied, unpacked + parts, launched)
+            busy += EXPERT_COPY_OVERLAP_LOSS * min(copied, launched)
+            return 0.0, 0.0, 0.0, busy + scores + (EXPERT_SELECTION_SECONDS if copied else 0.0)
+        copied += layer.position_bytes * (start + tokens) / self._link
+        launched = STREAMED_LAUNCH_SECONDS if layer.here else LAYER_LAUNCH_SECONDS
+        return copied, unpacked + parts + scores, launched, 0.0
 
     def _crossover(self) -> int | None:
         """The minimum number of tokens for which streaming is faster than computing on the CPU."""
@@ -241,7 +251,7 @@ def _layer(
     block = layer.divisible
     if block is not None:
         _add_granules(problem, index, costs, devices, unpacked, block, parts_by_device)
-    cached = problem.context_bytes_of(layer) / problem.options.context
+    cached = problem.buffers.context_bytes_of(layer) / problem.options.context
     attends = devices.attention == GPU
     return _Layer(layer, attends, parts_by_device[CPU], parts_by_device[GPU], 0.0 if attends else cached)
 

@@ -16,11 +16,11 @@ from edgeinfer_kernels.backend import (
     Backend,
     BackendError,
     BatchPositions,
-    Capabilities,
     Logits,
     SamplingSettings,
     StateArrays,
 )
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edgeinfer_kernels.backend import BackendError, Capabilities
+from edgeinfer_kernels.backend import BackendError
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_offload.runtime.tensor_backend import KeptRows, TensorBackend, TensorStates
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import needs
+
 pytest.importorskip("starlette")
-pytest.importorskip("ray")
 
 from edgeinfer.cluster.node_requests import NodeRequests
 from edgeinfer.cluster.ray_nodes import RayCluster, engine_cluster
@@ -19,7 +20,7 @@ from edgeinfer.serving.batch.lines import read_lines
 from edgeinfer.serving.batch.output_file import BatchOutput
 from tests.edgeinfer.cluster.ray_clusters import RayMachines, ray_machines
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, needs("ray")]
 
 
 @pytest.fixture(scope="module")

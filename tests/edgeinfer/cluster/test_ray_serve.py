@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.conftest import needs
+
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
-pytest.importorskip("ray")
 
 import httpx
 
@@ -20,6 +21,8 @@ from edgeinfer.errors import EdgeInferError
 from edgeinfer.serving.transport.access import LOCAL_HOSTS
 from edgeinfer.serving.transport.local_exchange import LocalRequest
 from tests.edgeinfer.cluster.ray_clusters import RayMachines, ray_machines
+
+pytestmark = needs("ray")
 
 PROMPT = "Once upon a time"
 LIMITS = {"temperature": 0, "max_tokens": 12}

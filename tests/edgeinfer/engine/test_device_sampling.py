@@ -8,7 +8,8 @@ import pytest
 from edgeinfer.engine.device_sampling import DeviceSampler
 from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.sampling import Sampler, SamplingParams
-from edgeinfer_kernels.backend import Capabilities, SamplingSettings
+from edgeinfer_kernels.backend import SamplingSettings
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.reference import ReferenceBackend
 
 VOCABULARY = 50

@@ -13,7 +13,7 @@ from edgeinfer import Model
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.structured.helper_thread import HelperThread
-from edgeinfer_kernels.backend import Capabilities
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_kernels.system.locks import fork_safe_lock
 from tests.edgeinfer.conftest import ZooFile

@@ -15,7 +15,7 @@ from edgeinfer.engine.kv_cache import KVCache
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.generation.context_shift import ContextShift
-from edgeinfer_kernels.backend import Capabilities
+from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.backend import CpuBackend
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import backend as reference

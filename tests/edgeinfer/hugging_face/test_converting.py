@@ -9,12 +9,14 @@ import pytest
 import edgeinfer
 from edgeinfer.errors import SettingError
 from edgeinfer_quant_formats import GGUFFile
+from tests.conftest import needs
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.hugging_face.random_folders import IDS, logits_of, own_logits, random_model, write_folder
 from tests.edgeinfer.make_logit_goldens import llama_cpp_logits
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
+
+pytestmark = needs("transformers")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])

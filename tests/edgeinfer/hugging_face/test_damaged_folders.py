@@ -13,10 +13,12 @@ from edgeinfer.errors import EdgeInferError, UnknownModelError
 from edgeinfer_quant_formats.errors import FormatError
 from edgeinfer_quant_formats.safetensors.reader import SafetensorsFile
 from edgeinfer_quant_formats.safetensors.sharded import INDEX, SINGLE
+from tests.conftest import needs
 from tests.edgeinfer.hugging_face.random_folders import random_model, write_folder
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
+
+pytestmark = needs("transformers")
 Change = Callable[[Path], None]
 
 

@@ -12,6 +12,7 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.families.table import FAMILIES as TABLE
 from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.planning.model_plan import plan_model
+from tests.conftest import needs
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.hugging_face.random_folders import (
     FAMILIES,
@@ -24,7 +25,8 @@ from tests.edgeinfer.hugging_face.random_folders import (
 )
 
 pytest.importorskip("torch")
-pytest.importorskip("transformers")
+
+pytestmark = needs("transformers")
 
 
 @pytest.mark.default_cases(6)

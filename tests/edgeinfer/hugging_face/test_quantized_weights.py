@@ -13,12 +13,14 @@ import edgeinfer
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.hugging_face.opening import open_folder
 from edgeinfer.hugging_face.quantized_weights import e4m3_table
+from tests.conftest import needs
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.hugging_face.random_folders import IDS, own_logits, random_model, write_folder
 
 torch = pytest.importorskip("torch")
 safetensors = pytest.importorskip("safetensors.torch")
-pytest.importorskip("transformers")
+
+pytestmark = needs("transformers")
 Tensors = dict[str, Any]
 SIZES: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 128, "head_dim": 32, "num_hidden_layers": 2}
 GROUP = 64

@@ -12,12 +12,14 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
+from tests.conftest import needs
 from tests.edgeinfer.distances import distance
 from tests.edgeinfer.hugging_face.random_folders import Logits, logits_of, random_model, write_folder
 
 torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
 safetensors = pytest.importorskip("safetensors.numpy")
+
+pytestmark = needs("transformers")
 IDS = np.random.default_rng(5).integers(3, 280, 30).tolist()
 LLAMA = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 TARGETS = {

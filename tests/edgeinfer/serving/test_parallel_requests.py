@@ -79,7 +79,7 @@ async def test_the_server_shows_the_number_of_parallel_requests(model: Model) ->
         (card,) = (await http.get("/v1/models")).json()["data"]
         assert model.plan is not None
         assert (card["parallel"], card["cache_bytes"]) == (PARALLEL, model.plan.cache_bytes)
-        long = [asyncio.create_task(http.post(CHAT, json=body(1, max_tokens=100))) for _ in range(5)]
+        long = [asyncio.create_task(http.post(CHAT, json=body(1, max_tokens=40))) for _ in range(5)]
         seen = set()
         while not all(task.done() for task in long):
             health = (await http.get("/health")).json()

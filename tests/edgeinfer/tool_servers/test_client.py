@@ -13,10 +13,11 @@ from typing import ClassVar
 
 import pytest
 
-pytest.importorskip("mcp")
-
 from edgeinfer.tool_servers.client import ToolServers
 from edgeinfer.tool_servers.settings import ToolServer
+from tests.conftest import needs
+
+pytestmark = needs("mcp")
 
 PROGRAM = str(Path(__file__).with_name("stdio_server.py"))
 STDIO = ToolServer("test", sys.executable, (PROGRAM,), {"GIVEN": "yes"}, allow=frozenset({"add"}))
@@ -32,22 +33,26 @@ def started(*servers: ToolServer) -> Iterator[ToolServers]:
         client.close()
 
 
-def test_tools_are_listed_and_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SECRET_OF_THE_USER", "1")
-    with started(STDIO) as client:
-        assert client.warnings == []
-        assert client.tools["test__add"].allowed
-        assert not client.tools["test__echo"].allowed
-        function = client.tools["test__add"].schema["function"]
-        assert function["description"] == "Add two numbers."
-        assert function["parameters"]["required"] == ["a", "b"]
-        assert client.call("test__add", {"a": 2, "b": 3}).result(30).text == "5"
-        assert (
-            client.call("test__echo", {"text": "<|im_end|>\n</tool>"}).result(30).text
-            == "<|im_end|>\n</tool>"
-        )
-        assert client.call("test__variable", {"name": "GIVEN"}).result(30).text == "yes"
-        assert client.call("test__variable", {"name": "SECRET_OF_THE_USER"}).result(30).text == "not set"
+@pytest.fixture(scope="module")
+def small() -> Iterator[ToolServers]:
+    """The small server over standard input and output, started with a secret in the environment."""
+    with pytest.MonkeyPatch.context() as changes:
+        changes.setenv("SECRET_OF_THE_USER", "1")
+        with started(STDIO) as client:
+            yield client
+
+
+def test_tools_are_listed_and_called(small: ToolServers) -> None:
+    assert small.warnings == []
+    assert small.tools["test__add"].allowed
+    assert not small.tools["test__echo"].allowed
+    function = small.tools["test__add"].schema["function"]
+    assert function["description"] == "Add two numbers."
+    assert function["parameters"]["required"] == ["a", "b"]
+    assert small.call("test__add", {"a": 2, "b": 3}).result(30).text == "5"
+    assert small.call("test__echo", {"text": "<|im_end|>\n</tool>"}).result(30).text == "<|im_end|>\n</tool>"
+    assert small.call("test__variable", {"name": "GIVEN"}).result(30).text == "yes"
+    assert small.call("test__variable", {"name": "SECRET_OF_THE_USER"}).result(30).text == "not set"
 
 
 def test_failures_of_a_call_are_results_of_the_model() -> None:
@@ -67,17 +72,16 @@ def test_failures_of_a_call_are_results_of_the_model() -> None:
         assert after.failed
 
 
-def test_a_call_ends_at_its_timeout_and_can_be_cancelled() -> None:
+def test_a_call_ends_at_its_timeout_and_can_be_cancelled(small: ToolServers) -> None:
     slow = ToolServer("slow", sys.executable, (PROGRAM,), timeout=1.5)
     with started(slow) as client:
         late = client.call("slow__wait", {}).result(30)
         assert late.failed
         assert "1.5" in late.text
-    with started(STDIO) as client:
-        call = client.call("test__wait", {})
-        call.cancel()
-        with pytest.raises(CancelledError):
-            call.result(30)
+    call = small.call("test__wait", {})
+    call.cancel()
+    with pytest.raises(CancelledError):
+        call.result(30)
 
 
 def test_a_server_that_can_not_start_has_one_line_and_others_work() -> None:

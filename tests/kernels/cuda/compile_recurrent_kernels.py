@@ -27,7 +27,7 @@ from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import CHUNK_COLUMNS as TIME_M
 from edgeinfer_kernels.cuda.blocks.rwkv7_time_mix import STEP_COLUMNS as TIME_MIX_STEP_COLUMNS
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_config
 from edgeinfer_kernels.cuda.triton_ops.activations import apply_gates_kernel
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks, NormArgs, WordsConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, WordsConfig
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import add_rows_kernel, norm_in_place_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent import delta_gates as gates
 from edgeinfer_kernels.cuda.triton_ops.recurrent import gated_delta_net as net
@@ -39,6 +39,7 @@ from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import (
     StateConfig,
     keep_rows_kernel,
 )
+from edgeinfer_kernels.cuda.triton_ops.recurrent.rwkv7 import LowRanks
 from edgeinfer_kernels.cuda.tuning.targets import Launch, compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
 from edgeinfer_kernels.decoder import ResidualBlock

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from edgeinfer_kernels.blocks.common.block import DivisibleSizes
+from edgeinfer_kernels.blocks.common.block_sizes import DivisibleSizes
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP
 from edgeinfer_kernels.cpu.layout.packed_matrix import interleaved_bytes
 from edgeinfer_kernels.sizes.cuda_buffers import STREAMED_PIECES, streamed_piece_bytes

@@ -140,7 +140,7 @@ def test_a_plan_is_at_least_as_fast_as_whole_layers() -> None:
     for gibibytes in (2, 3, 4, 5):
         problem = PlacementProblem(model, laptop(), PlanOptions(4096, vram=gibibytes * GIB))
         non_layer = problem.non_layer(GPU, CPU, None)
-        room = problem.vram - problem.min_gpu_bytes
+        room = problem.vram - problem.buffers.min_gpu_bytes
         fitting = []
         for whole in range(33):
             placements = [

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from edgeinfer_kernels.blocks.common.block import BlockWeights
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE, UnsupportedOnDeviceError
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class AttentionWeights:
+class AttentionWeights(BlockWeights):
     """The weights of an attention block, by GGUF name; None where the architecture has no such weight."""
 
     kind: ClassVar[str] = "attention"
@@ -41,9 +42,6 @@ class AttentionWeights:
 
     def matrices(self) -> list[Matrix]:
         return [*self.inputs(), self.attn_output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 def check_device_rows(

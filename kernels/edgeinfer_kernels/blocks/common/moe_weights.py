@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from edgeinfer_kernels.blocks.common.block import BlockWeights
 from edgeinfer_kernels.blocks.feed_forward import FeedForwardWeights
 from edgeinfer_kernels.matrix import Matrix, Vector
 
 
 @dataclass(frozen=True)
-class MoeWeights:
+class MoeWeights(BlockWeights):
     """The weights of an MoE block, by GGUF name; the biases of the experts are concatenated.
 
     `shared` is a feed-forward that is applied to every token. Its result is multiplied by

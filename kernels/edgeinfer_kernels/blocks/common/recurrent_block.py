@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, ROWS_SCRATCH, STEP_TOKENS
 from edgeinfer_kernels.recurrent_state import RecurrentShape, RecurrentState

@@ -4,13 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    NormLengths,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths, StepShape
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -45,7 +40,7 @@ class AssistantInputSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class AssistantInputWeights:
+class AssistantInputWeights(BlockWeights):
     """W_pre and W_post."""
 
     kind: ClassVar[str] = "embedding.assistant_input"
@@ -55,9 +50,6 @@ class AssistantInputWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.pre, self.post]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
@@ -55,7 +56,7 @@ class ConvolvedInputSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class ConvolvedInputWeights:
+class ConvolvedInputWeights(BlockWeights):
     """The weights: W, and `base`, (2, taps, hidden_size): of the convolutions before and after a block."""
 
     kind: ClassVar[str] = "embedding.convolved_input"
@@ -65,9 +66,6 @@ class ConvolvedInputWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.projection]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths
 from edgeinfer_kernels.blocks.embedding.convolved_input import Convolution
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
 
@@ -24,7 +25,7 @@ class ConvolvedResultSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class ConvolvedResultWeights:
+class ConvolvedResultWeights(BlockWeights):
     """`base`: as of `ConvolvedInputWeights`."""
 
     kind: ClassVar[str] = "embedding.convolved_result"
@@ -33,9 +34,6 @@ class ConvolvedResultWeights:
 
     def matrices(self) -> list[Matrix]:
         return []
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector
@@ -52,7 +45,7 @@ class DraftInputSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class DraftInputWeights:
+class DraftInputWeights(BlockWeights):
     """The weights, by GGUF name: W and the norms of x and of h."""
 
     kind: ClassVar[str] = "embedding.draft_input"
@@ -63,9 +56,6 @@ class DraftInputWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.eh_proj]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

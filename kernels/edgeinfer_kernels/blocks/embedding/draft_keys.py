@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths
 from edgeinfer_kernels.matrix import Matrix, MatrixSize
 
 
@@ -25,7 +26,7 @@ class DraftKeysSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class DraftKeysWeights:
+class DraftKeysWeights(BlockWeights):
     """The weights of the attention block."""
 
     kind: ClassVar[str] = "embedding.draft_keys"
@@ -35,9 +36,6 @@ class DraftKeysWeights:
     def matrices(self) -> list[Matrix]:
         """None: they are those of the attention block."""
         return []
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.embedding.draft_input import PAIR, STATES
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -61,7 +54,7 @@ class EagleInputSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class EagleInputWeights:
+class EagleInputWeights(BlockWeights):
     """The weights: W_fc, and the norms of x, of g and of h."""
 
     kind: ClassVar[str] = "embedding.eagle_input"
@@ -73,9 +66,6 @@ class EagleInputWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.fc]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

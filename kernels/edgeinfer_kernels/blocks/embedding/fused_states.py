@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
@@ -52,7 +45,7 @@ class FusedStatesSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class FusedStatesWeights:
+class FusedStatesWeights(BlockWeights):
     """The weights: W_fc, and those of the norm."""
 
     kind: ClassVar[str] = "embedding.fused_states"
@@ -62,9 +55,6 @@ class FusedStatesWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.fc]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

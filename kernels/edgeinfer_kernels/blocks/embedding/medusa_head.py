@@ -4,13 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    NormLengths,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths, StepShape
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.cuda.weights.plane_formats import ROW_MULTIPLE
@@ -54,7 +49,7 @@ class MedusaHeadSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class MedusaHeadWeights:
+class MedusaHeadWeights(BlockWeights):
     """The weights: W, b and W_out."""
 
     kind: ClassVar[str] = "embedding.medusa_head"
@@ -65,9 +60,6 @@ class MedusaHeadWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.linear, self.output]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

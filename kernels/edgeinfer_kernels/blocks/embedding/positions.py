@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import BlockSizes, NormLengths, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, NormLengths
 from edgeinfer_kernels.matrix import Matrix, MatrixSize
 from edgeinfer_kernels.sizes.cuda_matrices import taken
 
@@ -31,7 +32,7 @@ class PositionEmbeddingSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class PositionEmbeddingWeights:
+class PositionEmbeddingWeights(BlockWeights):
     """`rows`: (positions, hidden_size). No matmul reads it."""
 
     kind: ClassVar[str] = "embedding.positions"
@@ -39,9 +40,6 @@ class PositionEmbeddingWeights:
     rows: Matrix
 
     def matrices(self) -> list[Matrix]:
-        return []
-
-    def granule_matrices(self) -> list[Matrix]:
         return []
 
 

@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_predict import AltUpRouter, stream_buffers
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSizes, LayerOutputSpec, LayerOutputWeights
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
@@ -63,7 +56,7 @@ class AltUpCorrectSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class AltUpCorrectWeights:
+class AltUpCorrectWeights(BlockWeights):
     """`coef` (streams · streams): the rows of W_correct. `scale` (hidden_size): s. `merge`: U_1…, only in the
     last layer.
     """
@@ -78,9 +71,6 @@ class AltUpCorrectWeights:
 
     def matrices(self) -> list[Matrix]:
         return [*self.merge, *self.output.matrices()]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

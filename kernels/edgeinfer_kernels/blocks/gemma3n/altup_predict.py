@@ -4,15 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes, padded_rows, row_runs, taken, vector_bytes
@@ -67,7 +60,7 @@ class AltUpRouter:
 
 
 @dataclass(frozen=True)
-class AltUpPredictWeights:
+class AltUpPredictWeights(BlockWeights):
     """`coef` (streams² · streams): the rows of W_predict. `expand`: A_1…, only in the first layer."""
 
     kind: ClassVar[str] = "gemma3n.altup_predict"
@@ -78,9 +71,6 @@ class AltUpPredictWeights:
 
     def matrices(self) -> list[Matrix]:
         return list(self.expand)
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, quantized_bytes
@@ -55,7 +49,7 @@ class GaussianFeedForwardSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class GaussianFeedForwardWeights:
+class GaussianFeedForwardWeights(BlockWeights):
     """The weights, by GGUF name."""
 
     kind: ClassVar[str] = "gemma3n.gaussian_feed_forward"
@@ -66,9 +60,6 @@ class GaussianFeedForwardWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.ffn_gate, self.ffn_up, self.ffn_down]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

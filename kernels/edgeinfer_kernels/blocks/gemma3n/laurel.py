@@ -5,15 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from edgeinfer_kernels.blocks.common.block import (
-    BlockSizes,
-    ChunkRows,
-    NormLengths,
-    NormSpec,
-    StatelessSpec,
-    StepShape,
-    TensorReader,
-)
+from edgeinfer_kernels.blocks.common.block import BlockWeights, NormSpec, StatelessSpec, TensorReader
+from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.runtime.abi import quantized_bytes
 from edgeinfer_kernels.matrix import Matrix, MatrixSize, Vector, vector_lengths
@@ -56,7 +49,7 @@ class LaurelSpec(StatelessSpec):
 
 
 @dataclass(frozen=True)
-class LaurelWeights:
+class LaurelWeights(BlockWeights):
     """L and R, `laurel_l` and `laurel_r`, and the weights of the norm."""
 
     kind: ClassVar[str] = "gemma3n.laurel"
@@ -67,9 +60,6 @@ class LaurelWeights:
 
     def matrices(self) -> list[Matrix]:
         return [self.left, self.right]
-
-    def granule_matrices(self) -> list[Matrix]:
-        return self.matrices()
 
 
 @dataclass(frozen=True)

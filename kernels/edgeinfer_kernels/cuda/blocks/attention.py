@@ -11,7 +11,7 @@ from torch import Tensor
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.embedding.eagle_input import chunk_pairs, step_pairs
 from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
@@ -231,9 +231,9 @@ def _attend(
     columns = spec.result_columns
     if w.sub_norm is not None:
         rows = space.flat.view(-1)[: tokens * columns].view(tokens, columns)
-        launches.normalize(rows, columns, w.sub_norm, out, tokens)
+        launches.norms.normalize(rows, columns, w.sub_norm, out, tokens)
     elif not direct:
-        launches.quantize(space.flat, columns, out, tokens)
+        launches.norms.quantize(space.flat, columns, out, tokens)
 
 
 def attention_warps(tuning: Tuning, spec: AttentionSpec, split: SplitConfig) -> int:

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding_norm import EmbeddingNormSpec, EmbeddingNormWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import norm_in_place_kernel
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NORMS, norm_in_place_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.encoder_attention import (
     TILE_WORDS,
     EncoderAttentionSpec,

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
@@ -201,7 +201,7 @@ def _project(
         return
     rows = step.space("feed_forward").projected
     launches.rows(tuple(w.inputs), source, rows, None, "qkv", tokens)
-    launches.activation_norm(spec.activation, w, w.sub_norm, rows, hidden, tokens)
+    launches.norms.activation_norm(spec.activation, w, w.sub_norm, rows, hidden, tokens)
 
 
 def prefill(prompt: "Prefill", chunk: "Chunk", number: int, block: "PromptBlock") -> None:

@@ -43,10 +43,10 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import DeltaNetConfig
 from edgeinfer_kernels.cuda.triton_ops.recurrent.delta_gates import gate_chunk_kernel, gate_step_kernel
 from edgeinfer_kernels.cuda.triton_ops.recurrent.gated_delta_net import (
     DecayVectors,
+    DeltaNetConfig,
     ProjectedRows,
     delta_chunk_kernel,
     delta_convolution_kernel,

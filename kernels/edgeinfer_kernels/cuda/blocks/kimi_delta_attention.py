@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.kimi_delta_attention import (
     KimiDeltaAttentionSpec,
     KimiDeltaAttentionWeights,
@@ -126,7 +126,7 @@ def decode(
     parts = (w.f2, space.low_f, space.decays), (w.g2, space.low_g, space.z)
     for index, (matrix, low, out) in enumerate(parts):
         activations = low.of_blocks(matrix.shapes.blocks)
-        launches.quantize(projected[:, low_at + index * rank :], rank, activations, tokens, stride)
+        launches.norms.quantize(projected[:, low_at + index * rank :], rank, activations, tokens, stride)
         inputs = Source(activations, step.workspace.sum_squares[0])
         launches.rows((matrix,), inputs, out, None, "qkv", tokens)
     convolve_step(step, block, net, projected, (beta_at, 0), tokens)

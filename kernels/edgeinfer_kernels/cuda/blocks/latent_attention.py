@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.latent_attention import (
     LatentAttentionSpec,
     LatentAttentionWeights,
@@ -246,7 +246,7 @@ def _project_queries(
         return projected
     out = space.query_latents.of_blocks(w.queries.parts[0].shapes.blocks)
     norm = NextNorm(spec.norm, w.query_norm, None)
-    launches.normalize(space.projected, spec.query_rank, norm, out, tokens)
+    launches.norms.normalize(space.projected, spec.query_rank, norm, out, tokens)
     sums = step.workspace.sum_squares[0]
     launches.stacked(w.queries, Source(out, sums), space.queries, None, tokens)
     queries: Tensor = space.queries

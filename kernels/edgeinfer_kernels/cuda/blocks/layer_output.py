@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.layer_output import LayerOutputSpec, LayerOutputWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
@@ -126,7 +127,7 @@ def project_hidden(
     if w.model_proj is None:
         return
     read = workspace.normed_input[1]  # The first layer's input is in the other one.
-    launches.add_norm(None, None, 0.0, NextNorm(spec.norm, None, None), read, tokens)
+    launches.norms.add_norm(None, None, 0.0, NextNorm(spec.norm, None, None), read, tokens)
     source = Source(read, workspace.sum_squares[1])
     launches.rows((w.model_proj,), source, space.projected, None, "output", tokens)
 
@@ -154,7 +155,7 @@ def decode(
         project_input(step, step.space("layer_output"), spec, w, source, tokens)
         y = step.workspace.y
     target, post_norm = step.target(number), NextNorm(spec.norm, w.post_norm, None)
-    launches.add_norm(y, post_norm, 1.0, step.norm_after(number), target.activations, tokens, w.scale)
+    launches.norms.add_norm(y, post_norm, 1.0, step.norm_after(number), target.activations, tokens, w.scale)
     return target
 
 

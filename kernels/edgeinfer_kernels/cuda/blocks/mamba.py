@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.mamba import MambaSpec, MambaWeights, packed_decay
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
@@ -36,8 +36,8 @@ from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import MambaConfig
 from edgeinfer_kernels.cuda.triton_ops.recurrent.mamba import (
+    MambaConfig,
     MambaNorms,
     MambaVectors,
     ScanInputs,
@@ -168,7 +168,7 @@ def decode(
         warps=2,
     )
     u_input = space.u_input.of_blocks(w.selected.parts[0].shapes.blocks)
-    launches.quantize(space.u, spec.channels, u_input, tokens)
+    launches.norms.quantize(space.u, spec.channels, u_input, tokens)
     sums = step.workspace.sum_squares[0]
     launches.stacked(w.selected, Source(u_input, sums), space.selected, None, tokens)
     c, stride = space.selected[:, c_at:], space.selected.shape[1]
@@ -185,7 +185,7 @@ def decode(
         warps=1,
     )
     dt_input = space.dt_input.of_blocks(w.delta.shapes.blocks)
-    launches.quantize(space.dt, spec.dt_rank, dt_input, tokens)
+    launches.norms.quantize(space.dt, spec.dt_rank, dt_input, tokens)
     launches.rows((w.delta,), Source(dt_input, sums), space.deltas, None, "qkv", tokens)
     channels, warps = scan_shape(spec)
     z = space.projected[:, z_at:]

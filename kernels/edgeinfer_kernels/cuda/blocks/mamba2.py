@@ -37,8 +37,8 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
     step_config,
 )
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import Mamba2Config
 from edgeinfer_kernels.cuda.triton_ops.recurrent.mamba2 import (
+    Mamba2Config,
     mamba2_chunk_kernel,
     mamba2_convolution_kernel,
     mamba2_gate_chunk_kernel,

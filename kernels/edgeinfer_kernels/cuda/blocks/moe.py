@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
@@ -101,7 +101,7 @@ def before_layer_decode(step: "DecodeStep", block: DeviceBlock, tokens: int) -> 
     if not block.residual.block.pre_attention_router:
         return
     launches, pre_attention = step.launches, step.space("moe").other_input
-    launches.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), pre_attention, tokens)
+    launches.norms.add_norm(None, None, 0.0, NextNorm(block.residual.norm, None, None), pre_attention, tokens)
     _score(step, block.weights, Source(pre_attention, launches.workspace.sum_squares[0]), tokens)
 
 
@@ -170,7 +170,7 @@ def _project(step: "DecodeStep", spec: MoeSpec, matrix: DeviceMatrix, source: So
     launches, space = step.launches, step.space("moe")
     target = space.latent.of_blocks(padded_blocks(spec.latent_size))
     launches.rows((matrix,), source, space.latent_rows, None, "output", tokens)
-    launches.quantize(space.latent_rows, spec.latent_size, target, tokens)
+    launches.norms.quantize(space.latent_rows, spec.latent_size, target, tokens)
     return Source(target, source.sum_squares)
 
 
@@ -181,7 +181,7 @@ def _project_back(
     launches, space, y = step.launches, step.space("moe"), step.workspace.y
     _down(step, spec, w, space.latent_rows, tokens)
     source = Source(space.latent_sum.of_blocks(matrix.shapes.blocks), step.workspace.sum_squares[0])
-    launches.quantize(space.latent_rows, spec.latent_size, source.activations, tokens)
+    launches.norms.quantize(space.latent_rows, spec.latent_size, source.activations, tokens)
     out = y if w.shared is None else space.other_result
     launches.rows((matrix,), source, out, None, "down", tokens)
     if w.shared is not None:
@@ -205,7 +205,7 @@ def _shared(
     launches, space, y = step.launches, step.space("moe"), step.workspace.y
     if spec.dense_norm is not None:
         norm, y = NextNorm(spec.dense_norm, w.shared_input_norm, None), space.other_result
-        launches.add_norm(None, None, 0.0, norm, space.other_input, tokens)
+        launches.norms.add_norm(None, None, 0.0, norm, space.other_input, tokens)
         source = Source(space.other_input, step.workspace.sum_squares[0])
     launches.gated(spec.activation_of_shared, shared, source, space.shared_hidden, tokens)
     hidden = Source(space.shared_hidden, source.sum_squares)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.blocks.rwkv7_channel_mix import Rwkv7ChannelMixSpec, Rwkv7ChannelMixWeights
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -27,9 +27,11 @@ from edgeinfer_kernels.cuda.cache.recurrent_states import (
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, ScaledRows, warps_for
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, Rwkv7Config
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, warps_for
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NORMS
 from edgeinfer_kernels.cuda.triton_ops.recurrent.rwkv7 import (
+    Rwkv7Config,
     token_shift_chunk_kernel,
     token_shift_step_kernel,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.rwkv7_time_mix import MIXED, Rwkv7TimeMixSpec, Rwkv7TimeMixWeights
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (
     add_product,
@@ -29,10 +29,10 @@ from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, scale_rows
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import LowRanks
 from edgeinfer_kernels.cuda.triton_ops.recurrent.rwkv7 import (
     CHUNK,
     HeadVectors,
+    LowRanks,
     MixVectors,
     finish_heads_kernel,
     low_rank_step_kernel,

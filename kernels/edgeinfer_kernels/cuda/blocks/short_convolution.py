@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.short_convolution import ShortConvolutionSpec, ShortConvolutionWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cuda.blocks.common.convolution_block import (

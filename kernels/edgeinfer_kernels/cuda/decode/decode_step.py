@@ -138,7 +138,7 @@ class DecodeStep:
             return None
         norms = blocks[number].norms
         norm = NextNorm(blocks[number].residual.norm, norms.norm, norms.norm_bias)
-        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
+        self.launches.norms.add_norm(None, None, 0.0, norm, out, tokens)
         return Source(out, self.workspace.sum_squares[0])
 
     def send(
@@ -179,10 +179,10 @@ class DecodeStep:
             post = NextNorm.of_result(block.residual, block.norms)
             if self._peers is not None:
                 args, norm = self._peers.args(number), self.norm_after(number)
-                self.launches.sum_norm(args, post, scale, norm, target.activations, tokens)
+                self.launches.norms.sum_norm(args, post, scale, norm, target.activations, tokens)
                 return target
             y = self._summed(y, tokens)
-        self.launches.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
+        self.launches.norms.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
         return target
 
     def _summed(self, y: Tensor, tokens: int) -> Tensor:
@@ -238,14 +238,14 @@ class DecodeStep:
         self.launches.embed(norm.weight if norm.folds else None, out, sum_squares, tokens)
         if norm.folds:
             return Source(out, sum_squares, norm.spec if norm.weight is not None else None)
-        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
+        self.launches.norms.add_norm(None, None, 0.0, norm, out, tokens)
         return target
 
     def head_of(self, tokens: int) -> None:
         """Compute the logits of hidden states that are already in the workspace's x."""
         out, model = self.workspace.normed_input[0], self.model
         norm = NextNorm(model.spec.norm, model.norm, model.norm_bias)
-        self.launches.add_norm(None, None, 0.0, norm, out, tokens)
+        self.launches.norms.add_norm(None, None, 0.0, norm, out, tokens)
         self._head(Source(out, self.workspace.sum_squares[0]), tokens, 0)
 
     def _head(self, source: Source, tokens: int, begin: int, rows: int = 0) -> None:

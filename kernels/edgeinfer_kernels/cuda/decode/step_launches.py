@@ -1,4 +1,4 @@
-"""One launch method per kernel of a decode step; arguments come from the step's buffers."""
+"""The launches of a decode step's kernels other than norms; arguments come from the step's buffers."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -13,24 +13,18 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
     residual_kernel,
     rows_kernel,
 )
-from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
+from edgeinfer_kernels.cuda.decode.step_norms import NormLaunches, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted, embedding_args
-from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS
-from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GatedConfig,
     GemvConfig,
-    NormArgs,
-    NormConfig,
-    PeerArgs,
     SourceConfig,
     WordsConfig,
 )
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kernel, add_norm_kernel
-from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.cuda.weights.plane_formats import Tile
@@ -55,6 +49,7 @@ class StepLaunches:
         self.workspace = workspace
         self.tuning = tuning
         self.dependent = dependent
+        self.norms = NormLaunches(self)
 
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
@@ -222,36 +217,6 @@ class StepLaunches:
                 **options,
             )
 
-    def activation_norm(
-        self,
-        activation: Activation,
-        ffn: "DeviceFeedForward",
-        norm: NextNorm,
-        rows: Tensor,
-        out: Activations,
-        tokens: int,
-    ) -> None:
-        """The normalized hidden rows as activations, from the products of up and gate, side by side."""
-        self.launch(
-            activation_norm_kernel,
-            (tokens,),
-            rows,
-            rows.stride(0),
-            ffn.up.shapes.padded_rows,
-            self.or_nothing(ffn.gate_bias),
-            self.or_nothing(ffn.up_bias),
-            ffn.gate_scale,
-            ffn.up_scale,
-            self.norm_args(norm),
-            out.words,
-            NORM=self.rows_config(ffn.neurons, norm),
-            ACTIVATION=activation_code(activation),
-            HAS_GATE=ffn.gate is not None,
-            HAS_BIAS=ffn.up_bias is not None,
-            OUT=out.config,
-            warps=8,
-        )
-
     def residual(
         self,
         matrix: DeviceMatrix,
@@ -286,122 +251,6 @@ class StepLaunches:
                 GAIN=gain is not None,
                 **options,
             )
-
-    def add_norm(
-        self,
-        y: Tensor | None,
-        post_norm: NextNorm | None,
-        scale: float,
-        norm: NextNorm,
-        out: Activations,
-        tokens: int,
-        gain: float = 1.0,
-    ) -> None:
-        """x = gain·(x + scale·post_norm(y)), or gain·x without y; then its norm into `out`."""
-        read = self.workspace.x if y is None else y
-        has_post_norm = post_norm is not None and post_norm.weight is not None
-        self.launch(
-            add_norm_kernel,
-            (tokens,),
-            read,
-            read.shape[1],
-            self.workspace.x,
-            scale,
-            gain,
-            self.norm_args(post_norm),
-            self.norm_args(norm),
-            out.words,
-            NORM=self.norm_config(norm, adds=y is not None, has_post_norm=has_post_norm, scales=gain != 1),
-            OUT=out.config,
-            warps=8,
-        )
-
-    def sum_norm(
-        self,
-        peers: PeerArgs,
-        post_norm: NextNorm,
-        scale: float,
-        norm: NextNorm,
-        out: Activations,
-        tokens: int,
-    ) -> None:
-        """x += scale·post_norm(the sum of y over the ranks of tensor parallel); then its norm into `out`."""
-        has_post_norm = post_norm.weight is not None
-        self.launch(
-            sum_norm_kernel,
-            (tokens,),
-            peers,
-            self.workspace.y.stride(0),
-            self.workspace.x,
-            scale,
-            self.norm_args(post_norm),
-            self.norm_args(norm),
-            out.words,
-            NORM=self.norm_config(norm, adds=True, has_post_norm=has_post_norm),
-            OUT=out.config,
-            POLLS=MAX_PEER_POLLS,
-            warps=8,
-        )
-
-    def norm_args(self, norm: NextNorm | None) -> NormArgs:
-        """The weights of a norm, if there is one."""
-        if norm is None:
-            return NormArgs(self.workspace.nothing, self.workspace.nothing, 0.0)
-        return NormArgs(self.or_nothing(norm.weight), self.or_nothing(norm.bias), norm.spec.epsilon)
-
-    def norm_config(
-        self, norm: NextNorm, *, adds: bool, has_post_norm: bool = False, scales: bool = False
-    ) -> NormConfig:
-        """The configuration of a kernel that normalizes whole rows of x."""
-        width = self.model.spec.hidden_size
-        kinds = norm.weight is not None, norm.spec.kind == "layer", norm.bias is not None
-        groups = next_power_of_two(-(-width // 16))
-        return NormConfig(width, groups, adds, has_post_norm, *kinds, scales=scales)
-
-    @staticmethod
-    def rows_config(width: int, norm: NextNorm) -> NormConfig:
-        """As `norm_config`, for rows of `width` columns and a norm without a bias."""
-        groups, is_layer_norm = next_power_of_two(-(-width // 16)), norm.spec.kind == "layer"
-        return NormConfig(width, groups, False, False, True, is_layer_norm, False)
-
-    def quantize(
-        self, values: Tensor, width: int, out: Activations, tokens: int, stride: int | None = None
-    ) -> None:
-        """Quantize rows of `width` floats, `stride` apart, to activations."""
-        no_norm, groups = self.norm_args(None), next_power_of_two(-(-width // 16))
-        self.launch(
-            add_norm_kernel,
-            (tokens,),
-            values,
-            width if stride is None else stride,
-            self.workspace.nothing,
-            0.0,
-            1.0,
-            no_norm,
-            no_norm,
-            out.words,
-            NORM=NormConfig(width, groups, False, False, False, False, False),
-            OUT=out.config,
-            warps=4,
-        )
-
-    def normalize(self, rows: Tensor, width: int, norm: NextNorm, out: Activations, tokens: int) -> None:
-        """The norm of the first `width` elements of rows, as activations."""
-        self.launch(
-            add_norm_kernel,
-            (tokens,),
-            rows,
-            rows.stride(0),
-            self.workspace.nothing,
-            0.0,
-            1.0,
-            self.norm_args(None),
-            self.norm_args(norm),
-            out.words,
-            NORM=self.rows_config(width, norm),
-            OUT=out.config,
-            warps=4,
-        )
 
     def head(self, source: Source, tokens: int, begin: int = 0, rows: int = 0) -> None:
         """The logits of the tokens from `begin` on, and the argmax of every program's rows; 0: all `rows`."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.cuda.blocks import device_module
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing

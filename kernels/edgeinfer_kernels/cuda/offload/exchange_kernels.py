@@ -7,7 +7,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cpu.runtime.abi import ELSEWHERE
 from edgeinfer_kernels.cuda.compile_target import INTERPRETED, USES_PTX
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized, whole_row
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number
 
@@ -136,12 +136,9 @@ def receive_kernel(
     floats) per 32 columns.
     """
     WIDTH: tl.constexpr = NORM.width
-    BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     token = tl.program_id(0)
-    group = tl.arange(0, NORM.groups)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
+    group, column, inside = whole_row(NORM)
     if NORM.has_post_norm:
         post_norm_loaded = load_norm(post_norm, inside, column, False)
     if NORM.has_norm:
@@ -161,5 +158,4 @@ def receive_kernel(
     tl.store(pointers, value, mask=inside)
     if NORM.has_norm:
         value = normalized(value, norm_loaded, inside, NORM, NORM.has_bias)
-    target = out + token * (OUT.planes * BLOCKS)
-    quantize(value, target, group, group < 2 * BLOCKS, OUT)
+    quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)

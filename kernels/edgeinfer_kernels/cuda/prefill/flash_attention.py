@@ -1,6 +1,7 @@
 """Prefill attention over the cache: causal flash attention with grouped heads and windows."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,7 +16,7 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     load_cache_tile,
     load_recent_tiles,
 )
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, PromptConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     head_slopes,
     oldest_visible,
@@ -28,6 +29,32 @@ from edgeinfer_kernels.sizes.cuda_matrices import head_dimensions
 LOG2_E = tl.constexpr(1.4426950408889634)
 HADAMARD_ELEMENTS = 4096
 """Elements of heads that a program multiplies with the Hadamard matrix."""
+
+
+class PromptConfig(NamedTuple):
+    """The attention of a prompt; …dimensions: head_dim and value_dim, padded; rows, positions: those of a
+    tile; is_ring: the cache is a ring; is_chunked: windows are chunks; is_paged: the cache has pages;
+    has_recent: and recent positions.
+    """
+
+    heads: int
+    group: int
+    head_dim: int
+    dimensions: int
+    value_dim: int
+    value_dimensions: int
+    rows: int
+    positions: int
+    key_type: int
+    value_type: int
+    has_window: bool
+    is_capped: bool
+    has_sinks: bool
+    is_ring: bool
+    has_alibi: bool = False
+    is_chunked: bool = False
+    is_paged: bool = False
+    has_recent: bool = False
 
 
 @triton.jit

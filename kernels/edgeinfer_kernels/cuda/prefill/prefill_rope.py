@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec
-from edgeinfer_kernels.cuda.prefill.prefill_rows import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     CACHES,
     Q4_0,
@@ -18,9 +17,46 @@ from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     store_cache_rows,
     store_recent_rows,
 )
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs, RopeConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import CacheArgs
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import LAYER, NO_NORM, NORMS
 from edgeinfer_kernels.cuda.triton_ops.step_words import PAGE, clamped, scaled_queries, step_start
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+
+
+class RopeConfig(NamedTuple):
+    """The heads of a prompt's projection; padded_…, …dimensions: powers of two; norm: that of q and k, of
+    whole rows if is_row_norm; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring:
+    the cache is a ring; queries_only: there are no keys and values; has_positions: RoPE has other positions
+    than the cache; gate_rows: elements of a row after the values; is_paged: the cache has pages; has_recent:
+    and recent positions.
+    """
+
+    heads: int
+    kv_heads: int
+    padded_heads: int
+    padded_kv_heads: int
+    head_dim: int
+    q_head: int
+    dimensions: int
+    value_dim: int
+    value_dimensions: int
+    norm: int
+    is_row_norm: bool
+    has_bias: bool
+    key_type: int
+    value_type: int
+    temperature: float
+    temperature_length: int
+    has_query_weights: bool
+    is_ring: bool
+    has_value_norm: bool = False
+    queries_only: bool = False
+    clamp: float = 0.0
+    has_positions: bool = False
+    temperature_offset: int = 0
+    gate_rows: int = 0
+    is_paged: bool = False
+    has_recent: bool = False
 
 
 @triton.jit

@@ -6,6 +6,7 @@ and the matmul result is multiplied by it. This is exact; the scale is 1 for mos
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import triton
@@ -15,17 +16,26 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated, activation_code
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormRowsConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NO_NORM, NORMS, normed
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 LARGEST = tl.constexpr(30000.0)
 """Limit of a scaled row; float16 ends at 65504."""
 
-NO_NORM = tl.constexpr(0)
-RMS = tl.constexpr(1)
-LAYER = tl.constexpr(2)
-NORMS = {"rms": RMS, "layer": LAYER}
 PIECE = 2048
+
+
+class NormRowsConfig(NamedTuple):
+    """A residual sum and a norm of rows in a prompt, `block` columns at once; is_last: without the norm."""
+
+    width: int
+    block: int
+    has_y_bias: bool
+    post_norm: int
+    norm: int
+    has_bias: bool
+    is_last: bool
 
 
 @dataclass(frozen=True)
@@ -44,23 +54,6 @@ def row_scale(largest):
     exponent = ((largest / LARGEST).to(tl.int32, bitcast=True) >> 23) + 1
     scale = (tl.minimum(exponent, 254) << 23).to(tl.float32, bitcast=True)
     return tl.where(largest > LARGEST, scale, 1.0)
-
-
-@triton.jit
-def normed(
-    x, mask, weight, bias, offsets, epsilon, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr
-):
-    """The norm of x (BLOCK,), 0 where masked, as in `reference.normalize`."""
-    if NORM == NO_NORM:
-        return x
-    else:
-        if NORM == LAYER:
-            x = tl.where(mask, x - tl.sum(x, axis=0) / WIDTH, 0.0)
-        y = x / tl.sqrt(tl.sum(x * x, axis=0) / WIDTH + epsilon)
-        y = y * tl.load(weight + offsets, mask=mask, other=0.0)
-        if BIAS:
-            y = y + tl.load(bias + offsets, mask=mask, other=0.0)
-        return y
 
 
 @triton.jit

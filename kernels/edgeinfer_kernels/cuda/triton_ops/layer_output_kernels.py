@@ -5,8 +5,8 @@ and norms of two results before their sum.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.prefill.prefill_rows import RMS, normed
 from edgeinfer_kernels.cuda.triton_ops.activations import activate
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import RMS, normed
 from edgeinfer_kernels.cuda.triton_ops.raw_rows import decode_raw
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.cuda.triton_ops.waiting import await_number

@@ -3,9 +3,40 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.prefill.prefill_rows import normed
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+
+NO_NORM = tl.constexpr(0)
+RMS = tl.constexpr(1)
+LAYER = tl.constexpr(2)
+NORMS = {"rms": RMS, "layer": LAYER}
+
+
+@triton.jit
+def normed(
+    x, mask, weight, bias, offsets, epsilon, WIDTH: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr
+):
+    """The norm of x (BLOCK,), 0 where masked, as in `reference.normalize`."""
+    if NORM == NO_NORM:
+        return x
+    else:
+        if NORM == LAYER:
+            x = tl.where(mask, x - tl.sum(x, axis=0) / WIDTH, 0.0)
+        y = x / tl.sqrt(tl.sum(x * x, axis=0) / WIDTH + epsilon)
+        y = y * tl.load(weight + offsets, mask=mask, other=0.0)
+        if BIAS:
+            y = y + tl.load(bias + offsets, mask=mask, other=0.0)
+        return y
+
+
+@triton.jit
+def whole_row(NORM: tl.constexpr):
+    """The groups of sixteen columns of a row, (groups,), their columns, (groups, 16), and whether the row has
+    them.
+    """
+    group = tl.arange(0, NORM.groups)
+    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
+    return group, column, column < NORM.width
 
 
 @triton.jit
@@ -50,12 +81,9 @@ def add_norm_kernel(
     columns.
     """
     WIDTH: tl.constexpr = NORM.width
-    BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     token = tl.program_id(0)
-    group = tl.arange(0, NORM.groups)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
+    group, column, inside = whole_row(NORM)
     if NORM.has_post_norm:
         post_norm_loaded = load_norm(post_norm, inside, column, False)
     if NORM.has_norm:
@@ -74,8 +102,7 @@ def add_norm_kernel(
         tl.store(pointers, value, mask=inside)
     if NORM.has_norm:
         value = normalized(value, norm_loaded, inside, NORM, NORM.has_bias)
-    target = out + token * (OUT.planes * BLOCKS)
-    quantize(value, target, group, group < 2 * BLOCKS, OUT)
+    quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
 
 
 @triton.jit
@@ -90,12 +117,9 @@ def activation_norm_kernel(
     `rows` (tokens, stride): up, and the gate from gate_at on. Reads 8 bytes per column (4 without a gate),
     writes 12 words (44 with floats) per 32 columns.
     """
-    BLOCKS: tl.constexpr = OUT.blocks
     release_consumers(DEPENDENT)
     token = tl.program_id(0)
-    group = tl.arange(0, NORM.groups)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < NORM.width
+    group, column, inside = whole_row(NORM)
     loaded = load_norm(norm, inside, column, False)
     wait_for_producers(DEPENDENT)
     up = rows + token * stride + column
@@ -110,8 +134,7 @@ def activation_norm_kernel(
     else:
         value = activate(value, ACTIVATION)
     value = normalized(value, loaded, inside, NORM, False)
-    target = out + token * (OUT.planes * BLOCKS)
-    quantize(value, target, group, group < 2 * BLOCKS, OUT)
+    quantize(value, out + token * (OUT.planes * OUT.blocks), group, group < 2 * OUT.blocks, OUT)
 
 
 @triton.jit

@@ -202,9 +202,9 @@ def test_an_error_of_a_request_harms_no_other(zoo_file: ZooFile, place: str) -> 
 
 
 def test_requests_wait_for_pages(zoo_file: ZooFile) -> None:
-    """Six requests of about 110 tokens in a cache of 160."""
-    run, requests, path = paged(zoo_file, positions=160)
-    wanted = [request(prompt(30 + seed, seed), 80, seed=seed, **SEEDED) for seed in range(6)]
+    """Five requests of about 80 tokens in a cache of 128."""
+    run, requests, path = paged(zoo_file, positions=128)
+    wanted = [request(prompt(30 + seed, seed), 50, seed=seed, **SEEDED) for seed in range(5)]
     arrivals = {3 * index: [each] for index, each in enumerate(wanted)}
     assert run.finish(arrivals) == alone(path, wanted)
     assert_no_page_is_lost(requests)
@@ -262,9 +262,9 @@ def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
 
 
 def test_pulled_requests_advance_alternately(zoo_file: ZooFile) -> None:
-    """Three requests of about 100 tokens in a cache of 128; each pauses for two thirds of the steps."""
+    """Three requests of about 80 tokens in a cache of 128; each pauses for two thirds of the steps."""
     path = zoo_file("llama")
-    wanted = [request(prompt(60 + seed, seed), 40, seed=seed, **SEEDED) for seed in range(3)]
+    wanted = [request(prompt(60 + seed, seed), 20, seed=seed, **SEEDED) for seed in range(3)]
     run = Run(engine_of(path, positions=CONTEXT))
     live = [run.add(each) for each in wanted]
     for each in live:

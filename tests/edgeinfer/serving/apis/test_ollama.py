@@ -7,19 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("ollama")
-
-import ollama
-
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.registry.registry import find_model
 from edgeinfer.serving.models.keep_alive import keep_alive_of
 from edgeinfer.serving.models.models import OneModel
+from tests.conftest import needs
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import HELLO, TOOL_TEMPLATE, fake, post, served
 from tests.random_models import CHAT_TEMPLATE
 
+pytestmark = needs("ollama")
 LOOK: dict[str, Any] = {
     "type": "function",
     "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
@@ -31,6 +29,8 @@ GREEDY = {"temperature": 0}
 @pytest.fixture
 def client_of() -> Iterator[Any]:
     """Model -> a client of a server with it."""
+    import ollama
+
     servers = []
 
     def of(model: Any) -> Any:

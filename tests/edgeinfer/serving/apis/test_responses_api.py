@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("openai")
-
-import openai
-
 from edgeinfer import Model
 from edgeinfer.serving.responses.store import ResponseStore, StoredResponse
+from tests.conftest import needs
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
 from tests.edgeinfer.serving.http_client import TOOL_TEMPLATE, fake, post, served
 from tests.random_models import CHAT_TEMPLATE
+
+pytestmark = needs("openai")
 
 LOOK: dict[str, Any] = {
     "type": "function",
@@ -30,6 +29,8 @@ VERBATIM = "{% for m in messages %}{{ m }}{% endfor %}"
 @pytest.fixture
 def client_of() -> Iterator[Any]:
     """Model -> a client of a server with it."""
+    import openai
+
     servers = []
 
     def of(model: Model) -> Any:
@@ -48,6 +49,8 @@ def prompt_of(model: Model) -> str:
 
 
 def test_a_response_is_stored_listed_and_deleted(client_of: Any) -> None:
+    import openai
+
     client = client_of(fake("The fox is here."))
     response = client.responses.create(input="Hi", instructions="Be brief.", metadata={"a": "b"}, **SETTINGS)
     assert (response.output_text, response.status, response.store) == ("The fox is here.", "completed", True)
@@ -69,6 +72,8 @@ def test_a_limited_response_is_incomplete(client_of: Any) -> None:
 
 
 def test_a_conversation_continues_from_a_stored_response(client_of: Any) -> None:
+    import openai
+
     model = fake("Yes.", context=4096, template=VERBATIM)
     client = client_of(model)
     first = client.responses.create(input="One", instructions="Brief.", **SETTINGS)

@@ -6,9 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.conftest import needs
+
 pytest.importorskip("starlette")
 pytest.importorskip("httpx")
-pytest.importorskip("mcp")
 
 from edgeinfer import Model
 from edgeinfer.history.store import ChatStore
@@ -18,6 +19,8 @@ from tests.edgeinfer.fake_engine import END, FIRST_BYTE, FakeEngine, model_on
 from tests.edgeinfer.serving.http_client import TOOL_TEMPLATE, fake
 from tests.edgeinfer.serving.page.conftest import OpenPage
 from tests.random_models import VOCABULARY, vocabulary_metadata
+
+pytestmark = needs("mcp")
 
 CALL = '<tool_call>{"name": "test__add", "arguments": {"a": 2, "b": 3}}</tool_call>'
 DONE = "article.assistant[aria-busy=false]"

@@ -31,7 +31,7 @@ from tests.kernels.cuda.decoders import (
 from tests.model_zoo import ZOO
 
 FOUR_BITS: CacheType = "q4_0+f16"
-COUNTS = (16, 16, 8, 1, 3, 8, 1, 8, 2)
+COUNTS = (16, 16, 13, 8, 1, 3)
 """Chunks and steps; tokens of one step are on both sides of a page."""
 LAYERS = {"llama": (0, 1), "deepseek2": (0, 1), "gemma3": (4, 5), "gpt-oss": (0, 1), "bloom": (0,)}
 SAME_CODES = 0.06

@@ -11,12 +11,13 @@ from edgeinfer_kernels.blocks.gemma3n.altup_predict import AltUpPredictSpec, Alt
 from edgeinfer_kernels.blocks.gemma3n.laurel import SUM_SCALE
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import pieces, row_warps, streams_config
 from edgeinfer_kernels.cuda.triton_ops.gemma3n import altup
+from edgeinfer_kernels.cuda.triton_ops.gemma3n.altup import RouterArgs
 from edgeinfer_kernels.cuda.triton_ops.gemma3n.gaussian_feed_forward import (
     gaussian_hidden_kernel,
     gaussian_rows_kernel,
 )
 from edgeinfer_kernels.cuda.triton_ops.gemma3n.rows import laurel_kernel
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import InputArgs, NormArgs, RouterArgs, WordsConfig
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import InputArgs, NormArgs, WordsConfig
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 from edgeinfer_kernels.decoder import BlockIndex

@@ -16,7 +16,7 @@ from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner import placement_problem, plan_items
+from edgeinfer_offload.planner import buffer_sizes, plan_items
 from edgeinfer_offload.runtime.pipeline_backend import PipelineBackend
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.kernels.cuda.conftest import HAS_GPU
@@ -41,7 +41,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
     monkeypatch.setattr(device_parts, "free_bytes", lambda _: 1 << 40)
     for module in (gpu_loading, pipeline_loading, device_parts):
         monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-    for module in (plan_items, placement_problem):
+    for module in (plan_items, buffer_sizes):
         monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
 
 

@@ -21,8 +21,10 @@ from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 CHUNK = 16
-ROUNDING = 2e-2 if HAS_GPU else 0.0
-"""On a GPU sums of squares are added in any order."""
+ROUNDING = 2e-2 if HAS_GPU else 2e-3
+"""On a GPU sums of squares are added in any order. Interpreted, products are numpy's, whose kernels for some
+processors add in an order that depends on the shape: a key in float16 may be rounded otherwise.
+"""
 MODELS: dict[str, RandomModel] = {
     "dense": replace(ZOO["llama"], layers=3),
     "tied, windows": ZOO["gemma3"],

@@ -28,7 +28,7 @@ from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
-from edgeinfer_offload.planner import placement_problem, plan_items
+from edgeinfer_offload.planner import buffer_sizes, plan_items
 from edgeinfer_offload.planner.several_gpus import tensor_plan
 from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
@@ -60,7 +60,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensor_loading, "RANK_MODULE", MODULE)
     for module in (gpu_loading, tensor_loading, device_parts):
         monkeypatch.setattr(module, "cuda_device", own_device)
-    for module in (plan_items, placement_problem):
+    for module in (plan_items, buffer_sizes):
         monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
     monkeypatch.setattr(tensor_plan, "RANK_BYTES", 0)
 

@@ -13,7 +13,7 @@ from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.model_sizes import PER_LAYER
 from edgeinfer_offload.machine.hardware import Machine
-from edgeinfer_offload.planner import placement_problem, plan_items
+from edgeinfer_offload.planner import buffer_sizes, plan_items
 from tests.model_zoo import ZOO
 
 MIB = 1 << 20
@@ -36,7 +36,7 @@ def small_gpu(monkeypatch: pytest.MonkeyPatch, device: str) -> Callable[[int], N
         monkeypatch.setattr(device_parts, "free_bytes", lambda _: nbytes)
         for module in (gpu_loading, device_parts):
             monkeypatch.setattr(module, "cuda_device", lambda _: torch.device(device))
-        for module in (plan_items, placement_problem):
+        for module in (plan_items, buffer_sizes):
             monkeypatch.setattr(module, "LIBRARY_BYTES", 0)
 
     return set_bytes

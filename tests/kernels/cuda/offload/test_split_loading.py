@@ -18,7 +18,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
-from edgeinfer_offload.planner import layer_costs, placement_problem
+from edgeinfer_offload.planner import buffer_sizes, layer_costs
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile, adjacent_profile_path, model_hash
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.edgeinfer.lora.random_adapters import write_adapter
@@ -157,8 +157,8 @@ def test_weights_that_fit_neither_device_are_memory_mapped(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # More than these models need: staging buffers, and space for prompts where no weights are streamed.
-    monkeypatch.setattr(placement_problem, "STAGING_BYTES", 0)
-    monkeypatch.setattr(placement_problem.PlacementProblem, "streams", False)
+    monkeypatch.setattr(buffer_sizes, "STAGING_BYTES", 0)
+    monkeypatch.setattr(buffer_sizes.BufferSizes, "streams", False)
     path = ZOO[name].write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
@@ -328,9 +328,7 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     from edgeinfer_offload.planner import planner
 
     monkeypatch.setattr(planner, "MAX_EXPERT_CACHE_SLOWDOWN", 100.0)
-    monkeypatch.setattr(
-        placement_problem.PlacementProblem, "streams", False
-    )  # or the CPU's buffers depend on it
+    monkeypatch.setattr(buffer_sizes.BufferSizes, "streams", False)  # or the CPU's buffers depend on it
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))

@@ -9,17 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-pytest.importorskip("mcp")
-
 from edgeinfer import Model
 from edgeinfer.history.store import ChatStore
 from edgeinfer.tokenizer import Tokenizer
 from edgeinfer_tui.app.tools.call_screen import CallScreen
+from tests.conftest import needs
 from tests.edgeinfer.fake_engine import END, FIRST_BYTE, FakeEngine, model_on
 from tests.random_models import CHAT_TEMPLATE, VOCABULARY, vocabulary_metadata
 from tests.tui.app.conftest import Chat, Opened
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, needs("mcp")]
 
 SERVER = Path(__file__).parents[3] / "edgeinfer" / "tool_servers" / "stdio_server.py"
 TEMPLATE = "{{ tools | length if tools else '' }}" + CHAT_TEMPLATE

@@ -16,7 +16,7 @@ from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
     from edgeinfer.profiling.profiling import Profiling
-    from edgeinfer_offload.planner.concentration import Coverage
+    from edgeinfer_offload.runtime.concentration import Coverage
 
 Texts = Annotated[
     list[Path] | None,
@@ -141,7 +141,7 @@ def _profiled(model: str | None, texts: list[str], **settings: Any) -> "Profilin
 
 def profile_report(profiling: "Profiling") -> dict[str, Any]:
     """The report as JSON values."""
-    from edgeinfer_offload.planner.concentration import SHARES
+    from edgeinfer_offload.runtime.concentration import SHARES
 
     def covered(part: "Coverage") -> dict[str, Any]:
         return {
@@ -173,7 +173,7 @@ def profile_report(profiling: "Profiling") -> dict[str, Any]:
 
 
 def _print_report(profiling: "Profiling") -> None:
-    from edgeinfer_offload.planner.concentration import SHARES
+    from edgeinfer_offload.runtime.concentration import SHARES
 
     head = ["layer", "units", "active", *(f"hottest {share:.0%}" for share in SHARES), "hot set"]
     head += ["rank", "bytes", "recall", "named"] if profiling.predictors else []

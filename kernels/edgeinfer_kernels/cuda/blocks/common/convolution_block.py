@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.common.recurrent_block import RecurrentSpec
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cpu.runtime.abi import RING_ROWS
@@ -107,7 +107,7 @@ def project_back(
     """The last projection of a decode step, of `results` (tokens, width); None: of `activations_of`."""
     activations = activations_of(step, block)
     if results is not None:
-        step.launches.quantize(results, width, activations, tokens)
+        step.launches.norms.quantize(results, width, activations, tokens)
     return step.close_block(number, block.weights.output, None, activations, "output", tokens)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec, AssistantInputWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
@@ -83,7 +83,7 @@ def decode(
     states = model.states_of_target
     if space.reads_own:
         states = space.projected
-        step.launches.quantize(space.own, own_width, space.own_words, tokens)
+        step.launches.norms.quantize(space.own, own_width, space.own_words, tokens)
         read = Source(space.own_words, source.sum_squares)
         step.launches.rows((w.post,), read, states, None, "down", tokens)
     step.launches.launch(

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec, DraftInputWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.workspace import take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.states.state_kernels import draft_pair_kernel, draft_pair_rows_kernel
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NORMS, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NORMS
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec, EagleInputWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
@@ -20,8 +20,9 @@ from edgeinfer_kernels.cuda.draft.eagle_kernels import (
 )
 from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, ScaledRows, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import ScaledRows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NO_NORM, NORMS
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec, FusedStatesWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
@@ -15,8 +15,9 @@ from edgeinfer_kernels.cuda.decode.workspace import take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.draft.eagle_kernels import eagle_state_rows_kernel
 from edgeinfer_kernels.cuda.draft.states.state_steps import read_states
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, norm_rows, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import norm_rows, warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NO_NORM
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
@@ -86,7 +87,7 @@ def decode(
     read = Source(space.states, step.workspace.sum_squares[0])
     step.launches.rows((w.fc,), read, space.fused, None, "down", tokens)
     width = step.model.spec.hidden_size
-    step.launches.normalize(space.fused, width, NextNorm(norm, w.norm, None), space.normed, tokens)
+    step.launches.norms.normalize(space.fused, width, NextNorm(norm, w.norm, None), space.normed, tokens)
     return Source(space.normed, step.workspace.sum_squares[0])
 
 

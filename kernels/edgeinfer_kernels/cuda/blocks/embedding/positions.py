@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.embedding.positions import PositionEmbeddingSpec, PositionEmbeddingWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.device_memory import Arena

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_correct import AltUpCorrectSpec, AltUpCorrectWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks import layer_output
@@ -25,11 +25,12 @@ from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, tak
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import scale_rows
 from edgeinfer_kernels.cuda.triton_ops.gemma3n.altup import (
+    RouterArgs,
     altup_add_kernel,
     altup_correct_kernel,
     altup_merge_kernel,
 )
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, RouterArgs
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -137,7 +138,7 @@ def decode(
     )  # fmt: skip
     if not w.merge:
         return step.target(number)  # The next block reads the streams only.
-    launches.quantize(streams[1], config.width, space.streams, len(w.merge) * streams.shape[1])
+    launches.norms.quantize(streams[1], config.width, space.streams, len(w.merge) * streams.shape[1])
     for index, matrix in enumerate(w.merge):
         product = space.merged[:, index * config.width :]
         stream = Source(space.stream(index), source.sum_squares)

@@ -8,14 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import NormSpec, StepShape
+from edgeinfer_kernels.blocks.common.block import NormSpec
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.gemma3n.altup_predict import AltUpPredictSpec, AltUpPredictWeights, AltUpRouter
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.decode.step_norms import Source
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
-from edgeinfer_kernels.cuda.triton_ops.gemma3n.altup import altup_expand_kernel, altup_predict_kernel
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import InputArgs, RouterArgs, StreamsConfig
+from edgeinfer_kernels.cuda.triton_ops.gemma3n.altup import (
+    RouterArgs,
+    StreamsConfig,
+    altup_expand_kernel,
+    altup_predict_kernel,
+)
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import InputArgs
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.gemma3n.gaussian_feed_forward import (
     GaussianFeedForwardSpec,
     GaussianFeedForwardWeights,

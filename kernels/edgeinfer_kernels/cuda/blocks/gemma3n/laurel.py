@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edgeinfer_kernels.blocks.common.block import StepShape
+from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.blocks.gemma3n.laurel import SUM_SCALE, LaurelSpec, LaurelWeights
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.cuda.blocks.gemma3n.altup_predict import PIECE, input_args, pieces
@@ -89,7 +89,8 @@ def decode(
     w, launches, workspace = block.weights, step.launches, step.workspace
     space, y = step.space("gemma3n.laurel"), workspace.y
     launches.rows((w.left,), source, space.products, None, "qkv", tokens)
-    launches.quantize(space.products, w.left.shapes.rows, space.hidden, tokens, space.products.stride(0))
+    products = space.products
+    launches.norms.quantize(products, w.left.shapes.rows, space.hidden, tokens, products.stride(0))
     launches.rows((w.right,), Source(space.hidden, source.sum_squares), y, None, "output", tokens)
     attention = step.model.blocks[number - 1]
     before = step.space("gemma3n.altup_predict").streams[-1]

@@ -7,8 +7,9 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_POSITION, LAST, keep_states_kernel
 from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
-from edgeinfer_kernels.cuda.prefill.prefill_rows import NO_NORM, NORMS, warps_for
+from edgeinfer_kernels.cuda.prefill.prefill_rows import warps_for
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import NO_NORM, NORMS
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def _keep(launches: "StepLaunches", kept: Tensor, tokens: int, place: int, norm:
         (1 if place == LAST.value else tokens,),
         launches.workspace.x,
         launches.workspace.state,
-        launches.norm_args(norm),
+        launches.norms.args(norm),
         kept,
         **_constants(norm, kept),
         PLACE=place,

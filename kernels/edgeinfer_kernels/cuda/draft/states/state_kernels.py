@@ -9,8 +9,8 @@ words. After a draft token it reads its own states, which it has kept in a buffe
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, row_scale
-from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized
+from edgeinfer_kernels.cuda.prefill.prefill_rows import row_scale
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import load_norm, normalized, normed, whole_row
 from edgeinfer_kernels.cuda.triton_ops.step_words import step_start, step_tokens
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 from edgeinfer_kernels.sizes import cuda_buffers
@@ -98,9 +98,7 @@ def draft_pair_kernel(
     WIDTH: tl.constexpr = NORM.width
     release_consumers(DEPENDENT)
     token = tl.program_id(0)
-    group = tl.arange(0, NORM.groups)
-    column = group[:, None] * 16 + tl.arange(0, 16)[None, :]
-    inside = column < WIDTH
+    group, column, inside = whole_row(NORM)
     x_loaded = load_norm(x_norm, inside, column, False)
     state_loaded = load_norm(state_norm, inside, column, False)
     wait_for_producers(DEPENDENT)

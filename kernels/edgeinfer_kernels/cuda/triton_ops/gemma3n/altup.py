@@ -6,11 +6,33 @@ P_1… replace S_1… and are replaced by the corrected streams. S_0 and P_0 don
 programs of a token read S_0 as a whole while they write P_0.
 """
 
+from typing import Any, NamedTuple
+
 import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.gemma3n.rows import sixteens, store_input
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+
+
+class StreamsConfig(NamedTuple):
+    """AltUp's streams of `width` columns. padded, block: count and width, powers of two; piece: columns of a
+    program.
+    """
+
+    count: int
+    padded: int
+    width: int
+    block: int
+    piece: int
+
+
+class RouterArgs(NamedTuple):
+    """AltUp's router: `gains` (streams, columns) and `coefs` (rows, streams) float32, and ε of its norm."""
+
+    gains: Any
+    coefs: Any
+    epsilon: Any
 
 
 @triton.jit

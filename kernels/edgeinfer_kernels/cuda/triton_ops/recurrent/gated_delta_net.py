@@ -33,6 +33,32 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
+class DeltaNetConfig(NamedTuple):
+    """The sizes of a gated delta net. dimensions, padded_heads: head_dim and value_heads, powers of two;
+    columns: of a head's state, padded; channels: elements of q, k and v. In a row of the state β begins at
+    gates_at, and g gate_width after it. matrix_at: where the matrix begins in a slot. key_decay: each key
+    element of a head has a decay, else each head. silu_gate: the gate is silu(z), else sigmoid(z).
+    pairs_width: as `DeltaRuleSizes` describes.
+    """
+
+    key_heads: int
+    value_heads: int
+    head_dim: int
+    dimensions: int
+    columns: int
+    channels: int
+    row_width: int
+    gates_at: int
+    gate_width: int
+    padded_heads: int
+    matrix_at: int
+    repeats_each: bool
+    key_decay: bool
+    silu_gate: bool
+    pairs_width: int
+    taps: int
+
+
 class ProjectedRows(NamedTuple):
     """Rows of the projections of a step's tokens (q, k, v first), their scales, and elements per row."""
 

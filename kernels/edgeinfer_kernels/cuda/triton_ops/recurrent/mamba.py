@@ -25,6 +25,25 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
 
+class MambaConfig(NamedTuple):
+    """The sizes of a Mamba-1 block. states, ranks: state_size and dt_rank, powers of two. In a row of the
+    state Δ begins at delta_at, B at b_at. matrix_at: where the matrix begins in a slot. has_norm: dt, B and
+    C are normalized.
+    """
+
+    channels: int
+    state_size: int
+    states: int
+    dt_rank: int
+    ranks: int
+    taps: int
+    row_width: int
+    delta_at: int
+    b_at: int
+    matrix_at: int
+    has_norm: bool
+
+
 class MambaVectors(NamedTuple):
     """The vectors of a Mamba block: taps (taps, channels) with their bias, the bias of Δ, A in the layout of
     the state, and D.

@@ -5,6 +5,8 @@ and C before the convolution, then Δ; results of the convolution have the rows 
 source slot's and the step (`pending`) first, then those of the step.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
@@ -26,6 +28,29 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     step_tokens,
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
+
+
+class Mamba2Config(NamedTuple):
+    """The sizes of a Mamba-2 block. states, padded_heads, width: state_size, heads and group_width, powers of
+    two; channels: elements of x, B and C. In a row of the state Δ begins at dt_at. matrix_at: where the
+    matrix begins in a slot. has_norm: the groups are normalized; has_bias: the convolution has a bias.
+    """
+
+    heads: int
+    head_dim: int
+    state_size: int
+    states: int
+    groups: int
+    channels: int
+    row_width: int
+    dt_at: int
+    padded_heads: int
+    group_width: int
+    width: int
+    matrix_at: int
+    has_norm: bool
+    taps: int
+    has_bias: bool
 
 
 @triton.jit

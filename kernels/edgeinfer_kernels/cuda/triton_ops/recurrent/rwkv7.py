@@ -12,8 +12,9 @@ import triton
 import triton.language as tl
 
 from edgeinfer_kernels.cuda.compile_target import PRECISE
-from edgeinfer_kernels.cuda.prefill.prefill_rows import normed, store_scaled
+from edgeinfer_kernels.cuda.prefill.prefill_rows import store_scaled
 from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid
+from edgeinfer_kernels.cuda.triton_ops.norm_kernels import normed
 from edgeinfer_kernels.cuda.triton_ops.recurrent.recurrent_rows import load_row, load_slot, matrix_offsets
 from edgeinfer_kernels.cuda.triton_ops.recurrent.triangular_systems import substitute
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
@@ -30,6 +31,29 @@ CHUNK = 16
 DECAY = tl.constexpr(-math.exp(-0.5))
 W, K, V, REMOVED, ADDED = (tl.constexpr(part) for part in range(1, 6))
 """The parts of a row after h: w, k, v, κ and κ·a."""
+
+
+class Rwkv7Config(NamedTuple):
+    """The sizes of the blocks of RWKV-7. block, dimensions: width and head_dim, powers of two; norm: the kind
+    of the norm before the block, with a bias if has_bias. matrix_at: where the matrix begins in a slot.
+    """
+
+    width: int
+    block: int
+    norm: int
+    has_bias: bool
+    head_dim: int = 16
+    dimensions: int = 16
+    matrix_at: int = 0
+
+
+class LowRanks(NamedTuple):
+    """Something of each of the low-rank products of w, a, v and g."""
+
+    w: Any
+    a: Any
+    v: Any
+    g: Any
 
 
 class MixVectors(NamedTuple):

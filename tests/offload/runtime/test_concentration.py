@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from edgeinfer_offload.planner.concentration import SHARES, coverage
+from edgeinfer_offload.runtime.concentration import SHARES, coverage
 
 
 def counts(first: list[int], last: list[int]) -> "np.ndarray[tuple[int, ...], np.dtype[np.uint32]]":

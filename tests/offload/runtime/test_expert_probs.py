@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from edgeinfer_offload.planner.concentration import expert_probs
 from edgeinfer_offload.runtime.activity_profile import ActivityProfile
+from edgeinfer_offload.runtime.concentration import expert_probs
 from tests.offload.model_shapes import dense_model, moe_model
 
 
