@@ -17,15 +17,20 @@ from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted, embedding_args
 from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS
-from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
+from edgeinfer_kernels.cuda.tensor.peer_kernels import (
+    SUM_COLUMNS,
+    SUM_WARPS,
+    sum_residual_kernel,
+    sum_rows_kernel,
+)
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GatedConfig,
     GemvConfig,
+    InboxArgs,
     NormArgs,
     NormConfig,
-    PeerArgs,
     SourceConfig,
     WordsConfig,
 )
@@ -33,7 +38,7 @@ from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kerne
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_builder import Stack
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
-from edgeinfer_kernels.cuda.weights.plane_formats import Tile
+from edgeinfer_kernels.cuda.weights.plane_formats import BLOCK, Tile
 
 if TYPE_CHECKING:
     from edgeinfer_kernels.cuda.blocks.feed_forward import DeviceFeedForward
@@ -316,31 +321,51 @@ class StepLaunches:
             warps=8,
         )
 
-    def sum_norm(
+    def sum_residual(
         self,
-        peers: PeerArgs,
-        post_norm: NextNorm,
+        peers: InboxArgs | None,
+        y: Tensor,
         scale: float,
-        norm: NextNorm,
-        out: Activations,
+        gain: Tensor | None,
+        target: Source,
         tokens: int,
     ) -> None:
-        """x += scale·post_norm(the sum of y over the ranks of tensor parallel); then its norm into `out`."""
-        has_post_norm = post_norm.weight is not None
+        """x += scale·the sum of y over the ranks of tensor parallel, or y if there are no `peers`; and x·gain
+        to the target.
+        """
+        out = target.activations
         self.launch(
-            sum_norm_kernel,
-            (tokens,),
+            sum_residual_kernel,
+            (-(-out.blocks * BLOCK // SUM_COLUMNS), tokens),
             peers,
-            self.workspace.y.stride(0),
+            y,
+            y.stride(0),
             self.workspace.x,
             scale,
-            self.norm_args(post_norm),
-            self.norm_args(norm),
+            self.or_nothing(gain),
             out.words,
-            NORM=self.norm_config(norm, adds=True, has_post_norm=has_post_norm),
+            target.sum_squares,
+            WIDTH=self.model.spec.hidden_size,
+            COLUMNS=SUM_COLUMNS,
             OUT=out.config,
             POLLS=MAX_PEER_POLLS,
-            warps=8,
+            GAIN=gain is not None,
+            warps=SUM_WARPS,
+        )
+
+    def sum_rows(self, peers: InboxArgs, y: Tensor, tokens: int) -> None:
+        """y = its sum over the ranks of tensor parallel."""
+        width = self.model.spec.hidden_size
+        self.launch(
+            sum_rows_kernel,
+            (-(-width // SUM_COLUMNS), tokens),
+            peers,
+            y,
+            y.stride(0),
+            WIDTH=width,
+            COLUMNS=SUM_COLUMNS,
+            POLLS=MAX_PEER_POLLS,
+            warps=SUM_WARPS,
         )
 
     def norm_args(self, norm: NextNorm | None) -> NormArgs:

@@ -5,18 +5,18 @@ from typing import Protocol
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
-from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
+from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes
 
 
 class Collective(Protocol):
     """What a rank's step and prompts need of the other ranks. All ranks call the same methods in order."""
 
     rank: int
-    peers: PeerRows | None
-    """Buffers whose sums are computed by the kernel that adds them to x; None: by `sum_of_step`."""
+    peers: PeerInboxes | None
+    """With them the kernel that adds a result to x adds it up over the ranks; None: `sum_of_step` does."""
 
     def shared(self, rows: Tensor) -> Tensor:
-        """A buffer of the shape of `rows` whose sums are the fastest; may be `rows` itself."""
+        """A buffer of the shape of `rows` whose sums are the fastest; may be `rows` itself. Sets `peers`."""
         ...
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ class Alone:
 
     rank = 0
 
-    def __init__(self, peers: PeerRows | None = None) -> None:
+    def __init__(self, peers: PeerInboxes | None = None) -> None:
         self.peers = peers
 
     def shared(self, rows: Tensor) -> Tensor:

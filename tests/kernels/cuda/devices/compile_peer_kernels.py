@@ -8,15 +8,23 @@ import torch
 
 from edgeinfer_kernels.cuda.tensor.chunk_sums import LOADED
 from edgeinfer_kernels.cuda.tensor.peer_columns import sum_columns_kernel
-from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, PeerArgs, WordsConfig
-from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.tensor.peer_kernels import (
+    SUM_COLUMNS,
+    SUM_WARPS,
+    sum_residual_kernel,
+    sum_rows_kernel,
+)
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
+    InboxArgs,
+    PeerArgs,
+    WordsConfig,
+)
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.cuda.weights.plane_formats import padded_blocks
 
 TOKENS = 16
 CASES = ((2, 4096, False), (2, 8192, False), (4, 5120, True))
-"""Ranks, columns, and whether there is a post-norm."""
+"""Ranks, columns, and whether the activations have floats."""
 
 
 def tensor(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -31,6 +39,11 @@ def peer_args(ranks: int, columns: int) -> PeerArgs:
     return PeerArgs(rows, tuple(arrived), arrived[1], numbers, 1, TOKENS, scales)
 
 
+def inbox_args(ranks: int, columns: int) -> InboxArgs:
+    inboxes = tuple(tensor(2 * ranks * TOKENS * columns, dtype=torch.int64) for _ in range(ranks))
+    return InboxArgs(inboxes, inboxes[1], tensor(TOKENS, columns, dtype=torch.int32), 1, TOKENS, columns)
+
+
 def launch_columns(ranks: int, columns: int) -> None:
     sum_columns_kernel[(TOKENS,)](
         peer_args(ranks, columns), columns, columns // 2, TOKENS, tensor(TOKENS, columns),
@@ -38,17 +51,21 @@ def launch_columns(ranks: int, columns: int) -> None:
     )  # fmt: skip
 
 
-def launch(ranks: int, columns: int, has_post_norm: bool, dependent: bool) -> None:
-    blocks, peers = padded_blocks(columns), peer_args(ranks, columns)
-    norm = NormArgs(tensor(columns), tensor(columns), 1e-5)
-    config = NormConfig(
-        columns, next_power_of_two(-(-columns // 16)), True, has_post_norm, True, False, False
-    )
+def launch(ranks: int, columns: int, has_floats: bool, dependent: bool) -> None:
+    blocks, planes = padded_blocks(columns), 44 if has_floats else 12
+    rows, x = tensor(TOKENS, columns), tensor(TOKENS, columns)
+    grid = -(-columns // SUM_COLUMNS), TOKENS
     extra = {"launch_pdl": True} if dependent else {}
-    sum_norm_kernel[(TOKENS,)](
-        peers, columns, tensor(TOKENS, columns), 1.0, norm, norm,
-        tensor(TOKENS, 12, blocks, dtype=torch.int32), NORM=config, OUT=WordsConfig(blocks, 12),
-        POLLS=1 << 26, DEPENDENT=dependent, num_warps=8, **extra,
+    for peers in (inbox_args(ranks, columns), None):
+        sum_residual_kernel[grid](
+            peers, rows, columns, x, 1.0, tensor(columns), tensor(TOKENS, planes, blocks, dtype=torch.int32),
+            tensor(TOKENS, columns // 16),
+            WIDTH=columns, COLUMNS=SUM_COLUMNS, OUT=WordsConfig(blocks, planes), POLLS=1 << 26, GAIN=True,
+            DEPENDENT=dependent, num_warps=SUM_WARPS, **extra,
+        )  # fmt: skip
+    sum_rows_kernel[grid](
+        inbox_args(ranks, columns), rows, columns,
+        WIDTH=columns, COLUMNS=SUM_COLUMNS, POLLS=1 << 26, DEPENDENT=dependent, num_warps=SUM_WARPS, **extra,
     )  # fmt: skip
 
 
