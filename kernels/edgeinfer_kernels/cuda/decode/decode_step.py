@@ -47,6 +47,8 @@ class DecodeStep:
         self.exchange = exchange
         self.collective = collective
         self.layout: Layout = TEXT
+        self.gathers_logits = True
+        """Whether each rank needs the logits of all."""
         self.is_tree = False
         """Whether the tokens of a step are a draft tree, for blocks with recurrent states."""
         blocks = launches.model.blocks
@@ -263,5 +265,9 @@ class DecodeStep:
     def _head(self, source: Source, tokens: int, begin: int, rows: int = 0) -> None:
         """The logits of the tokens from `begin` on; those of all ranks."""
         self.launches.head(source, tokens, begin, rows)
-        if self.collective is not None:
+        if self.collective is None or not self.gathers_logits:
+            return
+        if self.collective.logit_peers is None:
             self.workspace.gather_logits(self.collective, tokens)
+        else:
+            self.launches.gather_logits(self.collective.logit_peers, tokens)

@@ -16,6 +16,12 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted, embedding_args
+from edgeinfer_kernels.cuda.tensor.logit_kernels import (
+    LOGIT_COLUMNS,
+    LOGIT_WARPS,
+    best_of_ranks_kernel,
+    gather_logits_kernel,
+)
 from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS
 from edgeinfer_kernels.cuda.tensor.peer_kernels import (
     SUM_COLUMNS,
@@ -23,6 +29,7 @@ from edgeinfer_kernels.cuda.tensor.peer_kernels import (
     sum_residual_kernel,
     sum_rows_kernel,
 )
+from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -367,6 +374,46 @@ class StepLaunches:
             POLLS=MAX_PEER_POLLS,
             warps=SUM_WARPS,
         )
+
+    def gather_logits(self, peers: PeerInboxes, tokens: int) -> None:
+        """logits = those of all ranks of tensor parallel."""
+        self.launch(
+            gather_logits_kernel,
+            (-(-peers.columns // LOGIT_COLUMNS), tokens),
+            peers.args,
+            self.workspace.own_logits,
+            self.workspace.logits,
+            self.first_rows,
+            VOCABULARY=self.model.vocabulary,
+            COLUMNS=LOGIT_COLUMNS,
+            POLLS=MAX_PEER_POLLS,
+            warps=LOGIT_WARPS,
+        )
+
+    def best_of_ranks(self, peers: PeerInboxes, sampled: Tensor, ring: int) -> None:
+        """The id of the largest logit of all ranks, as `sample_best_kernel`."""
+        space = self.workspace
+        self.launch(
+            best_of_ranks_kernel,
+            (1,),
+            peers.args,
+            space.best,
+            space.best_ids,
+            self.first_rows,
+            space.state,
+            sampled,
+            PROGRAMS=self.model.head.shapes.padded_rows // ROWS,
+            RING=ring,
+            POLLS=MAX_PEER_POLLS,
+            warps=8,
+        )
+
+    @property
+    def first_rows(self) -> tuple[int, ...]:
+        """The first row of each rank's part of the head, and the end."""
+        part = self.model.part
+        assert part is not None, "only ranks of tensor parallel have parts"
+        return (*(rows.start for rows in part.vocabulary), part.whole_vocabulary)
 
     def norm_args(self, norm: NextNorm | None) -> NormArgs:
         """The weights of a norm, if there is one."""

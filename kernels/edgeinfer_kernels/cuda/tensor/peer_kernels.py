@@ -12,40 +12,39 @@ warps.
 
 
 @triton.jit
-def summed(peers, own, token, first, inside, POLLS: tl.constexpr):
-    """Σ `own` (columns) float32 of all ranks, from column `first` on. After POLLS polls it waits no more.
+def exchanged(peers, own, token, first, inside, wanted, POLLS: tl.constexpr):
+    """The columns from `first` on of all ranks, (ranks, columns) int32, padded to a power of two; `own`
+    (columns) int32: those of this one, of which those `inside` are sent. `wanted` (ranks, columns): those
+    that the other ranks send. After POLLS polls it waits no more.
 
     Each element is sent as one word with its number, so that it needs no fence and arrives in half a round
-    trip. Words alternate between two places; all sums divide a token's columns in the same way. Word n + 2
-    can't replace word n too early: a rank sends it after its kernel of n + 1, which has received n + 1 of
-    each other rank; that rank has sent it after its kernel of n, which had read n. (`wait_for_producers`
-    comes before the call.)
+    trip. Words alternate between two places; all kernels that use the inboxes divide a token's columns in the
+    same way. Word n + 2 can't replace word n too early: a rank sends it after its kernel of n + 1, which has
+    received n + 1 of each other rank; that rank has sent it after its kernel of n, which had read n.
+    (`wait_for_producers` comes before the call.)
     """
     RANKS: tl.constexpr = len(peers.inboxes)
-    PADDED: tl.constexpr = triton.next_power_of_2(RANKS)
     COLUMNS: tl.constexpr = own.shape[0]
     size = peers.tokens * peers.columns
     counter = peers.numbers + token * peers.columns + first
     has_columns = first < peers.columns  # else it writes padding of activations
     number = tl.load(counter, mask=has_columns, other=0) + 1
     place = (number & 1) * (RANKS * size) + token * peers.columns + first + tl.arange(0, COLUMNS)
-    bits = own.to(tl.int32, bitcast=True).to(tl.int64) & 0xFFFFFFFF
-    words = bits | (number.to(tl.int64) << 32)
+    words = (own.to(tl.int64) & 0xFFFFFFFF) | (number.to(tl.int64) << 32)
     for other in tl.static_range(RANKS):
         target = peers.inboxes[other] + peers.rank * size + place
         tl.store(target, words, mask=inside & (other != peers.rank), cache_modifier=".wt")
     tl.debug_barrier()  # As in `residual_kernel`.
     tl.store(counter, number, mask=has_columns)
-    sender = tl.arange(0, PADDED)[:, None]
-    wanted = inside[None, :] & (sender < RANKS) & (sender != peers.rank)
+    sender = tl.arange(0, wanted.shape[0])[:, None]
+    wanted = wanted & (sender < RANKS) & (sender != peers.rank)
     source = peers.inbox_here + sender * size + place[None, :]
     arrived = tl.load(source, mask=wanted, other=0, volatile=True)
     polls = 0
     while (_missing(arrived, number, wanted) > 0) & (polls < POLLS):
         arrived = tl.load(source, mask=wanted, other=0, volatile=True)
         polls += 1
-    value = arrived.to(tl.int32).to(tl.float32, bitcast=True)
-    return tl.sum(tl.where(sender == peers.rank, own[None, :], value), axis=0)
+    return tl.where(sender == peers.rank, own[None, :], arrived.to(tl.int32))
 
 
 @triton.jit
@@ -53,6 +52,15 @@ def _missing(words, number, wanted):
     """How many words have another number."""
     late = wanted & ((words >> 32).to(tl.int32) != number)
     return tl.sum(tl.sum(late.to(tl.int32), axis=1), axis=0)
+
+
+@triton.jit
+def summed(peers, own, token, first, inside, POLLS: tl.constexpr):
+    """Σ `own` (columns) float32 of all ranks, from column `first` on."""
+    PADDED: tl.constexpr = triton.next_power_of_2(len(peers.inboxes))
+    wanted = (tl.arange(0, PADDED) >= 0)[:, None] & inside[None, :]
+    bits = exchanged(peers, own.to(tl.int32, bitcast=True), token, first, inside, wanted, POLLS)
+    return tl.sum(bits.to(tl.float32, bitcast=True), axis=0)
 
 
 @triton.jit

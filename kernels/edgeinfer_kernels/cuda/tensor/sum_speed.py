@@ -16,7 +16,7 @@ SUMS_PER_GRAPH, REPLAYS, ROUNDS = 64, 8, 3
 
 def sum_speed(collective: TorchCollective, device: torch.device) -> tuple[float, float]:
     """Seconds of a sum of a step, and bytes per second of one of a chunk. All ranks measure together."""
-    step = collective.shared(torch.zeros((1, STEP_FLOATS), dtype=torch.float32, device=device))
+    step = collective.shared(torch.zeros((1, STEP_FLOATS), dtype=torch.float32, device=device), 16)
     prompt = torch.zeros((PROMPT_TOKENS, PROMPT_FLOATS), dtype=torch.float32, device=device)
     chunks = collective.chunk_sums(*prompt.shape)
     sums = None if collective.peers is None else StepSums(collective.peers, 1)

@@ -44,6 +44,7 @@ class TorchCollective:
         self.rank = dist.get_rank()
         self.device = device
         self.peers: PeerInboxes | None = None
+        self.logit_peers: PeerInboxes | None = None
         self._store = store
         self._symmetric = device.type == "cuda" and _have_symmetric_memory(device)
         has_link = sums == "auto" and self._symmetric and _have_atomics(device)
@@ -60,13 +61,17 @@ class TorchCollective:
             return SYMMETRIC
         return NCCL if self.device.type == "cuda" else GLOO
 
-    def shared(self, rows: Tensor) -> Tensor:
+    def shared(self, rows: Tensor, logits: int) -> Tensor:
         if self._tries_peers:
             tokens, columns = rows.shape
             self.peers = self._tried(
                 lambda: PeerInboxes(tokens, columns, self.device, self._store), steps_add_up
             )
             if self.peers is not None:
+                store = f"{self._store}.logits"
+                self.logit_peers = self._tried(
+                    lambda: PeerInboxes(tokens, logits, self.device, store), lambda peers: True
+                )
                 return rows
         if not self._symmetric:
             return rows
