@@ -24,10 +24,10 @@ from edgeinfer_kernels.cuda.tuning.gpu_speed import gpu_speed
 from edgeinfer_kernels.cuda.tuning.step_profile import kernel_runs, step_shares
 from edgeinfer_kernels.sizes.cuda_matrices import matrix_bytes
 from harness import cuda_runs, suites
+from harness.step_table import HEAD, share_rows
 
 TOKENS = 48
 """Number of profiled steps."""
-HEAD = ("kernel", "a step", "us each", "us a step", "share", "GB/s", "of reading")
 
 
 def main() -> None:
@@ -61,24 +61,13 @@ def _table(model: BenchedModel, depth: int, width: int, ceiling: float, device: 
         run(loaded, ids, depth)
         shares = step_shares(kernel_runs(device, lambda: run(loaded, ids, depth)))
     read = _bytes_read(model)
-    whole = sum(share.total_seconds for share in shares)
-    rows = []
-    for share in shares:
-        rate = read[share.role] / share.total_seconds if share.role in read else 0.0
-        rows.append(
-            [
-                share.role,
-                str(share.runs),
-                f"{share.seconds * 1e6:.1f}",
-                f"{share.total_seconds * 1e6:.0f}",
-                f"{share.total_seconds / whole:.1%}",
-                f"{rate / 1e9:.0f}" if rate else NOTHING,
-                f"{rate / ceiling:.0%}" if rate else NOTHING,
-            ]
-        )
-    rows.append(["all", str(sum(share.runs for share in shares)), NOTHING, f"{whole * 1e6:.0f}", "100.0%"])
-    rows[-1] += [f"{sum(read.values()) / whole / 1e9:.0f}", f"{sum(read.values()) / whole / ceiling:.0%}"]
-    return markdown(HEAD, rows)
+    rates = [read[share.role] / share.total_seconds if share.role in read else 0.0 for share in shares]
+    rates.append(sum(read.values()) / sum(share.total_seconds for share in shares))
+    rows = [
+        [*row, f"{rate / 1e9:.0f}" if rate else NOTHING, f"{rate / ceiling:.0%}" if rate else NOTHING]
+        for row, rate in zip(share_rows(shares), rates, strict=True)
+    ]
+    return markdown((*HEAD, "GB/s", "of reading"), rows)
 
 
 def _answer(model: Model, ids: list[int], depth: int) -> None:

@@ -4,15 +4,16 @@ python benchmarks/several_gpus/tensor.py --models llama-3.3-70b:20:Q4_K_M,llama-
     --llama-bench PATH
 python benchmarks/several_gpus/tensor.py --models qwen3-30b-a3b:24:Q4_K_M --settings one,cpu,tensor,small
 
-Each setting is loaded alone. "logits": the distance of the last logits after the prompt from those of one
-GPU, over their length. With --smoke, or without two GPUs, the built-in model runs on what is here, and the
-sums are those of two processes on the CPU.
+Each setting is loaded alone. With --profile, also the kernels of its decode steps (of the first rank).
+"logits": the distance of the last logits after the prompt from those of one GPU, over their length. With
+--smoke, or without two GPUs, the built-in model runs on what is here, and the sums are those of two processes
+on the CPU.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.measuring import SEED
@@ -29,12 +31,14 @@ from edgeinfer.benchmarking.workloads import Workload, needed_context, random_id
 from edgeinfer.errors import EdgeInferError, SettingError
 from edgeinfer.loading.loading import load
 from edgeinfer.loading.tensor import loading as tensor_loading
+from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer_kernels.cuda.driver import list_gpus
 from edgeinfer_offload.machine.peer_sums import sum_figures
-from harness import suites
+from harness import step_table, suites
 from harness.cuda_runs import workload_seconds
 from harness.llama_bench import LlamaBench
+from harness.step_table import step_rows
 
 HEAD = ("model", "test", "setting", "best decile t/s", "median t/s", "of one GPU", "planned t/s", "logits")
 SETTINGS = {
@@ -73,6 +77,10 @@ class TensorSuite:
     gpus: Sequence[int]
     """Indices of two, or none: the built-in model on what is here."""
     settings: Sequence[str]
+    profiles: bool = False
+    """Whether the kernels of steps are measured too."""
+    kernels: list[tuple[str, str]] = field(default_factory=list)
+    """Tables of these kernels, with their titles."""
 
     def rows(self, path: Path) -> Iterator[list[str]]:
         """The rows of a model under HEAD."""
@@ -120,12 +128,22 @@ class TensorSuite:
                 workload_seconds(model, workload)
                 seconds = [workload_seconds(model, workload) for _ in range(self.repetitions)]
                 timings.append(Timings(tuple(seconds), workload.tokens))
+            if self.profiles:
+                self._profile(model, f"{path.stem}, {name}")
             engine.rewind(0)
             longest = max(workload.tokens for workload in self.workloads if workload.kind == "prompt")
             logits = np.asarray(engine.append(random_ids(longest, engine.vocabulary_size, SEED)))
             plan = model.plan
             rate = plan.prediction.decode_tokens_per_second if plan is not None else 0.0
         return Measured(name, timings, rate, logits.reshape(-1))
+
+    def _profile(self, model: Model, title: str) -> None:
+        device = torch.device(f"cuda:{self.gpus[0]}" if self.gpus else "cpu")
+        generation = next(each for each in self.workloads if each.kind == "generate")
+        rows = step_rows(model, device, lambda: workload_seconds(model, generation))
+        table = markdown(step_table.HEAD, rows) if rows else "no steps on a GPU"
+        self.kernels.append((f"Kernels of a step: {title}", table))
+        print(f"{title}\n{table}", file=sys.stderr, flush=True)
 
     def _theirs(self, path: Path, name: str, mode: str) -> Measured | None:
         """None: this build has no such mode."""
@@ -174,6 +192,7 @@ def main() -> None:
         "--settings", default="one,layers,tensor,torch", help=f"of {', '.join(SETTINGS)} (%(default)s)"
     )
     parser.add_argument("--repetitions", type=int, default=5, help="(%(default)s)")
+    parser.add_argument("--profile", action="store_true", help="also the time of each kernel of a step")
     parser.add_argument("--smoke", action="store_true", help="a few seconds, to check that it runs")
     parser.add_argument("--out", type=Path, help="write the tables to this file too")
     options = parser.parse_args()
@@ -186,12 +205,13 @@ def main() -> None:
     if wrong := sorted(set(settings) - set(SETTINGS)):
         raise SettingError(f"--settings: saw {wrong[0]!r}, wanted some of {', '.join(SETTINGS)}")
     repetitions = 2 if options.smoke else options.repetitions
-    suite = TensorSuite(options.llama_bench, repetitions, workloads, gpus, settings)
+    suite = TensorSuite(options.llama_bench, repetitions, workloads, gpus, settings, options.profile)
     models = ("tiny",) if options.smoke or not gpus else suites.words(options.models)
     devices = [f"cuda:{index}" for index in gpus] or ["cpu", "cpu"]
     sections = [("Sums over the devices", sums_table(devices))]
     rows = [row for path in suites.model_files(models, options.folder) for row in suite.rows(path)]
     sections.append(("Tensor parallel", markdown(HEAD, rows, left=(0, 1, 2))))
+    sections += suite.kernels
     facts = [f"GPU: {gpu.name} (cuda:{gpu.index})" for gpu in list_gpus() if gpu.index in gpus]
     suites.write_report("Two GPUs", [*facts, *this_machine(command_line()).lines()], sections, options.out)
 

@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
 from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective, join_group
+from edgeinfer_kernels.cuda.tuning.step_profile import KernelProfile, KernelRun
 from edgeinfer_kernels.lora.tensor import tensor_lora
 from edgeinfer_kernels.lora.weights import LoraWeights, ModelLora
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
@@ -40,6 +41,7 @@ class TensorRank:
     """A loaded part, as `RankService`."""
 
     each_replies = frozenset(("snapshot", "read_pages", "load_head", "call_head"))
+    _profile: KernelProfile | None = None
 
     def __init__(self, job: TensorJob, on_progress: Callable[[int, int], None]) -> None:
         self.rank = job.rank
@@ -175,6 +177,16 @@ class TensorRank:
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self._backend.evict(positions, end)
+
+    def begin_profile(self) -> None:
+        """Record the kernels of the first rank from now on, if it has a GPU."""
+        if self.rank == 0 and self._backend.device.type == "cuda":
+            self._profile = KernelProfile(self._backend.device)
+
+    def end_profile(self) -> list[KernelRun]:
+        """The kernels since `begin_profile`; empty: it isn't recording."""
+        profile, self._profile = self._profile, None
+        return [] if profile is None else profile.runs()
 
 
 def main() -> None:

@@ -148,7 +148,9 @@ class DeviceParts:
         """The results of blocks are partial sums, which this `collective` adds; `chunk`: maximum tokens of a
         prompt's chunk.
         """
-        self.workspace.y = collective.shared(self.workspace.y)
+        part = self.model.part
+        logits = max(map(len, part.vocabulary)) if part else self.model.vocabulary
+        self.workspace.y = collective.shared(self.workspace.y, logits)
         self.prefill.collective = collective
         if len(self.model.blocks) % BUFFERS == 0:
             self.prefill.sums = collective.chunk_sums(chunk, self.model.spec.hidden_size)

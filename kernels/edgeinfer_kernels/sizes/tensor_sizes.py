@@ -62,7 +62,9 @@ def tensor_sizes(sizes: ModelSizes, shares: Sequence[float], rank: int) -> Model
 def exchange_bytes(sizes: ModelSizes, shares: Sequence[float], chunk: int) -> int:
     """Bytes of the buffers for logits of each rank and for sums of steps and chunks, on each GPU."""
     rows = max(map(len, vocabulary_of(sizes.vocabulary, shares)))
-    sums = 2 * taken(MAX_TOKENS * padded_rows(sizes.hidden_size), 4) + 2 * taken(chunk * sizes.hidden_size, 4)
+    columns = padded_rows(sizes.hidden_size) + rows
+    words = taken(MAX_TOKENS * columns, 4 + 16 * len(shares))
+    sums = words + 2 * taken(chunk * sizes.hidden_size, 4)
     return (1 + len(shares)) * taken(MAX_TOKENS * rows, 4) + sums
 
 

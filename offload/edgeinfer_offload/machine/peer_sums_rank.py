@@ -5,7 +5,7 @@ from collections.abc import Callable
 from edgeinfer_kernels.cuda.current_device import current
 from edgeinfer_kernels.cuda.device_parts import named_device
 from edgeinfer_kernels.cuda.tensor.sum_speed import sum_speed
-from edgeinfer_kernels.cuda.tensor.torch_collective import SYMMETRIC, TorchCollective, join_group
+from edgeinfer_kernels.cuda.tensor.torch_collective import PEERS, SYMMETRIC, TorchCollective, join_group
 from edgeinfer_offload.runtime.rank_service import run_rank
 
 
@@ -19,12 +19,12 @@ class PeerSumsRank:
         device = named_device(name)
         with current(device):
             join_group(device, store, self.rank, ranks)
-            collective = TorchCollective(device)
-            seconds, rate = sum_speed(collective, TorchCollective(device, store, "auto"), device)
+            collective = TorchCollective(device, store, "auto")
+            seconds, rate = sum_speed(collective, device)
         self._figures = {
             "sum_seconds": seconds,
             "bytes_per_second": rate,
-            "symmetric": float(collective.kind == SYMMETRIC),
+            "symmetric": float(collective.kind in (PEERS, SYMMETRIC)),
         }
 
     def ready(self) -> dict[str, float]:

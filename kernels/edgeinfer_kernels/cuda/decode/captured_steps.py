@@ -312,11 +312,16 @@ class CapturedSteps:
             exchange.between = None
 
     def _launch(self, tokens: int, mode: str, layout: Layout = TEXT) -> None:
+        collective = self.step.collective
+        peers = None if collective is None else collective.logit_peers
         self.step.layout, self.step.is_tree = layout, self._is_tree
+        self.step.gathers_logits = mode != BEST or peers is None
         self.step.launch(tokens)
-        self.step.layout, self.step.is_tree = TEXT, False
+        self.step.layout, self.step.is_tree, self.step.gathers_logits = TEXT, False, True
         space, sampling = self.step.workspace, self._sampling_space
-        if mode == BEST and self.step.collective is None:
+        if mode == BEST and peers is not None:
+            self.step.launches.ranks.best_of_ranks(peers, self.sampled, RING)
+        elif mode == BEST and collective is None:
             self.step.launches.launch(
                 sample_best_kernel,
                 (1,),

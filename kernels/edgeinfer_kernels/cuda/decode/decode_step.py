@@ -7,10 +7,11 @@ post-norm, or the next norm is a layer norm, `add_norm_kernel` follows. A block 
 one before it reads the same buffers, or one with its own norm of the same x; no norm is applied
 between them. In a split model, x is sent to the
 host at its CPU stages and is received with the CPU's sum added (`cpu_stages.py`). With tensor parallel the
-results of blocks are partial sums: they are added up over the ranks before `add_norm_kernel`, and the ranks'
+results of blocks are partial sums: a kernel adds them up over the ranks and adds the sum to x, and the ranks'
 logits are gathered.
 """
 
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -24,7 +25,6 @@ from edgeinfer_kernels.cuda.decode.workspace import Activations, Workspace
 from edgeinfer_kernels.cuda.draft.states.keeping import keep_step
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange
 from edgeinfer_kernels.cuda.tensor.collective import Collective
-from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS
 from edgeinfer_kernels.cuda.tuning.step_shapes import RowKernel, Tuning
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -46,10 +46,9 @@ class DecodeStep:
         self.launches = launches
         self.exchange = exchange
         self.collective = collective
-        peers = None if collective is None else collective.peers
-        self._peers = peers if len(launches.model.blocks) % BUFFERS == 0 else None
-        """Buffers for partial sums, which alternate from block to block and from step to step."""
         self.layout: Layout = TEXT
+        self.gathers_logits = True
+        """Whether each rank needs the logits of all."""
         self.is_tree = False
         """Whether the tokens of a step are a draft tree, for blocks with recurrent states."""
         blocks = launches.model.blocks
@@ -120,8 +119,6 @@ class DecodeStep:
             block_input = block_input if block.residual.shares_input else source
             own_input = self._own_input(number + 1, tokens) or own_input
             read = own_input if block.residual.has_own_norm else block_input
-            if self._peers is not None:
-                self.workspace.y = self._peers.own(number)
             source = module.decode(self, number, block, read, tokens, parallel)
             if stages and stages.after[number]:
                 self.send(stages.after[number], tokens)
@@ -173,21 +170,38 @@ class DecodeStep:
 
     def add(self, number: int, y: Tensor | None, scale: float, tokens: int) -> Source:
         """x += scale·y, with the post-norm of block `number` if it has one, and apply the norm after it."""
-        target, post = self.target(number), None
+        target, norm, post = self.target(number), self.norm_after(number), None
         if y is not None:
             block = self.model.blocks[number]
             post = NextNorm.of_result(block.residual, block.norms)
-            if self._peers is not None:
-                args, norm = self._peers.args(number), self.norm_after(number)
-                self.launches.norms.sum_norm(args, post, scale, norm, target.activations, tokens)
-                return target
-            y = self._summed(y, tokens)
-        self.launches.norms.add_norm(y, post, scale, self.norm_after(number), target.activations, tokens)
+            if self.collective is not None:
+                return self._add_sum(self.collective, y, post, scale, target, norm, tokens)
+        self.launches.norms.add_norm(y, post, scale, norm, target.activations, tokens)
         return target
 
-    def _summed(self, y: Tensor, tokens: int) -> Tensor:
-        """The sum of y, the result of a block, over the ranks of tensor parallel."""
-        return y if self.collective is None else self.collective.sum_of_step(y[:tokens])
+    def _add_sum(
+        self,
+        collective: Collective,
+        y: Tensor,
+        post: NextNorm,
+        scale: float,
+        target: Source,
+        norm: NextNorm,
+        tokens: int,
+    ) -> Source:
+        """`add` of the sum of y over the ranks of tensor parallel; as in `close_block`, the next kernel
+        applies the norm if it can.
+        """
+        peers = None if collective.peers is None else collective.peers.args
+        if peers is None:
+            y = collective.sum_of_step(y[:tokens])
+        if post.weight is None and norm.folds:
+            self.launches.ranks.sum_residual(peers, y, scale, norm.weight, target, tokens)
+            return replace(target, norm=norm.spec if norm.weight is not None else None)
+        if peers is not None:
+            self.launches.ranks.sum_rows(peers, y, tokens)
+        self.launches.norms.add_norm(y, post, scale, norm, target.activations, tokens)
+        return target
 
     def close_block(
         self,
@@ -251,5 +265,9 @@ class DecodeStep:
     def _head(self, source: Source, tokens: int, begin: int, rows: int = 0) -> None:
         """The logits of the tokens from `begin` on; those of all ranks."""
         self.launches.head(source, tokens, begin, rows)
-        if self.collective is not None:
+        if self.collective is None or not self.gathers_logits:
+            return
+        if self.collective.logit_peers is None:
             self.workspace.gather_logits(self.collective, tokens)
+        else:
+            self.launches.ranks.gather_logits(self.collective.logit_peers, tokens)

@@ -350,7 +350,7 @@ def argmax(
 
 
 @triton.jit
-def _advance(state, sampled, next_id, RING: tl.constexpr):
+def advance(state, sampled, next_id, RING: tl.constexpr):
     """Store the id (-1: none) at its token's slot in the ring, and set it as the next step's token."""
     cached = tl.load(state + CACHED_AT)
     tl.store(sampled + cached % RING, next_id)
@@ -383,10 +383,10 @@ def sample_best_kernel(
     broken = tl.max((value != value).to(tl.int32), axis=0)
     top, top_index = tl.max(value, axis=0, return_indices=True)
     next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + top_index))
-    _advance(state, sampled, next_id, RING)
+    advance(state, sampled, next_id, RING)
 
 
 @triton.jit
 def advance_kernel(results, state, sampled, RING: tl.constexpr):
     """Pass on the sampled token: `results` holds the id, or -1 if the host must sample."""
-    _advance(state, sampled, tl.load(results), RING)
+    advance(state, sampled, tl.load(results), RING)

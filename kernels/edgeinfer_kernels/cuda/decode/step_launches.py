@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda.decode.gemv_kernels import (
 from edgeinfer_kernels.cuda.decode.step_norms import NormLaunches, Source
 from edgeinfer_kernels.cuda.decode.workspace import ROWS, Activations, Workspace
 from edgeinfer_kernels.cuda.lora import adapted, embedding_args
+from edgeinfer_kernels.cuda.tensor.rank_launches import RankLaunches
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
 from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
@@ -50,6 +51,7 @@ class StepLaunches:
         self.tuning = tuning
         self.dependent = dependent
         self.norms = NormLaunches(self)
+        self.ranks = RankLaunches(self)
 
     def launch(
         self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any

@@ -9,10 +9,8 @@ from edgeinfer_kernels.blocks.common.block import NormSpec
 from edgeinfer_kernels.blocks.common.sub_norms import SubNorm
 from edgeinfer_kernels.blocks.feed_forward import Activation
 from edgeinfer_kernels.cuda.decode.workspace import Activations
-from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS
-from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_norm_kernel
 from edgeinfer_kernels.cuda.triton_ops.activations import activation_code
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, PeerArgs, SumSquares
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import NormArgs, NormConfig, SumSquares
 from edgeinfer_kernels.cuda.triton_ops.norm_kernels import activation_norm_kernel, add_norm_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceNorms
@@ -132,33 +130,6 @@ class NormLaunches:
             out.words,
             NORM=self.config(norm, adds=y is not None, has_post_norm=has_post_norm, scales=gain != 1),
             OUT=out.config,
-            warps=8,
-        )
-
-    def sum_norm(
-        self,
-        peers: PeerArgs,
-        post_norm: NextNorm,
-        scale: float,
-        norm: NextNorm,
-        out: Activations,
-        tokens: int,
-    ) -> None:
-        """x += scale·post_norm(the sum of y over the ranks of tensor parallel); then its norm into `out`."""
-        has_post_norm = post_norm.weight is not None
-        self._launches.launch(
-            sum_norm_kernel,
-            (tokens,),
-            peers,
-            self._launches.workspace.y.stride(0),
-            self._launches.workspace.x,
-            scale,
-            self.args(post_norm),
-            self.args(norm),
-            out.words,
-            NORM=self.config(norm, adds=True, has_post_norm=has_post_norm),
-            OUT=out.config,
-            POLLS=MAX_PEER_POLLS,
             warps=8,
         )
 

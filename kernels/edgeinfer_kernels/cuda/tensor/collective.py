@@ -5,18 +5,22 @@ from typing import Protocol
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
-from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
+from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes
 
 
 class Collective(Protocol):
     """What a rank's step and prompts need of the other ranks. All ranks call the same methods in order."""
 
     rank: int
-    peers: PeerRows | None
-    """Buffers whose sums are computed by the kernel that adds them to x; None: by `sum_of_step`."""
+    peers: PeerInboxes | None
+    """With them the kernel that adds a result to x adds it up over the ranks; None: `sum_of_step` does."""
+    logit_peers: PeerInboxes | None
+    """Those for logits; None: `gather` gathers them."""
 
-    def shared(self, rows: Tensor) -> Tensor:
-        """A buffer of the shape of `rows` whose sums are the fastest; may be `rows` itself."""
+    def shared(self, rows: Tensor, logits: int) -> Tensor:
+        """A buffer of the shape of `rows` whose sums are the fastest; may be `rows` itself. Sets `peers` and
+        `logit_peers`; a rank has up to `logits` of each row.
+        """
         ...
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
@@ -43,10 +47,10 @@ class Alone:
 
     rank = 0
 
-    def __init__(self, peers: PeerRows | None = None) -> None:
-        self.peers = peers
+    def __init__(self, peers: PeerInboxes | None = None, logit_peers: PeerInboxes | None = None) -> None:
+        self.peers, self.logit_peers = peers, logit_peers
 
-    def shared(self, rows: Tensor) -> Tensor:
+    def shared(self, rows: Tensor, logits: int) -> Tensor:
         return rows
 
     def sum_of_step(self, rows: Tensor) -> Tensor:

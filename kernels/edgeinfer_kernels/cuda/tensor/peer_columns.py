@@ -1,5 +1,5 @@
-"""Sums over the ranks of tensor parallel: each rank reads the others' partial sums from their memory, after
-all have raised a number there.
+"""Sums over the ranks of tensor parallel for prompts: each rank reads the others' partial sums from their
+memory, after these have raised a number in its own.
 """
 
 import triton
@@ -11,7 +11,7 @@ MAX_PEER_POLLS = 1 << 30
 
 @triton.jit
 def meet(peers, token, POLLS: tl.constexpr):
-    """Raise this rank's number of the token in the memory of all ranks, and wait for theirs in its own.
+    """Raise this rank's number of the token in the memory of the other ranks, and wait for theirs in its own.
 
     Partial sums that were written before are then visible to the others. After POLLS polls it waits no more.
     """
@@ -20,15 +20,17 @@ def meet(peers, token, POLLS: tl.constexpr):
     tl.debug_barrier()
     tl.store(peers.numbers + token, number)
     for other in tl.static_range(RANKS):
-        at = peers.arrived[other] + peers.rank * peers.tokens + token
-        tl.atomic_xchg(at, number, sem="release", scope="sys")
+        if other != peers.rank:
+            at = peers.arrived[other] + peers.rank * peers.tokens + token
+            tl.atomic_xchg(at, number, sem="release", scope="sys")
     for other in tl.static_range(RANKS):
-        at = peers.arrived_here + other * peers.tokens + token
-        seen = tl.atomic_add(at, 0, sem="acquire", scope="sys")
-        polls = 0
-        while (seen < number) & (polls < POLLS):
+        if other != peers.rank:
+            at = peers.arrived_here + other * peers.tokens + token
             seen = tl.atomic_add(at, 0, sem="acquire", scope="sys")
-            polls += 1
+            polls = 0
+            while (seen < number) & (polls < POLLS):
+                seen = tl.atomic_add(at, 0, sem="acquire", scope="sys")
+                polls += 1
 
 
 @triton.jit

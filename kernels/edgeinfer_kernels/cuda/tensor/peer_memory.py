@@ -1,4 +1,4 @@
-"""Memory of each rank that all can read and write: partial sums, and numbers that follow them."""
+"""Memory of each rank that all can read and write: inboxes for steps, partial sums for prompts."""
 
 from pathlib import Path
 
@@ -6,11 +6,31 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from edgeinfer_kernels.cuda.triton_ops.kernel_args import PeerArgs
+from edgeinfer_kernels.cuda.triton_ops.kernel_args import InboxArgs, PeerArgs
 
 BUFFERS = 2
 """Buffers of partial sums, used in turn: the others may still read the last one."""
 ALIGNMENT = 256
+
+
+class PeerInboxes:
+    """What the ranks send each other in a step, up to (tokens, columns) float32 from each; memory as that of
+    `PeerRows`.
+    """
+
+    def __init__(self, tokens: int, columns: int, device: torch.device, store: str) -> None:
+        self.tokens, self.columns, self.device = tokens, columns, device
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        nbytes = 2 * 8 * self.ranks * tokens * columns
+        self._held, memory = memory_of_ranks(nbytes, device, store)
+        self._inboxes = tuple(each.view(torch.int64) for each in memory)
+        self._numbers = torch.zeros((tokens, columns), dtype=torch.int32, device=device)
+
+    @property
+    def args(self) -> InboxArgs:
+        """What the kernels need."""
+        inboxes, rank = self._inboxes, self.rank
+        return InboxArgs(inboxes, inboxes[rank], self._numbers, rank, self.tokens, self.columns)
 
 
 class PeerRows:
@@ -25,7 +45,7 @@ class PeerRows:
         scales = _aligned(sums)
         numbers = _aligned(scales + BUFFERS * 4 * tokens)
         nbytes = numbers + 8 * self.ranks * tokens
-        self._held, memory = _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
+        self._held, memory = memory_of_ranks(nbytes, device, store)
         self._all = [each[:sums].view(torch.float32).view(BUFFERS, tokens, columns) for each in memory]
         ends = scales + BUFFERS * 4 * tokens
         self._scales = [each[scales:ends].view(torch.float32).view(BUFFERS, tokens) for each in memory]
@@ -33,7 +53,7 @@ class PeerRows:
         self._numbers = torch.zeros(tokens, dtype=torch.int64, device=device)
 
     def own(self, number: int) -> Tensor:
-        """The buffer in which this rank writes the partial sums of sum `number` of a step."""
+        """The buffer in which this rank writes the partial sums of sum `number` of a chunk."""
         return self._all[self.rank][number % BUFFERS]
 
     def own_scales(self, number: int) -> Tensor:
@@ -51,8 +71,13 @@ def _aligned(offset: int) -> int:
     return -(-offset // ALIGNMENT) * ALIGNMENT
 
 
+def memory_of_ranks(nbytes: int, device: torch.device, store: str) -> tuple[Tensor, list[Tensor]]:
+    """What keeps the memory, and that of each rank, which has zeros."""
+    return _on_gpus(nbytes, device) if device.type == "cuda" else _in_files(nbytes, store)
+
+
 def _on_gpus(nbytes: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """What keeps the memory, and that of each rank, with zeros on this one."""
+    """As `memory_of_ranks`. It is zero on this rank; the others' is when all have agreed to use it."""
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     group: str = dist.group.WORLD.group_name
@@ -65,7 +90,7 @@ def _on_gpus(nbytes: int, device: torch.device) -> tuple[Tensor, list[Tensor]]:
 
 
 def _in_files(nbytes: int, store: str) -> tuple[Tensor, list[Tensor]]:
-    """As `_on_gpus`."""
+    """As `memory_of_ranks`."""
     paths = [f"{store}.{rank}" for rank in range(dist.get_world_size())]
     Path(paths[dist.get_rank()]).write_bytes(bytes(nbytes))
     dist.barrier()

@@ -5,6 +5,7 @@ import time
 import torch
 
 from edgeinfer_kernels.cuda.current_device import capturing
+from edgeinfer_kernels.cuda.tensor.peer_trial import StepSums
 from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective
 from edgeinfer_kernels.cuda.tuning.step_timer import replay_seconds
 
@@ -13,28 +14,31 @@ STEP_FLOATS, PROMPT_TOKENS, PROMPT_FLOATS = 4096, 512, 8192
 SUMS_PER_GRAPH, REPLAYS, ROUNDS = 64, 8, 3
 
 
-def sum_speed(
-    collective: TorchCollective, chunks: TorchCollective, device: torch.device
-) -> tuple[float, float]:
-    """Seconds of a sum of a step, and bytes per second of one of a chunk by `chunks`. All ranks measure
-    together.
-    """
-    step = collective.shared(torch.zeros((1, STEP_FLOATS), dtype=torch.float32, device=device))
+def sum_speed(collective: TorchCollective, device: torch.device) -> tuple[float, float]:
+    """Seconds of a sum of a step, and bytes per second of one of a chunk. All ranks measure together."""
+    step = collective.shared(torch.zeros((1, STEP_FLOATS), dtype=torch.float32, device=device), 16)
     prompt = torch.zeros((PROMPT_TOKENS, PROMPT_FLOATS), dtype=torch.float32, device=device)
-    sums = chunks.chunk_sums(*prompt.shape)
+    chunks = collective.chunk_sums(*prompt.shape)
+    sums = None if collective.peers is None else StepSums(collective.peers, 1)
     if device.type != "cuda":
         seconds = [_timed(collective, rows) for rows in (step, prompt)]
         return seconds[0], prompt.nbytes / seconds[1]
     graphs = []
 
-    def add_up() -> None:
+    def sum_of_step() -> None:
         if sums is None:
+            collective.sum_of_step(step)
+        else:
+            sums.add_up()
+
+    def add_up() -> None:
+        if chunks is None:
             collective.add_up(prompt)
         else:
-            sums.add_up(0, PROMPT_FLOATS, prompt)
-            sums.finish()
+            chunks.add_up(0, PROMPT_FLOATS, prompt)
+            chunks.finish()
 
-    for run in (lambda: collective.sum_of_step(step), add_up):
+    for run in (sum_of_step, add_up):
         run()
         torch.cuda.synchronize(device)
         graph = torch.cuda.CUDAGraph()

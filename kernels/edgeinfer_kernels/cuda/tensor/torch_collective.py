@@ -6,9 +6,9 @@ Without CUDA they are gloo's, or our kernel's with files that all processes map.
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -16,8 +16,8 @@ from torch import Tensor
 
 from edgeinfer_kernels.cuda.driver import list_links
 from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
-from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
-from edgeinfer_kernels.cuda.tensor.peer_trial import peers_add_up
+from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes, PeerRows
+from edgeinfer_kernels.cuda.tensor.peer_trial import chunks_add_up, steps_add_up
 
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
@@ -31,6 +31,7 @@ that ends a rank.
 """
 PEERS, SYMMETRIC, NCCL, GLOO = "peer memory", "symmetric memory", "NCCL", "gloo"
 Sums = Literal["auto", "peers", "torch"]
+Peers = TypeVar("Peers", PeerInboxes, PeerRows)
 
 
 class TorchCollective:
@@ -42,7 +43,8 @@ class TorchCollective:
         """
         self.rank = dist.get_rank()
         self.device = device
-        self.peers: PeerRows | None = None
+        self.peers: PeerInboxes | None = None
+        self.logit_peers: PeerInboxes | None = None
         self._store = store
         self._symmetric = device.type == "cuda" and _have_symmetric_memory(device)
         has_link = sums == "auto" and self._symmetric and _have_atomics(device)
@@ -59,12 +61,18 @@ class TorchCollective:
             return SYMMETRIC
         return NCCL if self.device.type == "cuda" else GLOO
 
-    def shared(self, rows: Tensor) -> Tensor:
+    def shared(self, rows: Tensor, logits: int) -> Tensor:
         if self._tries_peers:
             tokens, columns = rows.shape
-            self.peers = self._tried_peers(tokens, columns, self._store)
+            self.peers = self._tried(
+                lambda: PeerInboxes(tokens, columns, self.device, self._store), steps_add_up
+            )
             if self.peers is not None:
-                return self.peers.own(0)
+                store = f"{self._store}.logits"
+                self.logit_peers = self._tried(
+                    lambda: PeerInboxes(tokens, logits, self.device, store), lambda peers: True
+                )
+                return rows
         if not self._symmetric:
             return rows
         from torch.distributed import _symmetric_memory as symmetric_memory
@@ -76,19 +84,22 @@ class TorchCollective:
         return held
 
     def chunk_sums(self, tokens: int, columns: int) -> ChunkSums | None:
-        peers = self._tried_peers(tokens, columns, f"{self._store}.chunk") if self._tries_peers else None
+        if not self._tries_peers:
+            return None
+        store = f"{self._store}.chunk"
+        peers = self._tried(lambda: PeerRows(tokens, columns, self.device, store), chunks_add_up)
         return None if peers is None else ChunkSums(peers, self.device)
 
-    def _tried_peers(self, tokens: int, columns: int, store: str) -> PeerRows | None:
-        """Buffers that all ranks read with the right sums; None: on some rank they don't work."""
+    def _tried(self, create: Callable[[], Peers], adds_up: Callable[[Peers], bool]) -> Peers | None:
+        """Memory with which all ranks have the right sums; None: on some rank it doesn't work."""
         peers, works = None, False
         with suppress(RuntimeError, ImportError, AttributeError, TypeError):
-            peers = PeerRows(tokens, columns, self.device, store)
+            peers = create()
         if not _all_agree(peers is not None, self.device):
             return None
         assert peers is not None
         with suppress(RuntimeError):
-            works = peers_add_up(peers, self.device)
+            works = adds_up(peers)
         return peers if _all_agree(works, self.device) else None
 
     def sum_of_step(self, rows: Tensor) -> Tensor:

@@ -25,11 +25,24 @@ class NormArgs(NamedTuple):
     epsilon: Any
 
 
+class InboxArgs(NamedTuple):
+    """What the ranks of tensor parallel send each other in a step: words (2, ranks, tokens, columns) int64 in
+    the memory of each rank, by their sender, `inbox_here` those of this `rank`: a float32 and, in the upper
+    half, its number. `numbers` (tokens, columns) int32 counts the sums from a column on.
+    """
+
+    inboxes: tuple[Any, ...]
+    inbox_here: Any
+    numbers: Any
+    rank: Any
+    tokens: Any
+    columns: Any
+
+
 class PeerArgs(NamedTuple):
-    """Partial sums of each rank of tensor parallel, (tokens, columns) float32, and the numbers of their
-    tokens: `arrived` (ranks, tokens) int64 in the memory of each rank, `arrived_here` that of this `rank`;
-    `numbers` (tokens,) int64 counts its sums. `scales` (tokens,) float32 of each rank are those of a chunk's
-    rows, which steps don't have.
+    """Partial sums of a prompt's chunk of each rank of tensor parallel, (tokens, columns) float32, their
+    `scales` (tokens,) float32, and the numbers of their programs: `arrived` (ranks, tokens) int64 in the
+    memory of each rank, `arrived_here` that of this `rank`; `numbers` (tokens,) int64 counts its sums.
     """
 
     rows: tuple[Any, ...]

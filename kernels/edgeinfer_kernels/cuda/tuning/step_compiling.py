@@ -93,7 +93,9 @@ def _recording(step: DecodeStep, tuning: Tuning) -> DecodeStep:
     """A step whose launches are compilations."""
     usual = step.launches
     launches = _Compilations(usual.model, usual.workspace, tuning, dependent=usual.dependent)
-    return DecodeStep(launches, step.exchange, step.collective and Alone(step.collective.peers))
+    usual_sums = step.collective
+    alone = usual_sums and Alone(usual_sums.peers, usual_sums.logit_peers)
+    return DecodeStep(launches, step.exchange, alone)
 
 
 @contextmanager

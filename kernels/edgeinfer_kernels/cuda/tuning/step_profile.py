@@ -1,8 +1,10 @@
 """The share of each kernel in a decode step, from the driver's profile of replayed graphs."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 
 import torch
@@ -47,18 +49,44 @@ class KernelShare:
         return self.runs * self.seconds
 
 
+class KernelProfile:
+    """Records the kernels that run on a GPU, from its creation until `runs`."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.cuda.synchronize(device)
+        self._device = device
+        self._profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+        self._profile.start()
+
+    def runs(self) -> list[KernelRun]:
+        """The kernels, ordered by their start."""
+        torch.cuda.synchronize(self._device)
+        self._profile.stop()
+        runs = [
+            KernelRun(short_name(event.name), event.time_range.start / 1e6, event.time_range.end / 1e6)
+            for event in self._profile.events() or ()
+            if "kernel" in event.name.lower()
+        ]
+        return sorted(runs, key=lambda run: run.begin)
+
+
 def kernel_runs(device: torch.device, work: Callable[[], object]) -> list[KernelRun]:
     """The kernels that run on a GPU during `work`, ordered by their start."""
-    torch.cuda.synchronize(device)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        work()
-        torch.cuda.synchronize(device)
-    runs = [
-        KernelRun(event.name, event.time_range.start / 1e6, event.time_range.end / 1e6)
-        for event in profile.events() or ()
-        if event.name.endswith("_kernel")
-    ]
-    return sorted(runs, key=lambda run: run.begin)
+    profile = KernelProfile(device)
+    work()
+    return profile.runs()
+
+
+def short_name(name: str) -> str:
+    """The name of a kernel of C++ without its result, namespaces, template and parameters."""
+    found = re.match(r"(?:void )?(?:\(anonymous namespace\)::|\w+::)*(\w+)", name)
+    return found[1] if found else name
+
+
+def seconds_between_steps(runs: Sequence[KernelRun]) -> float:
+    """From the start of a step to that of the next one, the median; 0.0: fewer than two steps."""
+    begins = [run.begin for run in runs if run.name == FIRST_KERNEL]
+    return median(after - before for before, after in pairwise(begins)) if len(begins) > 1 else 0.0
 
 
 def step_shares(runs: Sequence[KernelRun]) -> list[KernelShare]:

@@ -26,6 +26,7 @@ from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.driver import Gpu
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_offload.machine.hardware import Machine
 from edgeinfer_offload.machine.peer_sums import NVLINK, sum_figures
 from edgeinfer_offload.planner import buffer_sizes, plan_items
@@ -77,7 +78,8 @@ def test_both_gpus_generate_what_one_does(tmp_path: Path) -> None:
         assert isinstance(engine, NativeEngine)
         assert isinstance(engine.backend, TensorBackend)
         assert plan is not None
-        sums = 2 * 4 * plan.options.chunk * 64  # of chunks, which only GPUs with NVLink have
+        words = MAX_TOKENS * (64 + engine.vocabulary_size // 2) * (4 + 2 * 16)  # of sums and logits
+        sums = words + 2 * 4 * plan.options.chunk * 64  # which only GPUs with NVLink have
         for name, rank in zip(("gpu", "gpu1"), engine.backend.ranks, strict=True):
             assert 0.97 * (plan.bytes_on(name) - sums) <= rank.nbytes <= plan.bytes_on(name)
         assert "on 2 GPUs" in plan.explain()

@@ -127,8 +127,10 @@ def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) ->
     with one_gpu(path) as (decoder, _), tensor_parallel(path, shares) as ranks:
         ids = decoder.ids(13)
         first = read(ranks, ids, (12, 1))[12]  # type: ignore[arg-type]
+        ranks.call_rank(0, "begin_profile")
         best = ranks.best_ids(ids[12:], 12)
         assert best == [int(first.argmax())]
+        assert bool(ranks.call_rank(0, "end_profile")) == HAS_GPU
         held = ranks.snapshot(12)
         assert sum(array.nbytes for array in held) > 0
         read(ranks, ids[::-1], (13,))  # type: ignore[arg-type]

@@ -126,13 +126,22 @@ def gather(self: Any, source: Handle, indices: Handle, axis: int) -> Handle:
     )
 
 
-def masked_load(self: Any, pointers: Handle, mask: Handle, other: Handle | None, *flags: Any) -> Handle:
-    """Replaces `create_masked_load`."""
-    element = pointers.get_element_ty()
-    dtype = interpreter._get_np_dtype(element)
-    missing = np.zeros((1,) * pointers.data.ndim, dtype) if other is None else other.data
-    arrays = _of_one_shape(pointers.data, mask.data, missing)
-    return interpreter.TensorHandle(interpreter._interpreter.load(*arrays, dtype), element)
+def masked_loads(programs: ProgramGroup) -> Callable[..., Handle]:
+    """Replaces `create_masked_load`. What another process writes is loaded by one program at a time."""
+
+    def masked_load(
+        self: Any, pointers: Handle, mask: Handle, other: Handle | None, cache: Any, eviction: Any,
+        is_volatile: bool,
+    ) -> Handle:  # fmt: skip
+        if is_volatile:
+            programs.run_one_by_one()
+        element = pointers.get_element_ty()
+        dtype = interpreter._get_np_dtype(element)
+        missing = np.zeros((1,) * pointers.data.ndim, dtype) if other is None else other.data
+        arrays = _of_one_shape(pointers.data, mask.data, missing)
+        return interpreter.TensorHandle(interpreter._interpreter.load(*arrays, dtype), element)
+
+    return masked_load
 
 
 def _of_one_shape(first: Numbers, *others: Numbers) -> Sequence[Numbers]:
@@ -217,7 +226,7 @@ def add_program_axis(changes: pytest.MonkeyPatch, programs: ProgramGroup) -> Non
         "create_cat": concatenate,
         "create_join": join,
         "create_gather": gather,
-        "create_masked_load": masked_load,
+        "create_masked_load": masked_loads(programs),
         **stores(programs),
         **{name: with_aligned_operands(getattr(builder, name), count) for name, count in ALIGNED.items()},
     }

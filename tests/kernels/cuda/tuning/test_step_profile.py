@@ -4,7 +4,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from edgeinfer_kernels.cuda.tuning.step_profile import KernelRun, KernelShare, step_shares
+from edgeinfer_kernels.cuda.tuning.step_profile import (
+    KernelRun,
+    KernelShare,
+    seconds_between_steps,
+    short_name,
+    step_shares,
+)
 
 LAYER = ("rows_kernel", "decode_attention_kernel", "residual_kernel", "gated_kernel", "residual_kernel")
 
@@ -41,3 +47,21 @@ def test_truncated_steps_and_the_time_before_the_first_are_ignored() -> None:
 
 def test_an_empty_trace_gives_an_empty_profile() -> None:
     assert step_shares([KernelRun("head_kernel", 0.0, 1.0)]) == []
+
+
+def test_the_time_between_steps_is_a_median() -> None:
+    assert seconds_between_steps(steps(1, 1, 2, 1)) == pytest.approx(17.0)
+    assert seconds_between_steps(steps(1)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gated_kernel", "gated_kernel"),
+        ("ncclDevKernel_AllGather_RING_LL(ncclArgs<4096ul>)", "ncclDevKernel_AllGather_RING_LL"),
+        ("void c10d::(anonymous namespace)::one_shot_kernel<float, 16>(float**)", "one_shot_kernel"),
+        ("void at::native::elementwise_kernel<128, at::f()::{lambda()#1}>(int)", "elementwise_kernel"),
+    ],
+)
+def test_names_of_kernels_are_shortened(name: str, expected: str) -> None:
+    assert short_name(name) == expected
