@@ -10,6 +10,8 @@ import edgeinfer
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation import draft_vocabulary
 from edgeinfer.speculation.drafter import DraftRequest as Requested
+from edgeinfer.speculation.heads.device_head import DeviceHead
+from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
@@ -93,12 +95,18 @@ def test_each_of_several_heads_drafts_from_the_first_rows(heads: Heads) -> None:
         assert row[token] >= row.max() - 0.05 * np.abs(row).max()
 
 
+def short_drafts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let heads on a GPU have short drafts, of ROWS rows, which they don't use otherwise."""
+    small_vocabularies(monkeypatch, SLICE)
+    monkeypatch.setattr(DeviceHead, "short_vocabulary", DraftHead.short_vocabulary)
+
+
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_completions_with_a_short_vocabulary_equal_baseline_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
 ) -> None:
-    small_vocabularies(monkeypatch, SLICE)
+    short_drafts_on_gpus(monkeypatch)
     model: Callable[[Path], Path] = model_file("step35").write if several else WITH_HEAD.write
     path = model(tmp_path / "model.gguf")
     with edgeinfer.load(path, draft=None, **GPU) as plain:
@@ -120,7 +128,7 @@ def test_completions_with_a_short_vocabulary_equal_baseline_decoding(
 def test_the_head_next_to_a_split_model_drafts_from_the_first_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, split: Splitting
 ) -> None:
-    small_vocabularies(monkeypatch, SLICE)
+    short_drafts_on_gpus(monkeypatch)
     path = SPLIT_WITH_HEAD["arcee"].write(tmp_path / "model.gguf")
     with split(path, "mtp", draft_tree_width=2) as model:
         head, speculator, model.speculator = drafter_of(model), model.speculator, None
