@@ -161,6 +161,14 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A profile, a chat or a model of the user must not change a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _build_kernels_once(request: pytest.FixtureRequest) -> None:
     """Builds the kernels of this tier before any test loads a model: each build starts a compiler."""
     items = request.session.items

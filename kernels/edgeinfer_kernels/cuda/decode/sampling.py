@@ -361,6 +361,17 @@ def advance(state, sampled, next_id, RING: tl.constexpr):
 
 
 @triton.jit
+def best_of_programs(best, PROGRAMS: tl.constexpr):
+    """The largest of the head's programs, its index, and whether one has a NaN."""
+    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
+    index = tl.arange(0, PADDED)
+    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
+    broken = tl.max((value != value).to(tl.int32), axis=0)
+    top, top_index = tl.max(value, axis=0, return_indices=True)
+    return top, top_index, broken > 0
+
+
+@triton.jit
 def sample_best_kernel(
     best,
     best_ids,
@@ -377,12 +388,8 @@ def sample_best_kernel(
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
-    index = tl.arange(0, PADDED)
-    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
-    broken = tl.max((value != value).to(tl.int32), axis=0)
-    top, top_index = tl.max(value, axis=0, return_indices=True)
-    next_id = tl.where((broken > 0) | (top == float("-inf")), -1, tl.load(best_ids + top_index))
+    top, top_index, broken = best_of_programs(best, PROGRAMS)
+    next_id = tl.where(broken | (top == float("-inf")), -1, tl.load(best_ids + top_index))
     advance(state, sampled, next_id, RING)
 
 

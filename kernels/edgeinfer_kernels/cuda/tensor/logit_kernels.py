@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.sampling import advance
+from edgeinfer_kernels.cuda.decode.sampling import advance, best_of_programs
 from edgeinfer_kernels.cuda.tensor.peer_kernels import exchanged
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
@@ -53,13 +53,9 @@ def best_of_ranks_kernel(
     """
     release_consumers(DEPENDENT)
     wait_for_producers(DEPENDENT)
-    PADDED: tl.constexpr = triton.next_power_of_2(PROGRAMS)
-    index = tl.arange(0, PADDED)
-    value = tl.load(best + index, mask=index < PROGRAMS, other=float("-inf"))
-    broken = tl.max((value != value).to(tl.int32), axis=0)
-    top, top_index = tl.max(value, axis=0, return_indices=True)
-    top = tl.where(broken > 0, float("nan"), top)
-    own_id = tl.load(best_ids + tl.where(broken > 0, 0, top_index))
+    top, top_index, broken = best_of_programs(best, PROGRAMS)
+    top = tl.where(broken, float("nan"), top)
+    own_id = tl.load(best_ids + tl.where(broken, 0, top_index))
     RANKS: tl.constexpr = len(peers.inboxes)
     for rank in tl.static_range(RANKS):
         own_id += tl.where(peers.rank == rank, firsts[rank], 0)
