@@ -92,8 +92,9 @@ def drafts_of(model: Model) -> list[Any]:
 
 
 def check_drafts(model: Model, path: Path, draft: Any, every: int = 1) -> None:
-    """They are those of the head on the CPU, within rounding; `every` 2: chains only. On some processors numpy
-    adds in another order, which changes the probability of a third token by a quarter.
+    """They are those of the head on the CPU, within rounding; `every` 2: chains only.
+
+    On some processors numpy adds in another order, which changes the probability of a third token by 25 %.
     """
     with edgeinfer.load(path, draft=draft, draft_tree_width=2, **{**GPU, "device": "cpu"}) as plain:
         expected = drafts_of(plain)
