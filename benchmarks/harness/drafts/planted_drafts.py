@@ -304,35 +304,42 @@ class PlantedTrees(PlantedHead):
         return self._head.tree_width
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
-        """A tree of the requested shape; the head evaluates as many levels, and as many nodes of each."""
+        """A tree of the requested shape, as far as its levels are worth evaluating; the head evaluates as
+        many levels.
+        """
         self._count(request)
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
         levels = min(len(known), request.max_tokens)
-        shape = request._replace(max_tokens=levels, min_prob=0.0, min_prob_to_continue=0.0)
-        drafted = self._head.propose(history, shape) if levels else Draft()
-        if not drafted.ids:
-            return Draft()
         growth = TreeGrowth(request._replace(max_tokens=levels), self.tree_width)
-        nodes, right = [ROOT], ROOT
-        for level in range(levels):
-            growth.begin_level()
-            following = ROOT
-            for node in nodes:
-                rates = self._rates(level)
-                rank = self._rank(rates) if node == right or level == 0 else None
-                first = len(growth.ids)
-                claims = [max(CLAIM, rate) for rate in rates]
-                others = [self._wrong(known[level], index) for index in range(len(rates))]
-                wanted = [known[level] if index == rank else each for index, each in enumerate(others)]
-                tokens = [self._drafted(each, request) for each in wanted]
-                growth.add(node, list(zip(tokens, claims, strict=True)))
-                if rank is not None and first + rank < len(growth.ids):
-                    following = first + rank
+        nodes, right, made = [ROOT], ROOT, 0
+        while nodes and made < levels:
+            right, made = self._add_level(growth, nodes, right, known[made], request), made + 1
             nodes = growth.frontier(self.tree_width)
-            right = following
-            if not nodes:
-                break
-        return growth.draft()._replace(made=drafted.made)
+        shape = request._replace(max_tokens=made, min_prob=0.0, min_prob_to_continue=0.0)
+        drafted = self._head.propose(history, shape) if made else Draft()
+        return growth.draft()._replace(made=drafted.made) if drafted.ids else Draft()
+
+    def _add_level(
+        self, growth: TreeGrowth, nodes: Sequence[int], right: int, known: int, request: DraftRequest
+    ) -> int:
+        """Add candidates after these nodes, of which `right` is the one on the text's path. Return the next
+        one on it; ROOT: there is none.
+        """
+        growth.begin_level()
+        following = ROOT
+        for node in nodes:
+            level = len(growth.path(node)) if node != ROOT else 0
+            rates = self._rates(level)
+            rank = self._rank(rates) if node == right else None
+            first = len(growth.ids)
+            claims = [max(CLAIM, rate) for rate in rates]
+            others = [self._wrong(known, index) for index in range(len(rates))]
+            wanted = [known if index == rank else each for index, each in enumerate(others)]
+            tokens = [self._drafted(each, request) for each in wanted]
+            growth.add(node, list(zip(tokens, claims, strict=True)))
+            if rank is not None and first + rank < len(growth.ids):
+                following = first + rank
+        return following
 
     def _rates(self, level: int) -> list[float]:
         first = self._agreement(level)
