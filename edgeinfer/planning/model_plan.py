@@ -40,7 +40,6 @@ from edgeinfer_offload.machine.this_machine import (
     with_gpus,
 )
 from edgeinfer_offload.planner.memory_plan import MemoryPlan
-from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.report.plan_curve import PlanCurve, plan_curve
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
@@ -143,9 +142,9 @@ def _planned(
 
 
 def _vocabulary_notes(request: PlanRequest, plan: MemoryPlan) -> list[str]:
-    """The short vocabulary of a planned draft head, if it has one."""
+    """The short vocabulary of a planned draft head, if it has one, as heads on the CPU may."""
     head = request.draft
-    if plan.draft is None or head is None or isinstance(plan, TensorPlan) or not head.drafts_pairs:
+    if plan.draft != "cpu" or head is None or not head.drafts_pairs:
         return []
     size = short_vocabulary(request.sizes.vocabulary, head.vocabulary)
     return [Detail(short_note("draft head", size))] if size else []

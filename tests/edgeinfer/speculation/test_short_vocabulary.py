@@ -147,6 +147,13 @@ def test_a_plan_names_the_short_vocabulary_of_a_head(monkeypatch: pytest.MonkeyP
     assert not any("token ids" in line for line in without)
 
 
+def test_a_plan_with_a_head_on_a_gpu_names_no_short_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    small_vocabularies(monkeypatch)
+    planned = plan_model("tiny", draft="mtp", device="rtx 3090 24GiB")
+    assert planned.plan.draft == "gpu"
+    assert not any("token ids" in line for line in planned.warnings)
+
+
 def test_until_it_is_measured_a_token_costs_what_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shorter: Model
 ) -> None:
