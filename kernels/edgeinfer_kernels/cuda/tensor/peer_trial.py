@@ -1,8 +1,9 @@
-"""Tries the kernels that add up partial sums over the ranks, before they are used."""
+"""Tries the kernels that exchange partial sums and logits between the ranks, before they are used."""
 
 import torch
 from torch import Tensor
 
+from edgeinfer_kernels.cuda.tensor.logit_kernels import LOGIT_COLUMNS, LOGIT_WARPS, gather_logits_kernel
 from edgeinfer_kernels.cuda.tensor.peer_columns import sum_columns_kernel
 from edgeinfer_kernels.cuda.tensor.peer_kernels import SUM_COLUMNS, SUM_WARPS, sum_residual_kernel
 from edgeinfer_kernels.cuda.tensor.peer_memory import BUFFERS, PeerInboxes, PeerRows
@@ -17,7 +18,7 @@ SUMS = 3
 
 
 class StepSums:
-    """Sums of rows of ones over the ranks, added to `x`, for trials and measurements; all ranks add up
+    """Sums over the ranks of rows of one number, added to `x`, for trials and measurements; all ranks add up
     together.
     """
 
@@ -27,6 +28,10 @@ class StepSums:
         self._y, self.x = (each((tokens, columns), device=device) for each in (torch.ones, torch.zeros))
         self._words = torch.zeros((tokens, INTEGER_PLANES, self._blocks), dtype=torch.int32, device=device)
         self._squares = torch.zeros((tokens, -(-columns // 16)), device=device)
+
+    def fill(self, value: float) -> None:
+        """The number in this rank's rows, 1 at first."""
+        self._y.fill_(value)
 
     def add_up(self) -> Tensor:
         """x += their sum; returns x."""
@@ -40,9 +45,32 @@ class StepSums:
 
 
 def steps_add_up(peers: PeerInboxes) -> bool:
-    """Whether sums of a step are right here; all ranks try together."""
-    sums = StepSums(peers, peers.tokens)
-    return all(bool((sums.add_up() == number * peers.ranks).all()) for number in range(1, SUMS + 1))
+    """Whether sums of a step are right here, each of another number; all ranks try together."""
+    sums, expected = StepSums(peers, peers.tokens), 0
+    for number in range(1, SUMS + 1):
+        sums.fill(number)
+        expected += number * peers.ranks
+        if not bool((sums.add_up() == expected).all()):
+            return False
+    return True
+
+
+def logits_are_gathered(peers: PeerInboxes) -> bool:
+    """As `steps_add_up`, of logits."""
+    tokens, columns, ranks = peers.tokens, peers.columns, peers.ranks
+    own = torch.empty((tokens, columns), device=peers.device)
+    logits = torch.empty((tokens, ranks, columns), device=peers.device)
+    rank_numbers = torch.arange(ranks, device=peers.device)[None, :, None]
+    for number in range(1, SUMS + 1):
+        own.fill_(number * ranks + peers.rank)
+        gather_logits_kernel[(-(-columns // LOGIT_COLUMNS), tokens)](
+            peers.args, own, logits, tuple(rank * columns for rank in range(ranks + 1)),
+            VOCABULARY=ranks * columns, COLUMNS=LOGIT_COLUMNS, POLLS=TRIAL_POLLS, DEPENDENT=False,
+            num_warps=LOGIT_WARPS,
+        )  # fmt: skip
+        if not bool((logits == number * ranks + rank_numbers).all()):
+            return False
+    return True
 
 
 def chunks_add_up(peers: PeerRows) -> bool:

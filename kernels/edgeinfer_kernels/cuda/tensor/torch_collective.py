@@ -17,7 +17,7 @@ from torch import Tensor
 from edgeinfer_kernels.cuda.driver import list_links
 from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
 from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes, PeerRows
-from edgeinfer_kernels.cuda.tensor.peer_trial import chunks_add_up, steps_add_up
+from edgeinfer_kernels.cuda.tensor.peer_trial import chunks_add_up, logits_are_gathered, steps_add_up
 
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
@@ -70,7 +70,7 @@ class TorchCollective:
             if self.peers is not None:
                 store = f"{self._store}.logits"
                 self.logit_peers = self._tried(
-                    lambda: PeerInboxes(tokens, logits, self.device, store), lambda peers: True
+                    lambda: PeerInboxes(tokens, logits, self.device, store), logits_are_gathered
                 )
                 return rows
         if not self._symmetric:

@@ -2,13 +2,16 @@
 others have sent.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
 from edgeinfer_kernels.cuda.decode.captured_steps import RING
+from edgeinfer_kernels.cuda.tensor import peer_trial
 from edgeinfer_kernels.cuda.tensor.logit_kernels import best_of_ranks_kernel, gather_logits_kernel
 from edgeinfer_kernels.cuda.tensor.peer_kernels import sum_residual_kernel, sum_rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import InboxArgs, WordsConfig
@@ -153,3 +156,23 @@ def test_the_best_logit_of_all_ranks_is_the_next_token(
     assert (sampled == -2).sum() == RING - 1
     if expected is not None:
         assert inboxes.words[1 - min(rank, 1), 0, rank, 0, 1].item() == (2 << 32) | ids[rank]
+
+
+@pytest.mark.parametrize(
+    ("trial", "values"),
+    [(peer_trial.steps_add_up, (1.0, 2.0)), (peer_trial.logits_are_gathered, (3.0, 5.0))],
+)
+def test_a_trial_fails_if_a_later_word_does_not_arrive(
+    trial: Callable[[object], bool], values: tuple[float, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`values`: what the other rank has sent in the first two exchanges; it doesn't send a third time."""
+    monkeypatch.setattr(peer_trial, "TRIAL_POLLS", POLLS)
+    inboxes = Inboxes(2, 0, 1)
+    for number, value in enumerate(values, start=1):
+        bits = int(torch.tensor(value).view(torch.int32))
+        inboxes.words[0, number & 1, 1] = (number << 32) | bits
+    peers = SimpleNamespace(
+        args=inboxes.args, tokens=TOKENS, columns=WIDTH, device=torch.device(DEVICE), rank=0, ranks=2
+    )
+    assert not trial(peers)
+    assert inboxes.numbers[0, 0] == peer_trial.SUMS

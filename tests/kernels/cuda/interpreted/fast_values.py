@@ -105,7 +105,9 @@ def loaded(slow: Method) -> Method:
     def fast(self: Any, ptr: Any, mask: Any, other: Any, *options: Any) -> Any:
         block, pointer, addresses = ptr.type, ptr.dtype, ptr.handle.data
         element = getattr(pointer, "element_ty", tl.int1)
-        is_usual = isinstance(block, tl.block_type) and not any(options[:2]) and element.name != "int1"
+        *blocks, _, _, is_volatile = options
+        is_usual = isinstance(block, tl.block_type) and not any(blocks) and not is_volatile
+        is_usual &= element.name != "int1"
         if is_usual and mask is None and other is None:
             which = constant(addresses.shape, tl.int1)
         elif is_usual and _is_zero(other) and mask is not None and mask.shape is ptr.shape:

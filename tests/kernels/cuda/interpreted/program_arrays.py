@@ -127,14 +127,14 @@ def gather(self: Any, source: Handle, indices: Handle, axis: int) -> Handle:
 
 
 def masked_loads(programs: ProgramGroup) -> Callable[..., Handle]:
-    """Replaces `create_masked_load`. What another process writes is loaded by one program at a time."""
+    """Replaces `create_masked_load`."""
 
     def masked_load(
         self: Any, pointers: Handle, mask: Handle, other: Handle | None, cache: Any, eviction: Any,
         is_volatile: bool,
     ) -> Handle:  # fmt: skip
         if is_volatile:
-            programs.run_one_by_one()
+            programs.read_of_others()
         element = pointers.get_element_ty()
         dtype = interpreter._get_np_dtype(element)
         missing = np.zeros((1,) * pointers.data.ndim, dtype) if other is None else other.data

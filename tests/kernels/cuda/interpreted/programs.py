@@ -2,7 +2,9 @@
 
 Every array of the interpreter has the shape (programs, *block), or (1, *block) if all programs have the same
 numbers. Where programs take different branches, what they stored is undone, and each group runs again by
-itself. Any order of programs is valid on a GPU, so kernels can't depend on it.
+itself. Any order of programs is valid on a GPU, so kernels can't depend on it. But programs that wait for
+those of another process run again in their order, one by one: in another order, each process could wait for
+a program that the other has not yet run again.
 """
 
 import inspect
@@ -35,6 +37,7 @@ class ProgramGroup:
         self._undo: list[Callable[[], None]] = []
         self._waiting: set[Any] = set()
         self._kernel: Any = None
+        self._reads_others = False
 
     def run_all(self, kernel: Any, arguments: dict[str, Any], grid: tuple[int, ...]) -> None:
         """Run the programs of a grid, the last index first to change."""
@@ -47,14 +50,15 @@ class ProgramGroup:
             at += count
 
     def _run(self, indices: Numbers, arguments: dict[str, Any]) -> None:
-        self.indices, self._undo = indices, []
+        self.indices, self._undo, self._reads_others = indices, [], False
         try:
             self._kernel(**arguments)
         except DivergedError as diverged:
             for undo in reversed(self._undo):
                 undo()
-            for value in dict.fromkeys(diverged.values.tolist()):
-                self._run(indices[diverged.values == value], arguments)
+            values = np.arange(len(indices)) if self._reads_others else diverged.values
+            for value in dict.fromkeys(values.tolist()):
+                self._run(indices[values == value], arguments)
 
     def before_store(self, addresses: Numbers, mask: Numbers, dtype: "np.dtype[Any]") -> None:
         """Keep what a store replaces, if it may have to be undone."""
@@ -62,6 +66,10 @@ class ProgramGroup:
             zeros = np.zeros(addresses.shape, dtype)
             replaced = interpreter._interpreter.load(addresses, mask, zeros, dtype)
             self._undo.append(lambda: interpreter._interpreter.store(addresses, replaced, mask))
+
+    def read_of_others(self) -> None:
+        """These programs read what another process may write while they run."""
+        self._reads_others = True
 
     def run_one_by_one(self) -> None:
         """Programs of this kernel exchange numbers with the CPU or with each other while they run."""

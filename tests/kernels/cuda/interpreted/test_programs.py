@@ -41,6 +41,21 @@ def last_kernel(arrived, sums, total, COUNT: tl.constexpr):
 
 
 @triton.jit
+def waiting_kernel(arrived, count, order, POLLS: tl.constexpr):
+    """Each program waits until its number has arrived; then how many programs have run before it."""
+    program, one = tl.program_id(0), tl.arange(0, 1)
+    at, is_wanted = arrived + program + one, tl.full((1,), 1, tl.int1)
+    seen = tl.load(at, mask=is_wanted, other=0, volatile=True)
+    polls = 0
+    while (tl.sum(seen, axis=0) == 0) & (polls < POLLS):
+        seen = tl.load(at, mask=is_wanted, other=0, volatile=True)
+        polls += 1
+    before = tl.load(count)
+    tl.store(order + program, before)
+    tl.store(count, before + 1)
+
+
+@triton.jit
 def larger(first, second):
     return tl.where(first > second, first, second)
 
@@ -124,3 +139,10 @@ def test_one_program_arrives_last() -> None:
     results: Any = last()
     assert results[0] == 12
     assert results[-1] == sum(range(1, 13))
+
+
+def test_programs_that_wait_for_another_process_run_in_their_order() -> None:
+    arrived, count = torch.tensor([0, 1, 0, 0, 1], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    order = torch.full((PROGRAMS,), -1, dtype=torch.int32)
+    waiting_kernel[(PROGRAMS,)](arrived, count, order, POLLS=3)
+    assert order.tolist() == list(range(PROGRAMS))
