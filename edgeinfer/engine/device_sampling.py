@@ -113,6 +113,32 @@ class BatchSampling:
         return self._backend.sampling_request(SamplingParams(temperature=0.0), 0, 0.0)
 
 
+def sample_after_each(
+    backend: Backend[Any],
+    x: HiddenStates,
+    texts: Sequence[Sequence[int]],
+    depths: Sequence[int],
+    sampler: Sampler,
+) -> list[int]:
+    """The tokens that `sampler` would sample after the tokens of the last step, -1 where the host has to.
+    `texts`: those that end with each of these tokens; `depths`: how many tokens are sampled before the one
+    after it. `samples_drafts` has to be true.
+    """
+    params, requests, recent = sampler.settings, list[Sequence[float]](), list[Sequence[int]]()
+    for text, depth in zip(texts, depths, strict=True):
+        recent.append(_penalized(params, text))
+        uniform = sampler.peek_uniform(depth) if params.temperature > 0 else 0.0
+        requests.append(backend.sampling_request(params, len(recent[-1]), uniform))
+    with DEVICE_FAILURES:
+        return backend.sample_batch(x, requests, recent)
+
+
+def samples_drafts(backend: Backend[Any], sampler: Sampler) -> bool:
+    """Whether the backend samples after each token of a draft with these parameters."""
+    history_size = backend.capabilities.sampling_history
+    return history_size is not None and _is_supported(sampler.settings, history_size)
+
+
 def _penalized(params: SamplingParams, history: Sequence[int]) -> Sequence[int]:
     """The recent tokens that get penalties."""
     return last_tokens(history, params.repeat_last_n) if penalties_are_on(params) else ()

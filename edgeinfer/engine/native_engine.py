@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.engine.cache_changes import CacheChanges
 from edgeinfer.engine.device_sampling import BatchSampling, DeviceSampler
+from edgeinfer.engine.draft_verification import DraftVerification
 from edgeinfer.engine.guards import DEVICE_FAILURES, UsePermission
 from edgeinfer.engine.hidden_states import HiddenObserver, HiddenTap
 from edgeinfer.engine.kv_cache import KVCache
@@ -16,10 +17,8 @@ from edgeinfer.engine.ring_positions import RingPositions
 from edgeinfer.errors import ContextOverflowError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.spilled_pages import SpillBudget
-from edgeinfer_kernels.backend import PAGE, Backend, BatchPositions, ExpertCounts, HiddenStates
+from edgeinfer_kernels.backend import Backend, BatchPositions, ExpertCounts, HiddenStates
 from edgeinfer_kernels.caches.layer_cache import SPARE_POSITIONS, LayerCache
-from edgeinfer_kernels.caches.ring_cache import RING_SPARE
-from edgeinfer_kernels.caches.tree_pages import tree_positions
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -29,7 +28,7 @@ RESPONSE_START_TOKENS = 8
 """Maximum number of prompt tokens that begin the response, after the last message."""
 
 
-class NativeEngine(CacheChanges):
+class NativeEngine(CacheChanges, DraftVerification):
     """The engine for EdgeInfer's kernels: a decoder on a backend, with its cache.
 
     `batch`: tokens per prefill step. `positions`: of the cache, if that is more than the `context` of one
@@ -188,22 +187,6 @@ class NativeEngine(CacheChanges):
         logits = [self.logits(x) for x in self._steps(ids)]
         return logits[0] if len(logits) == 1 else np.concatenate(logits)
 
-    def append_best(self, ids: Sequence[int]) -> list[int] | None:
-        """As `Engine.append_best`."""
-        if not self.capabilities.finds_best or len(ids) > min(self.capabilities.padded_tokens, self.batch):
-            return None
-        self._check(ids)
-        start = len(self.cache.ids)
-        if self.cache.rings is not None:  # as in `_forward`
-            self.cache.rings.extend(start + len(ids))
-        with DEVICE_FAILURES:
-            best = self.backend.best_ids(ids, start)
-        self._processed(ids)
-        if min(best) < 0:  # The host processes them again, and reports the logits.
-            self.rewind(start)
-            return None
-        return best
-
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         """Process `ids`, then draft and continue, as `Backend.draft`; updates the cache."""
         self._check(ids, len(request.min_probs))
@@ -250,53 +233,6 @@ class NativeEngine(CacheChanges):
             x: HiddenStates = self.backend.embed(ids)
             self.backend.forward_batch(x, positions)
         return x
-
-    def holds_tree(self, parents: Sequence[int]) -> bool:
-        """Whether a step can have a token and a tree after it, as `Backend.forward_tree`, and the cache their
-        keys and values.
-        """
-        start = len(self.cache.ids)
-        if 1 + len(parents) > self.capabilities.max_tree_tokens:
-            return False
-        end = self.backend.tree_end(start, parents)
-        fits = -(-end // PAGE) <= -(-self.context // PAGE)
-        if self.cache.rings is not None:
-            fits = fits and end - start <= RING_SPARE
-        return fits and max(tree_positions(start, parents)) < self.context
-
-    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Process the next token and a tree after it, as `Backend.forward_tree`; logits (len(ids),
-        vocabulary). The cache's ids don't change until `keep_path`.
-        """
-        start = self._begin_tree(ids, parents)
-        with DEVICE_FAILURES:
-            x: HiddenStates = self.backend.embed(ids)
-            self.backend.forward_tree(x, start, parents)
-        return self.logits(x)
-
-    def best_of_tree(self, ids: Sequence[int], parents: Sequence[int]) -> list[int] | None:
-        """As `append_tree`; the ids of the largest logits. None: as `append_best`."""
-        if not self.capabilities.finds_best:
-            return None
-        start = self._begin_tree(ids, parents)
-        with DEVICE_FAILURES:
-            best = self.backend.best_ids(ids, start, parents)
-        return None if min(best) < 0 else best
-
-    def _begin_tree(self, ids: Sequence[int], parents: Sequence[int]) -> int:
-        self._use.check()
-        self._check_ids(ids)
-        start = len(self.cache.ids)
-        self.cache.reserve(self.backend.tree_end(start, parents))
-        return start
-
-    def keep_path(self, ids: Sequence[int], parents: Sequence[int], rows: Sequence[int]) -> None:
-        """Continue the text with a path through the tree of the last step: `ids`, which had these rows."""
-        with DEVICE_FAILURES:
-            self.backend.keep_path(len(self.cache.ids), parents, rows)
-        self.cache.append(ids)
-        if self._hidden is not None:
-            self._hidden.step(ids, self.cache.ids, rows)
 
     def logits_of_layers(self, token: int, position: int, layers: Sequence[int]) -> npt.NDArray[np.float32]:
         """Logits (vocabulary,) of one token that runs through the given layers only; the cache's ids don't

@@ -121,6 +121,12 @@ class Engine(Protocol):
         """
         ...
 
+    def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
+        """As `append_best`, with the tokens that `sampler` would sample after each of `ids`; -1: the host has
+        to. None, and nothing is processed: the engine can't.
+        """
+        ...
+
     def rows(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Process `ids`; return the final hidden states of each, (len(ids), hidden size) float32.
 
@@ -227,6 +233,9 @@ class BasicEngine:
         return all_steps(self.prompt_steps(ids), len(ids), progress)
 
     def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        return None
+
+    def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
         return None
 
     @property

@@ -15,7 +15,7 @@ from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftTex
 from edgeinfer.speculation.last_text import LastText
 from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner
-from edgeinfer.speculation.verification import accepted_path, greedy_path, verify
+from edgeinfer.speculation.verification import accepted_path, path_of, verify
 
 BATCHED = "batched"
 KINDS = ("greedy", "seeded", "sampled", BATCHED)
@@ -251,15 +251,10 @@ class Speculator:
         """
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
-        best = None
         if tree is None:
             draft = draft.chain
-        if not needs_logits and sampler.takes_best:
-            ids = [history[-1], *draft.ids]
-            best = self._engine.append_best(ids) if tree is None else tree.best(history[-1])
-        if best is not None:
-            tokens = greedy_path(draft, best, None, end_ids)
-        else:
+        tokens = None if needs_logits else self._found_on_device(draft, tree, history, sampler, end_ids)
+        if tokens is None:
             ids = [history[-1], *draft.ids]
             logits = self._engine.append_all(ids) if tree is None else tree.read(history[-1])
             tokens = verify(draft, logits, history, sampler, end_ids)
@@ -275,6 +270,40 @@ class Speculator:
             missed = self._misses(tokens[-1], self._kind(sampler.settings))
             controller.record_accepted(len(draft.ids), accepted, draft.probs, missed=missed)
         count.add(len(draft.ids), accepted, len(tokens))
+        return tokens
+
+    def _found_on_device(
+        self,
+        draft: Draft,
+        tree: TreePass | None,
+        history: Sequence[int],
+        sampler: Sampler,
+        end_ids: Collection[int],
+    ) -> list[SampledToken] | None:
+        """As `verify`, with the tokens found on the device, where the logits stay. None: it can't find them,
+        and nothing is processed.
+
+        A token of a draft that was sampled is accepted by its probability, which the host needs.
+        """
+        if draft.distributions is not None and not sampler.takes_best:
+            return None
+        ids = [history[-1], *draft.ids]
+        if sampler.takes_best:
+            found = self._engine.append_best(ids) if tree is None else tree.best(history[-1])
+        else:
+            found = (
+                self._engine.append_sampled(ids, sampler) if tree is None else tree.sampled(ids[0], sampler)
+            )
+        if found is None:
+            return None
+        tokens = path_of(draft, found, None, end_ids)
+        if tokens[-1].id < 0:
+            self._engine.rewind(len(history) - 1)
+            return None
+        for token in tokens:
+            if sampler.settings.temperature > 0:
+                sampler.uniform()
+            sampler.accept(token.id)
         return tokens
 
     def _record_tree(self, draft: Draft, tokens: Sequence[SampledToken], kind: str) -> None:

@@ -31,7 +31,7 @@ def verify(
     """
     best = sampler.best_of_each(logits)
     if best is not None:
-        return greedy_path(draft, best, logits, end_ids)
+        return path_of(draft, best, logits, end_ids)
     text, tokens = list(history), list[SampledToken]()
     row: int | None = 0
     while row is not None:
@@ -48,18 +48,18 @@ def verify(
     return tokens
 
 
-def greedy_path(
+def path_of(
     draft: Draft,
-    best: Sequence[int],
+    following: Sequence[int],
     logits: npt.NDArray[np.float32] | None,
     end_ids: Collection[int],
 ) -> list[SampledToken]:
-    """The best tokens after the history and after each draft token, up to the first that wasn't drafted.
-    `logits` None: they are on the device.
+    """The tokens after the history, up to the first that wasn't drafted: `following` has those after it and
+    after each draft token. `logits` None: they are on the device.
     """
     tokens, row = list[SampledToken](), 0
     while True:
-        token, node = best[row], draft.child(row - 1, best[row])
+        token, node = following[row], draft.child(row - 1, following[row])
         tokens.append(SampledToken(token, None if logits is None else logits[row], node is not None))
         if node is None or token in end_ids:
             return tokens

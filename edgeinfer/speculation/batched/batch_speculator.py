@@ -16,7 +16,7 @@ from edgeinfer.sampling import Sampler
 from edgeinfer.speculation.draft_costs import MAX_ROWS
 from edgeinfer.speculation.drafter import Draft, DraftRequest, DraftText
 from edgeinfer.speculation.speculator import Speculator
-from edgeinfer.speculation.verification import greedy_path, verify
+from edgeinfer.speculation.verification import path_of, verify
 
 OWN_SHARE = 0.3
 """Weight of a text's last draft in the acceptance of its next one."""
@@ -106,7 +106,7 @@ class BatchSpeculator:
         its last token and each draft token; None: they are on the device, and `best` has the largest of each.
         """
         if logits is None:
-            tokens = greedy_path(draft, best, None, end_ids)
+            tokens = path_of(draft, best, None, end_ids)
         else:
             tokens = verify(draft, logits, text.history, text.sampler, end_ids)
         if draft.ids:

@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
+from edgeinfer.sampling import Sampler
 from edgeinfer.speculation.drafter import Draft
 
 
@@ -39,6 +40,10 @@ class TreePass:
     def best(self, last: int) -> list[int] | None:
         """The ids of the largest logits of each row, as `Engine.append_best`."""
         return self.engine.best_of_tree([last, *self.draft.ids], self.draft.parents)
+
+    def sampled(self, last: int, sampler: Sampler) -> list[int] | None:
+        """The tokens that a sampler samples after each row, as `Engine.append_sampled`."""
+        return self.engine.sampled_of_tree([last, *self.draft.ids], self.draft.parents, sampler)
 
     def keep(self, last: int, path: Sequence[int]) -> None:
         """Continue the text with `last` and the tokens of a path."""

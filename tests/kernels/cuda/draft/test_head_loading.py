@@ -10,6 +10,7 @@ import pytest
 import edgeinfer
 import speculation as benchmark
 from edgeinfer import Model
+from edgeinfer.engine import draft_verification
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model_config.layers import draft_head
@@ -24,6 +25,7 @@ from harness.drafts.timed_drafts import AGREEMENTS
 from tests.edgeinfer.speculation.heads.head_files import split_heads
 from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
@@ -218,6 +220,50 @@ def test_greedy_drafts_are_verified_without_copies_of_the_logits(
         # A logit that isn't finite: the host gets them all.
         monkeypatch.setattr(CudaBackend, "best_ids", lambda self, ids, start: [-1] * len(ids))
         assert model.generate(IDS, **GREEDY).ids == drafted
+        assert max(copied) > 1
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("tree", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 12},
+        pytest.param({"top_k": 20, "repeat_penalty": 1.3, "repeat_last_n": 6}, marks=pytest.mark.slow),
+    ],
+)
+def test_sampled_drafts_are_verified_without_copies_of_the_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, params: dict[str, Any], tree: bool
+) -> None:
+    """The tokens are those that the host samples from the logits of the same steps."""
+    settings = {"max_tokens": 8, "temperature": 1.5, "seed": 4, **params}
+    with edgeinfer.load(
+        WITH_HEAD.write(tmp_path / "model.gguf"), draft="mtp", draft_tree_width=2, **GPU
+    ) as model:
+        (always_tree(model, 2, 5) if tree else always_draft(model, 3))
+        with monkeypatch.context() as change:
+            change.setattr(draft_verification, "samples_drafts", lambda *_: False)
+            expected = model.generate(IDS, **settings).ids
+        copied, sampled = list[int](), list[list[int]]()
+        original, sample = CudaBackend.logits, CudaBackend.sample_batch
+
+        def logits(self: CudaBackend, x: Any) -> Any:
+            copied.append(len(x))
+            return original(self, x)
+
+        def sample_batch(self: CudaBackend, x: Any, *arguments: Any) -> list[int]:
+            sampled.append(sample(self, x, *arguments))
+            return sampled[-1]
+
+        monkeypatch.setattr(CudaBackend, "logits", logits)
+        monkeypatch.setattr(CudaBackend, "sample_batch", sample_batch)
+        completion = model.generate(IDS, **settings)
+        assert completion.ids == expected
+        assert completion.speed.accepted_share is not None
+        assert copied == [1]  # of the prompt
+        assert len(sampled) > 1
+        monkeypatch.setattr(CudaBackend, "sample_batch", lambda self, x, *_: [-1] * len(x))
+        assert model.generate(IDS, **settings).ids == expected
         assert max(copied) > 1
 
 

@@ -1,0 +1,148 @@
+"""Steps that verify drafts: what follows each token of a chain or of a tree, found where the logits are."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.engine.device_sampling import sample_after_each, samples_drafts
+from edgeinfer.engine.guards import DEVICE_FAILURES, UsePermission
+from edgeinfer.engine.hidden_states import HiddenTap
+from edgeinfer.engine.kv_cache import KVCache
+from edgeinfer.sampling import Sampler
+from edgeinfer_kernels.backend import PAGE, Backend, HiddenStates
+from edgeinfer_kernels.caches.ring_cache import RING_SPARE
+from edgeinfer_kernels.caches.tree_pages import tree_positions
+from edgeinfer_kernels.capabilities import Capabilities
+
+
+class DraftVerification:
+    """The part of `NativeEngine` that verifies drafts. A chain is processed as the next tokens; of a tree the
+    cache keeps the path that the caller chooses.
+    """
+
+    backend: Backend[Any]
+    cache: KVCache
+    capabilities: Capabilities
+    batch: int
+    _use: UsePermission
+    _hidden: HiddenTap | None
+
+    def _check(self, ids: Sequence[int], more: int = 0) -> None:
+        """Raise if the cache has no space for `ids` and `more` tokens, which is reserved."""
+        raise NotImplementedError
+
+    def _check_ids(self, ids: Sequence[int]) -> None:
+        """Raise if `ids` are invalid."""
+        raise NotImplementedError
+
+    def _forward(self, ids: Sequence[int]) -> HiddenStates:
+        """One step of the next tokens."""
+        raise NotImplementedError
+
+    def _processed(self, ids: Sequence[int]) -> None:
+        """The cache holds the tokens of a step now."""
+        raise NotImplementedError
+
+    def rewind(self, length: int) -> None:
+        """As `Engine.rewind`."""
+        raise NotImplementedError
+
+    def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
+        """The logits of some hidden states."""
+        raise NotImplementedError
+
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
+        """As `Engine.append_best`."""
+        if not self.capabilities.finds_best or not self._is_step(ids):
+            return None
+        self._check(ids)
+        start = len(self.cache.ids)
+        if self.cache.rings is not None:  # as in `_forward`
+            self.cache.rings.extend(start + len(ids))
+        with DEVICE_FAILURES:
+            best = self.backend.best_ids(ids, start)
+        self._processed(ids)
+        if min(best) < 0:  # The host processes them again, and reports the logits.
+            self.rewind(start)
+            return None
+        return best
+
+    def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
+        """As `Engine.append_sampled`."""
+        if not samples_drafts(self.backend, sampler) or not self._is_step(ids):
+            return None
+        self._check(ids)
+        start = len(self.cache.ids)
+        x = self._forward(ids)
+        text, ends = self.cache.ids, range(start + 1, start + 1 + len(ids))
+        return sample_after_each(self.backend, x, [text[:end] for end in ends], range(len(ids)), sampler)
+
+    def _is_step(self, ids: Sequence[int]) -> bool:
+        """Whether a step on the device can have as many tokens."""
+        return len(ids) <= min(self.capabilities.padded_tokens, self.batch)
+
+    def holds_tree(self, parents: Sequence[int]) -> bool:
+        """Whether a step can have a token and a tree after it, as `Backend.forward_tree`, and the cache their
+        keys and values.
+        """
+        start = len(self.cache.ids)
+        if 1 + len(parents) > self.capabilities.max_tree_tokens:
+            return False
+        end = self.backend.tree_end(start, parents)
+        fits = -(-end // PAGE) <= -(-self.cache.context // PAGE)
+        if self.cache.rings is not None:
+            fits = fits and end - start <= RING_SPARE
+        return fits and max(tree_positions(start, parents)) < self.cache.context
+
+    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Process the next token and a tree after it, as `Backend.forward_tree`; logits (len(ids),
+        vocabulary). The cache's ids don't change until `keep_path`.
+        """
+        return self.logits(self._forward_tree(ids, parents))
+
+    def best_of_tree(self, ids: Sequence[int], parents: Sequence[int]) -> list[int] | None:
+        """As `append_tree`; the ids of the largest logits. None: as `append_best`."""
+        if not self.capabilities.finds_best:
+            return None
+        start = self._begin_tree(ids, parents)
+        with DEVICE_FAILURES:
+            best = self.backend.best_ids(ids, start, parents)
+        return None if min(best) < 0 else best
+
+    def sampled_of_tree(
+        self, ids: Sequence[int], parents: Sequence[int], sampler: Sampler
+    ) -> list[int] | None:
+        """As `append_tree`, with the tokens that `append_sampled` returns."""
+        if not samples_drafts(self.backend, sampler):
+            return None
+        x = self._forward_tree(ids, parents)
+        texts, depths = [[*self.cache.ids, ids[0]]], [0]
+        for token, parent in zip(ids[1:], parents, strict=True):
+            texts.append([*texts[1 + parent], token])
+            depths.append(depths[1 + parent] + 1)
+        return sample_after_each(self.backend, x, texts, depths, sampler)
+
+    def _forward_tree(self, ids: Sequence[int], parents: Sequence[int]) -> HiddenStates:
+        """As `append_tree`; the hidden states after the last layer."""
+        start = self._begin_tree(ids, parents)
+        with DEVICE_FAILURES:
+            x: HiddenStates = self.backend.embed(ids)
+            self.backend.forward_tree(x, start, parents)
+        return x
+
+    def _begin_tree(self, ids: Sequence[int], parents: Sequence[int]) -> int:
+        self._use.check()
+        self._check_ids(ids)
+        start = len(self.cache.ids)
+        self.cache.reserve(self.backend.tree_end(start, parents))
+        return start
+
+    def keep_path(self, ids: Sequence[int], parents: Sequence[int], rows: Sequence[int]) -> None:
+        """Continue the text with a path through the tree of the last step: `ids`, which had these rows."""
+        with DEVICE_FAILURES:
+            self.backend.keep_path(len(self.cache.ids), parents, rows)
+        self.cache.append(ids)
+        if self._hidden is not None:
+            self._hidden.step(ids, self.cache.ids, rows)
