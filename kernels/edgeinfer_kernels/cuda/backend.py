@@ -129,7 +129,6 @@ class CudaBackend(HiddenStatesBackend):
             max_draft_prompt=0 if self.drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
-            limits_output=self.drafts is not None,
         ).limited_to(specification)
 
     def _build(self, tuning: Tuning, capability: int) -> None:
@@ -302,11 +301,6 @@ class CudaBackend(HiddenStatesBackend):
         self._select()
         return self.drafts.draft(ids, start, request)
 
-    def limit_output(self, rows: int) -> None:
-        """As `Backend.limit_output`."""
-        assert self.drafts is not None, "only a draft head drafts"
-        self.drafts.rows = 0 if rows == self.spec.vocabulary_size else rows
-
     @on_open_device
     def draft_level(
         self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
@@ -402,18 +396,13 @@ class CudaBackend(HiddenStatesBackend):
                     self._paths.warm_up()
 
     @on_open_device
-    def warm_up_drafts(self, rows: int, *, trees: bool) -> None:
-        """Capture all drafts that a completion may have after `warm_up`: those of the first `rows` rows of
-        the output too, 0: there are none, and `trees`.
-        """
+    def warm_up_drafts(self, *, trees: bool) -> None:
+        """Capture all drafts that a completion may have after `warm_up`, with `trees` too."""
         drafts, (*widths, padded) = self.drafts, self.steps.widths
         assert drafts is not None, "only a draft head drafts"
-        for limit in {0, rows}:
-            drafts.rows = limit
-            drafts.warm_up(widths, padded)
-            if trees:
-                drafts.warm_up_trees(widths, padded)
-        drafts.rows = 0
+        drafts.warm_up(widths, padded)
+        if trees:
+            drafts.warm_up_trees(widths, padded)
 
     def close(self) -> None:
         """Free the device memory."""
