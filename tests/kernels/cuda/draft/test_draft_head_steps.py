@@ -16,6 +16,7 @@ from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.cuda.draft.head_backend import HeadBackend
 from edgeinfer_kernels.cuda.draft.target import first_rows
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -43,6 +44,7 @@ MODELS = {
     "nemotron_h_moe": replace(nemotron_head(), formats=("F16",), seed=0),
     "deepseek2": replace(ZOO["deepseek2"], draft_head=True, formats=("F16",)),
 }
+TUNING = None if HAS_GPU else SMALL
 States = npt.NDArray[np.float64]
 
 
@@ -51,7 +53,7 @@ class Pair:
     """A target and its draft head, each on the device and as the formula."""
 
     target: CudaBackend
-    head: CudaBackend
+    head: HeadBackend
     exact_target: ReferenceBackend
     exact_head: ReferenceBackend
 
@@ -70,10 +72,15 @@ class Pair:
 
 
 def on_device(spec: DecoderSpec, weights: DecoderWeights, device: str, options: DeviceOptions) -> CudaBackend:
-    return CudaBackend(
-        spec, weights, pool_positions(CONTEXT, 1), torch.device(device), options,
-        tuning=None if HAS_GPU else SMALL,
-    )  # fmt: skip
+    positions = pool_positions(CONTEXT, 1)
+    return CudaBackend(spec, weights, positions, torch.device(device), options, tuning=TUNING)
+
+
+def head_on_device(
+    spec: DecoderSpec, weights: DecoderWeights, device: str, options: DeviceOptions
+) -> HeadBackend:
+    positions = pool_positions(CONTEXT, 1)
+    return HeadBackend(spec, weights, positions, torch.device(device), options, tuning=TUNING)
 
 
 def exact(spec: DecoderSpec, weights: DecoderWeights) -> ReferenceBackend:
@@ -92,7 +99,7 @@ def pair(
         options = DeviceOptions(chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES)
         target = on_device(spec, weights, device, options)
         own = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, target.output))
-        on_it = on_device(head.spec, head.weights, device, own)
+        on_it = head_on_device(head.spec, head.weights, device, own)
         yield Pair(target, on_it, exact(spec, weights), exact(head.spec, head.weights))
         on_it.close()
         target.close()
@@ -244,14 +251,12 @@ def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
 ) -> None:
     """Captures are counted here, and launched instead."""
     head, kinds = pair.head, list[tuple[str, int]]()
-    drafts = head.drafts
-    assert drafts is not None
 
     def prepare(kind: tuple[str, int], launch: Callable[[], None], changed: object) -> None:
         kinds.append(kind)
         launch()
 
-    monkeypatch.setattr(drafts.captured, "prepare", prepare)
+    monkeypatch.setattr(head.drafts.captured, "prepare", prepare)
     ids = text(pair, 21)
     read(pair, ids[:-1], (20,))
     request = DraftRequest([0.0] * 3, [0.0] * 3, pair.head.spec.vocabulary_size, DraftSampling())
