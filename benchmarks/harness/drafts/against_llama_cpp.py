@@ -9,7 +9,16 @@ from typing import Any
 from edgeinfer.benchmarking.workloads import Workload
 from edgeinfer.errors import EdgeInferError
 from edgeinfer.loading.loading import load
-from harness.drafts.comparison import Variants, alternate, answer_of, best_decile, cells, report, shown
+from harness.drafts.comparison import (
+    DraftSuite,
+    Variants,
+    alternate,
+    answer_of,
+    best_decile,
+    cells,
+    report,
+    shown,
+)
 from harness.llama_bench import LlamaBench
 from harness.llama_speculative import LlamaSpeculative
 
@@ -24,9 +33,7 @@ CONTEXT = 1024
 class Comparison:
     """The settings of both sides."""
 
-    loading: dict[str, Any]
-    rounds: int
-    tokens: int
+    suite: DraftSuite
     program: Path | None
     """llama.cpp's `llama-speculative-simple`, next to `llama-bench`."""
 
@@ -37,17 +44,16 @@ class Comparison:
             yield from self._theirs(path, self.program)
 
     def _ours(self, path: Path) -> Iterator[list[str]]:
-        options: dict[str, Any] = {**self.loading, "context": CONTEXT}
-        settings: dict[str, Any] = {"max_tokens": self.tokens, "temperature": 0.0}
+        options: dict[str, Any] = {**self.suite.loading, "context": CONTEXT}
         with load(path, draft=None, **options) as plain, load(path, draft="mtp", **options) as drafting:
             models = {"baseline": plain, "its head": drafting}
             variants: Variants = {
-                f"{name}{prompt}": answer_of(model, prompt, settings)
+                f"{name}{prompt}": answer_of(model, prompt, self.suite.greedy)
                 for prompt in PROMPTS
                 for name, model in models.items()
             }
             report(f"a head that agrees, {path.stem}")
-            completions = alternate(variants, self.rounds)
+            completions = alternate(variants, self.suite.rounds)
         of_all = {
             name: [each for prompt in PROMPTS for each in completions[f"{name}{prompt}"]] for name in models
         }
@@ -55,17 +61,17 @@ class Comparison:
             yield shown([path.stem, "edgeinfer", name, *cells(answers, of_all["baseline"])])
 
     def _theirs(self, path: Path, program: Path) -> Iterator[list[str]]:
-        threads = self.loading.get("threads")
-        arguments = ["-ngl", "0" if self.loading["device"] == "cpu" else "99"]
+        tokens, threads = self.suite.tokens, self.suite.threads
+        arguments = ["-ngl", "0" if self.suite.device == "cpu" else "99"]
         arguments += ["-t", str(threads)] if threads else []
         bench = LlamaBench(program.with_name("llama-bench"), arguments)
-        (timings,) = bench.run(path, [Workload("generate", self.tokens, 0)], self.rounds)
+        (timings,) = bench.run(path, [Workload("generate", tokens, 0)], self.suite.rounds)
         base = timings.rates
         yield shown(_row(path, "baseline", base, base, "-"))
         drafting = LlamaSpeculative(program, arguments)
         for length in LENGTHS:
             try:
-                runs = [drafting.run(path, prompt, self.tokens, length) for prompt in PROMPTS]
+                runs = [drafting.run(path, prompt, tokens, length) for prompt in PROMPTS]
             except EdgeInferError as error:
                 report(str(error))
                 continue

@@ -3,14 +3,62 @@
 import math
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.model import Model
+from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.results import Generation
+from edgeinfer.speculation.drafter import Drafter
+from edgeinfer.speculation.speculator import Speculator
+from harness.split_runs import overhead
+
+STORY_START = "Once upon a time, there was a little girl named Lily."
+PLANTED_CONTEXT = 512
+"""Of models whose drafts are planted."""
 
 Answer = Callable[[], Generation]
 Variants = dict[str, Answer]
+
+
+@dataclass(frozen=True)
+class DraftSuite:
+    """The settings of all tables."""
+
+    device: str
+    threads: int | None
+    rounds: int
+    tokens: int
+    """Of each completion."""
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options with which each model is loaded."""
+        return {"device": self.device, "threads": self.threads}
+
+    @property
+    def greedy(self) -> dict[str, Any]:
+        """The options of a greedy completion."""
+        return {"max_tokens": self.tokens, "temperature": 0.0}
+
+    def budget(self, path: Path, share: float | None) -> int | None:
+        """Bytes of a GPU for a share of the weights, on top of libraries and buffers; None: all that fit."""
+        if share is None:
+            return None
+        sizes = model_sizes(path)
+        reserved = overhead(path, PLANTED_CONTEXT, self.device, self.threads, sizes)
+        return reserved + int(share * sizes.nbytes)
+
+
+def measured_speculator(engine: Engine, drafter: Drafter) -> Speculator:
+    """A speculator with measured costs, as after the first load of a model."""
+    engine.rewind(0)
+    speculator = Speculator(engine, drafter)
+    speculator.begin(speculator.measure(), {})
+    return speculator
 
 
 def answer_of(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:

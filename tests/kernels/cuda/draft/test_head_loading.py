@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import edgeinfer
-import speculation as benchmark
 from edgeinfer import Model
 from edgeinfer.engine import draft_verification
 from edgeinfer.engine.native_engine import NativeEngine
@@ -21,6 +20,8 @@ from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from harness.drafts.comparison import DraftSuite
+from harness.drafts.head_tables import planted_head
 from harness.drafts.timed_drafts import AGREEMENTS
 from tests.edgeinfer.speculation.heads.head_files import split_heads
 from tests.edgeinfer.speculation.heads.random_heads import nemotron_head
@@ -270,8 +271,8 @@ def test_sampled_drafts_are_verified_without_copies_of_the_logits(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
-    suite = benchmark.Suite("cuda", 2, rounds=1, tokens=6)
-    rows = list(suite.heads(WITH_HEAD.write(tmp_path / "model.gguf")))
+    suite = DraftSuite("cuda", 2, rounds=1, tokens=6)
+    rows = list(planted_head(suite, WITH_HEAD.write(tmp_path / "model.gguf")))
     drafts = [f"{name}, {kind}" for name in AGREEMENTS for kind in ("chains", "trees")]
     assert [row[3] for row in rows] == ["baseline", *drafts]
 
