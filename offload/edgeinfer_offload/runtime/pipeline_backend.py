@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Backend, Logits, SamplingSettings, StateArrays
+from edgeinfer_kernels.backend import (
+    Activations,
+    Backend,
+    BatchPositions,
+    Logits,
+    SamplingSettings,
+    StateArrays,
+)
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
     from edgeinfer_kernels.cuda.backend import CudaBackend
@@ -123,6 +130,16 @@ class PipelineBackend(Backend[PipelineStates]):
         """As `Backend.sample_next`. No GPU runs ahead: the first one needs the sampled token."""
         self._enter_last(self.embed([token_id]), start)
         return self._last.sample_entered(token_id, start, request, recent)
+
+    def sample_batch(
+        self,
+        x: PipelineStates,
+        requests: Sequence[Sequence[float]],
+        recent: Sequence[Sequence[int]],
+        following: BatchPositions | None = None,
+    ) -> list[int]:
+        """As `Backend.sample_batch`, without running ahead, as `sample_next`."""
+        return self._last.sample_batch(x.rows, requests, recent)
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         for shard in self.shards:

@@ -23,7 +23,7 @@ from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.heads.random_heads import mimo_heads
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.kernels.cuda.devices.test_pipeline_loading import two_gpus as two_gpus
-from tests.kernels.cuda.draft.test_head_loading import GREEDY, IDS, drafter_of
+from tests.kernels.cuda.draft.test_head_loading import GREEDY, IDS, check_sampled_drafts, drafter_of
 from tests.kernels.cuda.draft.test_medusa_heads import heads as heads
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
@@ -68,6 +68,7 @@ def check_head(model: Model, path: Path, draft: Any, device: str) -> None:
     completion = model.generate(IDS, **GREEDY)
     assert completion.ids == expected
     assert completion.speed.accepted_share is not None
+    check_sampled_drafts(model)
     with edgeinfer.load(path, draft=draft, device="cpu", **LOADING) as plain:
         for own, wanted in zip(found, drafts_after(plain), strict=True):
             assert own.ids == wanted.ids

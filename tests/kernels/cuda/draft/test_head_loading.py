@@ -49,6 +49,26 @@ def drafter_of(model: Model) -> Any:
     return model.speculator.drafter
 
 
+def check_sampled_drafts(model: Model) -> None:
+    """The device verifies sampled drafts, with the tokens that the host samples."""
+    settings: dict[str, Any] = {"max_tokens": 4, "temperature": 1.5, "top_k": 12, "seed": 4}
+    sample, sampled = draft_verification.sample_after_each, list[list[int]]()
+
+    def sample_after_each(*arguments: Any) -> list[int]:
+        sampled.append(sample(*arguments))
+        return sampled[-1]
+
+    with pytest.MonkeyPatch.context() as change:
+        change.setattr(draft_verification, "sample_after_each", sample_after_each)
+        model.engine.rewind(0)
+        found = model.generate(IDS, **settings).ids
+        assert sampled
+        assert min(map(min, sampled)) >= 0
+        change.setattr(draft_verification, "samples_drafts", lambda *_: False)
+        model.engine.rewind(0)
+        assert model.generate(IDS, **settings).ids == found
+
+
 TEXTS = [IDS, [*IDS, 40, 41], [8, 8, 3] * 10]
 """A longer text continues the first one, and the third begins another."""
 

@@ -23,7 +23,7 @@ from tests.edgeinfer.speculation.heads.dflash.random_dflash import RandomDFlash
 from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
-from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, drafter_of
+from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, check_sampled_drafts, drafter_of
 from tests.kernels.cuda.draft.test_medusa_heads import heads as heads
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
@@ -77,6 +77,7 @@ def check_completions(model: Model, drafter: type[Any]) -> None:
         completion = model.generate(IDS, **GREEDY)
         assert completion.ids == expected
         assert completion.speed.accepted_share is not None
+        check_sampled_drafts(model)
 
 
 def drafts_of(model: Model) -> list[Any]:
