@@ -69,6 +69,19 @@ class DraftVerification:
             return None
         return best
 
+    def prepare_verification(self, text: Sequence[int], count: int) -> tuple[int, int] | None:
+        """Make room for the last token of a text, whose others are cached, and for a draft of `count` tokens
+        after it; that token and its position. None: a draft head can't start the step that verifies these.
+        """
+        start, tokens = len(self.cache.ids), 1 + count
+        fits = tokens <= min(self.cache.free, self.capabilities.padded_tokens, self.batch)
+        if not self.capabilities.starts_verification or not fits or self.cache.ids != text[:-1]:
+            return None
+        self._check([text[-1]], count)
+        if self.cache.rings is not None:
+            self.cache.rings.extend(start + tokens)
+        return text[-1], start
+
     def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
         """As `Engine.append_sampled`."""
         if not samples_drafts(self.backend, sampler) or not self._is_step(ids):

@@ -18,6 +18,7 @@ class Capabilities:
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
       draft head there; 0: none.
     - `finds_best`: `best_ids` is supported.
+    - `starts_verification`: a draft head on the device can start the step that verifies its draft.
     - `sampling_history`: maximum number of recent tokens for the penalties of `sample_next`; None:
       unsupported.
     - `text_tokens`: tokens of `forward_texts` with several texts at which it is fastest; 0: unsupported.
@@ -40,6 +41,7 @@ class Capabilities:
     max_draft_prompt: int = 0
     kept_states: int = 0
     finds_best: bool = False
+    starts_verification: bool = False
     sampling_history: int | None = None
     text_tokens: int = 0
     skips_layers: bool = False

@@ -31,7 +31,8 @@ class DraftRequest(NamedTuple):
     It ends after token i if that product is below min_probs_to_continue[i], if given; a backend that makes
     all tokens at once ignores these. `id_limit`: only token ids below this value may be drafted. `uniforms`:
     empty, or one uniform number in [0, 1) for each draft token, used to sample it; if empty, the argmax is
-    drafted.
+    drafted. `last`: the text's last token and its position in the target, which starts the step that verifies
+    the draft as soon as it is made; no token is dropped then. None: it doesn't.
     """
 
     min_probs: Sequence[float]
@@ -39,6 +40,7 @@ class DraftRequest(NamedTuple):
     id_limit: int
     sampling: DraftSampling
     uniforms: Sequence[float] = ()
+    last: tuple[int, int] | None = None
 
 
 class DraftedTokens(NamedTuple):

@@ -19,6 +19,9 @@ class DeviceHead(DraftHead):
     _evaluated: tuple[int, ...] = ()
     """The nodes of the tree that have been evaluated, in the order of their rows."""
 
+    def _started_verification(self, history: Sequence[int], count: int) -> tuple[int, int] | None:
+        return self._target.prepare_verification(history, count)
+
     def _candidates_after(self, history: Sequence[int], request: DraftRequest) -> Candidates | None:
         tokens = self._pending(history)
         if tokens is None:

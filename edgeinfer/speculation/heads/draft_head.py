@@ -173,9 +173,14 @@ class DraftHead(LoopDrafter):
             return None
         end = self._done + len(tokens)
         self._set_states(end)
-        drafted = self._backend.draft(tokens, self._done, request)
+        last = self._started_verification(history, len(request.min_probs))
+        drafted = self._backend.draft(tokens, self._done, request._replace(last=last))
         self._done = end
         return drafted
+
+    def _started_verification(self, history: Sequence[int], count: int) -> tuple[int, int] | None:
+        """As `last` of the request of a draft of `count` tokens after a text."""
+        return None
 
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         tokens = self._pending(history)

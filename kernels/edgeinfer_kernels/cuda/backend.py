@@ -29,6 +29,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronize,
 )
+from edgeinfer_kernels.cuda.draft.target import StartedVerification
 from edgeinfer_kernels.cuda.hidden_states import HiddenStatesBackend
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, check_adaptable, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
@@ -54,7 +55,17 @@ DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
 ends.
 """
-ON_DEVICE = ("_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
+ON_DEVICE = (
+    "_verification",
+    "_paths",
+    "_batches",
+    "_sampling",
+    "_caches",
+    "_logits",
+    "steps",
+    "step",
+    "_parts",
+)
 """Attributes of a backend that refer to the device memory."""
 
 
@@ -126,6 +137,7 @@ class CudaBackend(HiddenStatesBackend):
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
+            starts_verification=self._verification is not None,
         ).limited_to(specification)
 
     def _build(self, tuning: Tuning, capability: int) -> None:
@@ -151,9 +163,23 @@ class CudaBackend(HiddenStatesBackend):
             self._logits,
             tokens_of_sequence("q4_0" in element_types(self._options.kv)),
         )
+        self._verification = self._startable_verification()
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
+
+    def _startable_verification(self) -> StartedVerification | None:
+        """The verification of drafts, if a head here may start it; None: a step needs other devices, or the
+        tokens on the host.
+        """
+        if self.step.exchange is not None or self._collective is not None or self.steps.per_layer.is_given:
+            return None
+        return StartedVerification(self.steps, self._sequence, self._discard_sampled)
+
+    def _discard_sampled(self) -> None:
+        """Discard the steps of tokens that were sampled on the device."""
+        self._sampling.discard_ahead()
+        self._batches.discard_ahead()
 
     def _exchanges(self) -> tuple[PrefillExchange | None, DecodeExchange | None]:
         """What exchanges hidden states with other shards, in prompts and in steps."""
@@ -209,13 +235,18 @@ class CudaBackend(HiddenStatesBackend):
         self._select()
         own = None if pages is None else pages[0]
         if x.in_step:
-            self.steps.set_state(ids, start, before, own)
-            self.steps.run(len(ids), layout=None if pages is None else PAGES)
+            if before or own is not None or not self._is_started(ids, start):
+                self.steps.set_state(ids, start, before, own)
+                self.steps.run(len(ids), layout=None if pages is None else PAGES)
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
         self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids), own))
         synchronize(self.device)
+
+    def _is_started(self, ids: Sequence[int], start: int) -> bool:
+        """Whether the step of these tokens was started as the verification of a draft."""
+        return self._verification is not None and self._verification.take(ids, start)
 
     def _select(self) -> None:
         """The next steps and chunks are of this backend's sequence."""
@@ -289,8 +320,9 @@ class CudaBackend(HiddenStatesBackend):
 
     def discard_ahead(self) -> None:
         """Discard steps that were started ahead: the cache is about to change."""
-        self._sampling.discard_ahead()
-        self._batches.discard_ahead()
+        self._discard_sampled()
+        if self._verification is not None:
+            self._verification.discard()
 
     @on_open_device
     def sample_next(
@@ -325,8 +357,11 @@ class CudaBackend(HiddenStatesBackend):
         self.embed(ids)
         self._batches.discard_ahead()
         self._select()
-        self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
-        self.steps.run(len(ids), BEST_OF_EACH)
+        if not parents and self._is_started(ids, start):
+            self.steps.find_best(len(ids))
+        else:
+            self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
+            self.steps.run(len(ids), BEST_OF_EACH)
         return self._batches.results(len(ids))
 
     def tune(self, folder: Path, seconds: float) -> None:

@@ -10,7 +10,7 @@ from edgeinfer_kernels.cuda.cache.device_state import DeviceStateBackend
 from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts, synchronize
-from edgeinfer_kernels.cuda.draft.target import HeadTarget
+from edgeinfer_kernels.cuda.draft.target import HeadTarget, StartedVerification
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.reference.backend import final_norm
@@ -26,6 +26,7 @@ class HiddenStatesBackend(DeviceStateBackend):
     _weights: DecoderWeights
     _options: DeviceOptions
     _parts: DeviceParts
+    _verification: StartedVerification | None
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
         """As `Backend.keep_hidden`: only `kept_states` are kept."""
@@ -68,7 +69,7 @@ class HiddenStatesBackend(DeviceStateBackend):
         """
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(embedding, output, kept.rows, model.caches_of(caches or {}))
+        return HeadTarget(embedding, output, kept.rows, self._verification, model.caches_of(caches or {}))
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,

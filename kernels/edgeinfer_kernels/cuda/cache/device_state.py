@@ -101,6 +101,7 @@ class DeviceStateBackend(Backend[DeviceRows]):
 
     @on_open_device
     def restore(self, arrays: Sequence[npt.NDArray[np.generic]], end: int) -> None:
+        self.discard_ahead()
         self._caches.put(arrays, end)
         synchronize(self.device)
 

@@ -71,6 +71,8 @@ class CapturedSteps:
         self._best_of_each = CapturedLaunches(self._device)
         """The argmax after each token of a step, by their number: apart from the step, maybe of a tree."""
         self._start, self._is_tree = 0, False
+        self.times_set = 0
+        """How often the words of a step, or the pages of a chunk, were set."""
         self._widths: tuple[int, ...] = COMMON_STEP_SIZES
         self.host: Host | None = None
         """The CPU shard of a split model."""
@@ -119,7 +121,7 @@ class CapturedSteps:
         tokens follow, at the positions where the keys and values of the next tokens will be written.
         """
         count = self.width(len(ids))
-        self._start = start
+        self._start, self.times_set = start, self.times_set + 1
         self._is_tree = bool(before) and self.sequence.slots is not None
         state = self._state.numpy()
         state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
@@ -145,6 +147,7 @@ class CapturedSteps:
         """Set the pages of a chunk of a prompt of `sequence`, or of one in these `pages`, and return them;
         None: it isn't in pages.
         """
+        self.times_set += 1
         is_paged = self._set_own_pages(start, tokens, pages)
         return self.step.workspace.pages[0] if is_paged else None
 
@@ -175,6 +178,7 @@ class CapturedSteps:
         the spare page.
         """
         count, self._is_tree = self.width(len(ids)), False
+        self.times_set += 1
         self.set_pages(positions.pages[:, : int(positions.positions.max()) // PAGE + 1], count)
         if self.recent is not None:
             self.recent.touch_batch(positions)
@@ -197,6 +201,7 @@ class CapturedSteps:
         """Set the slots of recurrent states, and the pages, for a step of one token, which is set by the step
         before it.
         """
+        self.times_set += 1
         if self.sequence.slots is not None:
             set_words = self.sequence.words(start, 1)
             words = self._next_words[self.sequence.number, start % RING, : len(set_words)]
@@ -216,11 +221,15 @@ class CapturedSteps:
         elif not self._cuda:
             self._launch(self.width(tokens), mode, layout)
         elif mode == BEST_OF_EACH:
-            width = self.width(tokens)
-            self._graph(width, NONE, layout).replay()
-            self._best_of_each.run(width, partial(self._launch_best, width))
+            self._graph(self.width(tokens), NONE, layout).replay()
+            self.find_best(tokens)
         else:
             self._graph(self.width(tokens), mode, layout).replay()
+
+    def find_best(self, tokens: int) -> None:
+        """Find the argmax after each token of the last step."""
+        width = self.width(tokens)
+        self._best_of_each.run(width, partial(self._launch_best, width))
 
     def _launch_best(self, tokens: int) -> None:
         space = self._sampling_space

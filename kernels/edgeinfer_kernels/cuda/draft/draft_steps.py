@@ -2,7 +2,8 @@
 
 The first step processes the tokens that the head hasn't, with the target's states; the others the draft token
 before them, with the head's own state. Each kind of first step and each number of further ones is a graph, so
-a whole draft takes two launches. The host reads the tokens and their probabilities when all are made.
+a whole draft takes two launches. The host reads the tokens and their probabilities when all are made; the
+step of the target that verifies them may have begun then.
 
 Of several heads each drafts one token: all process the first step, and a further one is that of the next
 head, with all tokens drafted so far.
@@ -11,6 +12,7 @@ Of a tree the host reads the candidates after each level. A step of a tree has a
 of the levels before it aren't cached positions, as a token attends only to those on its path.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -23,6 +25,7 @@ from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.draft.states.keeping import keep_own
 from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_ROW, LAST
+from edgeinfer_kernels.cuda.draft.target import StartedVerification
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -36,21 +39,31 @@ PREPARED = 7
 class DraftSteps:
     """Drafts with the `steps` of a head; without CUDA its kernels are launched one by one."""
 
-    def __init__(self, steps: CapturedSteps, sampling: SamplingSpace) -> None:
+    def __init__(
+        self,
+        steps: CapturedSteps,
+        sampling: SamplingSpace,
+        verification: StartedVerification | None = None,
+    ) -> None:
         self._steps, self._sampling = steps, sampling
+        self._verification = verification
         self._others: tuple[DraftSteps, ...] = ()
         self._device = steps.step.workspace.state.device
         self.captured = CapturedLaunches(self._device)
         cuda = self._device.type == "cuda"
         self._ids = torch.zeros(MAX_DRAFTED, dtype=torch.int32, pin_memory=cuda)
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=cuda)
+        self._made = torch.cuda.Event() if cuda else None
         self._candidates = CandidateSteps(steps.step.launches, sampling)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
-        with too low a probability are dropped.
+        with too low a probability are dropped, unless the step that verifies them is started.
         """
         count = min(len(request.min_probs), self._most)
+        verification = None if request.last is None else self._verification
+        if verification is not None and request.last is not None:
+            verification.prepare(*request.last, count)
         for each in (self, *self._others):
             each._steps.set_state(ids, start)
         width = self._steps.width(len(ids))
@@ -58,17 +71,34 @@ class DraftSteps:
         self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
         if count > 1:
             self._run(("further", count - 1), partial(self.launch_further, count - 1))
-        synchronize(self._device)
+        if verification is None:
+            synchronize(self._device)
+        else:
+            self._start(verification, count)
         drafted = zip(self._ids[:count].tolist(), self._probs[:count].tolist(), strict=True)
         kept, probs, reached = list[int](), list[float](), 1.0
         limit = request.id_limit if self._steps.step.model.output_ids is None else 1 << 31
         for index, (token, prob) in enumerate(drafted):
             reached *= prob
-            if not reached >= request.min_probs[index] or not 0 <= token < limit:
+            is_likely = verification is not None or reached >= request.min_probs[index]
+            if not is_likely or math.isnan(prob) or not 0 <= token < limit:
                 break
             kept.append(token)
             probs.append(prob)
+        if verification is not None and request.last is not None:
+            verification.expect([request.last[0], *kept], request.last[1])
         return DraftedTokens(kept, probs, len(ids) + count - 1, made=count)
+
+    def _start(self, verification: StartedVerification, count: int) -> None:
+        """Start the step that verifies this many tokens, after the launches that make them, and wait for
+        these.
+        """
+        if self._made is None:
+            verification.start(count)
+            return
+        self._made.record()
+        verification.start(count)
+        self._made.synchronize()
 
     def level(
         self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
@@ -200,6 +230,7 @@ class DraftSteps:
         space, buffers = launches.workspace, head._sampling.buffers
         vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
         head._keep_last(repeated)
+        verification = self._verification
         launches.launch(
             draft_slices_kernel,
             (slices,),
@@ -218,15 +249,16 @@ class DraftSteps:
             buffers.masses,
             space.state,
             following._steps.step.workspace.state,
-            launches.or_nothing(launches.model.output_ids),
+            None if verification is None else verification.words,
+            launches.model.output_ids,
             self._ids,
             self._probs,
             index,
             repeated,
             repeated or int(self._space.stays),
             vocabulary,
+            0 if verification is None else verification.vocabulary,
             slices,
             SLICES=next_power_of_two(slices),
-            MAPPED=launches.model.output_ids is not None,
             warps=4,
         )

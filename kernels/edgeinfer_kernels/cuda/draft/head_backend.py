@@ -24,7 +24,9 @@ class HeadBackend(CudaBackend):
 
     def _load(self, context: int, tuning: Tuning | None, on_loaded: OnLoaded | None) -> None:
         super()._load(context, tuning, on_loaded)
-        self.drafts = DraftSteps(self.steps, self._parts.sampling)
+        target = self._options.target
+        verification = None if target is None else target.verification
+        self.drafts = DraftSteps(self.steps, self._parts.sampling, verification)
         self.capabilities = replace(self.capabilities, max_draft_prompt=MAX_TOKENS)
 
     def _read(

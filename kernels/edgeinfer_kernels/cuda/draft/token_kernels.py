@@ -66,12 +66,13 @@ def _set_next_step(words, following, token, repeated, back):
 
 @triton.jit(do_not_specialize=["index", "repeated", "back", "slices"])
 def draft_token_kernel(
-    keys, masses, words, following, table, ids, probs, index, repeated, back, vocabulary, slices,
-    SLICES: tl.constexpr, MAPPED: tl.constexpr, DEPENDENT: tl.constexpr,
+    keys, masses, words, following, verified, table, ids, probs, index, repeated, back, vocabulary, ids_end,
+    slices, SLICES: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The id of the largest logit, the lowest among equals, and its softmax, to `ids` and `probs` at `index`,
     in memory that the host can read. The next step, of the words `following`, gets this token after the
     `repeated` last ones of this step, `back` positions before its end. The softmax is NaN if a logit is.
+    `verified`: the words of the target's step, which gets the token too, or 0 where it isn't below `ids_end`.
 
     Reads slices · 12 bytes.
     """
@@ -82,8 +83,10 @@ def draft_token_kernel(
     best = tl.max(own, axis=0)
     peak = logits_of(best)
     total = tl.sum(tl.where(mass == 0.0, 0.0, mass * tl.exp(logits_of(own) - peak)), axis=0)
-    token = token_ids(ids_of(best), table, vocabulary, MAPPED)
+    token = token_ids(ids_of(best), table, vocabulary, table is not None)
     tl.store(ids + index, token)
     tl.store(probs + index, 1.0 / total)
+    if verified is not None:
+        tl.store(verified + 1 + index, tl.where((token >= 0) & (token < ids_end), token, 0))
     _set_next_step(words, following, token, repeated, back)
     release_consumers(DEPENDENT)  # Attention reads the cached length of the next step before it waits.

@@ -90,6 +90,11 @@ class PerLayerRows:
         return torch.zeros(shape, dtype=dtype, pin_memory=self._cuda)
 
     @property
+    def is_given(self) -> bool:
+        """Whether the host gives the rows of a step's tokens."""
+        return self._table is not None
+
+    @property
     def may_follow(self) -> bool:
         """Whether a step may be started before its tokens are known."""
         return self._table is None or (self._cuda and self._numbers is not None)

@@ -24,7 +24,7 @@ from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaSteps
 from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts
 from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
-from edgeinfer_kernels.cuda.draft.target import HeadTarget
+from edgeinfer_kernels.cuda.draft.target import HeadTarget, StartedVerification
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.decoder import (
@@ -112,7 +112,9 @@ def launch_all(
     for tokens in (1, 2, 8, 16):
         step.launch(tokens)
     parts.workspace.kept = None
-    drafts = DraftSteps(CapturedSteps(step, parts.sampling), parts.sampling)
+    steps = CapturedSteps(step, parts.sampling)
+    verification = StartedVerification(steps, steps.sequence, lambda: None)
+    drafts = DraftSteps(steps, parts.sampling, verification)
     drafts.launch_first(4)
     drafts.launch_further(6)
     drafts.launch_root(4)

@@ -20,6 +20,7 @@ from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
+from edgeinfer_kernels.cuda.draft.target import StartedVerification
 from harness.drafts.comparison import DraftSuite
 from harness.drafts.head_tables import planted_head
 from harness.drafts.timed_drafts import AGREEMENTS
@@ -213,6 +214,37 @@ def test_a_drafter_that_reads_states_on_the_host_is_refused_next_to_a_gpu(tmp_pa
 
     with pytest.raises(SettingError, match="run on the CPU only"):
         edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft=Reader(), **GPU)
+
+
+@pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("settings", [GREEDY, {"max_tokens": 6, "temperature": 0.9, "seed": 3}])
+def test_a_draft_starts_the_step_that_verifies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft="mtp", **GPU) as model:
+        speculator, model.speculator = model.speculator, None
+        expected = model.generate(IDS, **settings).ids
+        model.speculator = speculator
+        always_draft(model, 3)
+        taken, take = list[bool](), StartedVerification.take
+
+        def recorded(self: StartedVerification, ids: Sequence[int], start: int) -> bool:
+            taken.append(take(self, ids, start))
+            return taken[-1]
+
+        monkeypatch.setattr(StartedVerification, "take", recorded)
+        model.engine.rewind(0)
+        assert model.generate(IDS, **settings).ids == expected
+        steps_of_prompt = 1
+        assert taken[steps_of_prompt:].count(True) >= 2
+        # A draft that nobody asks for changes no other completion.
+        model.engine.rewind(0)
+        model.engine.append(IDS)
+        request = DraftRequest(3, SamplingParams(temperature=0.0))
+        assert drafter_of(model).propose([*IDS, expected[0]], request).ids
+        model.speculator = None
+        model.engine.rewind(0)
+        assert model.generate(IDS, **settings).ids == expected
 
 
 @pytest.mark.usefixtures("unmeasured")
