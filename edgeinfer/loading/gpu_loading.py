@@ -20,9 +20,9 @@ from edgeinfer_kernels.cuda.device_memory import KernelsUnavailableError
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, cuda_device
 from edgeinfer_kernels.cuda.draft.assistant_backend import AssistantBackend
 from edgeinfer_kernels.cuda.draft.block_backend import BlockBackend
+from edgeinfer_kernels.cuda.draft.head_backend import FirstHead, HeadBackend
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaBackend
 from edgeinfer_kernels.cuda.draft.promptless_head import PromptlessHead
-from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.cuda.offload.exchange_buffer import ExchangeBuffer, max_experts_per_token
 from edgeinfer_kernels.cuda.offload.gpu_shard import GpuShard
@@ -147,13 +147,13 @@ def gpu_heads(
 
     Raises as `load_gpu_heads`, but compiles nothing.
     """
-    loaded, table, output = list[CudaBackend](), backend.table, backend.output
+    loaded, table, output = list[Any](), backend.table, backend.output
     try:
         for head in heads:
             shared = backend.as_target(
                 None if head.own_embedding else table, None if head.own_output else output
             )
-            kind: type[CudaBackend] = CudaBackend if loaded or len(heads) == 1 else FirstHead
+            kind: type[CudaBackend] = HeadBackend if loaded or len(heads) == 1 else FirstHead
             if isinstance(head, BlockDraftModel):
                 kind = BlockBackend
             with _refusals(source):
@@ -172,7 +172,7 @@ def gpu_heads(
         for each in loaded:
             each.close()
         raise
-    first = loaded[0]
+    first: CudaBackend = loaded[0]
     if isinstance(first, FirstHead):
         first.lead(loaded[1:])
     return first
@@ -220,8 +220,8 @@ def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: Loaded
     return _warmed_up_head(loaded, gpu)
 
 
-def warm_up_drafts(loaded: CudaBackend, gpu: Gpu, rows: int, *, trees: bool) -> None:
-    """As `CudaBackend.warm_up_drafts`, so that no completion waits for captures. Raises
+def warm_up_drafts(loaded: HeadBackend, gpu: Gpu, rows: int, *, trees: bool) -> None:
+    """As `HeadBackend.warm_up_drafts`, so that no completion waits for captures. Raises
     `GpuUnavailableError`; the head is closed then.
     """
     with _closing_if_unavailable(loaded, gpu):

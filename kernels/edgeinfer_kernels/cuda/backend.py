@@ -29,7 +29,6 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronize,
 )
-from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.hidden_states import HiddenStatesBackend
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, check_adaptable, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
@@ -42,7 +41,6 @@ from edgeinfer_kernels.cuda.tuning.step_timer import measured_tuning
 from edgeinfer_kernels.cuda.tuning.tuner import save_tuning, saved_tuning, tuning_key
 from edgeinfer_kernels.cuda.weights.device_model import OnLoaded
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.shards import shard_lora
 from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.sizes.cuda_buffers import (
@@ -56,7 +54,7 @@ DEPENDENT_LAUNCH_FROM = 90
 """Minimum compute capability for programmatic dependent launch: a kernel may start before the previous one
 ends.
 """
-ON_DEVICE = ("drafts", "_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
+ON_DEVICE = ("_paths", "_batches", "_sampling", "_caches", "_logits", "steps", "step", "_parts")
 """Attributes of a backend that refer to the device memory."""
 
 
@@ -126,10 +124,8 @@ class CudaBackend(HiddenStatesBackend):
             text_tokens=self._options.chunk,
             has_separate_states=len(self._sequences.each) > 1,
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
-            max_draft_prompt=0 if self.drafts is None else MAX_TOKENS,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
-            limits_output=self.drafts is not None,
         ).limited_to(specification)
 
     def _build(self, tuning: Tuning, capability: int) -> None:
@@ -155,8 +151,6 @@ class CudaBackend(HiddenStatesBackend):
             self._logits,
             tokens_of_sequence("q4_0" in element_types(self._options.kv)),
         )
-        self.drafts = DraftSteps(self.steps, self._parts.sampling) if self._options.target else None
-        """The draft loop of a draft head."""
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
@@ -217,8 +211,6 @@ class CudaBackend(HiddenStatesBackend):
         if x.in_step:
             self.steps.set_state(ids, start, before, own)
             self.steps.run(len(ids), layout=None if pages is None else PAGES)
-            if self.drafts is not None:  # Its next step may follow before the host reads any logits.
-                synchronize(self.device)
             return
         self._send(ids)
         self._parts.prefill.per_layer.send(ids)
@@ -294,27 +286,6 @@ class CudaBackend(HiddenStatesBackend):
 
     def _rows(self, tokens: int) -> DeviceRows:
         return DeviceRows(0, tokens, tokens <= self._options.longest_step and not self.spec.is_encoder)
-
-    @on_open_device
-    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
-        """As `Backend.draft`; the most probable tokens."""
-        assert self.drafts is not None, "only a draft head drafts"
-        self._select()
-        return self.drafts.draft(ids, start, request)
-
-    def limit_output(self, rows: int) -> None:
-        """As `Backend.limit_output`."""
-        assert self.drafts is not None, "only a draft head drafts"
-        self.drafts.rows = 0 if rows == self.spec.vocabulary_size else rows
-
-    @on_open_device
-    def draft_level(
-        self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
-    ) -> list[list[tuple[int, float]]]:
-        """As `Backend.draft_level`."""
-        assert self.drafts is not None, "only a draft head drafts"
-        self._select()
-        return self.drafts.level(ids, start, parents, count, power)
 
     def discard_ahead(self) -> None:
         """Discard steps that were started ahead: the cache is about to change."""
@@ -394,26 +365,10 @@ class CudaBackend(HiddenStatesBackend):
             self.forward_texts(self.embed([0]), [1])
         else:
             self.steps.warm_up(widths, on_compiled, layouts)
-            if self.drafts is not None:
-                self.drafts.warm_up(widths[:-1], padded=widths[-1])
-            elif widths == ALL_STEP_SIZES:
+            if widths == ALL_STEP_SIZES:
                 self.steps.warm_up_drafts()
                 if self.capabilities.max_tree_tokens:
                     self._paths.warm_up()
-
-    @on_open_device
-    def warm_up_drafts(self, rows: int, *, trees: bool) -> None:
-        """Capture all drafts that a completion may have after `warm_up`: those of the first `rows` rows of
-        the output too, 0: there are none, and `trees`.
-        """
-        drafts, (*widths, padded) = self.drafts, self.steps.widths
-        assert drafts is not None, "only a draft head drafts"
-        for limit in {0, rows}:
-            drafts.rows = limit
-            drafts.warm_up(widths, padded)
-            if trees:
-                drafts.warm_up_trees(widths, padded)
-        drafts.rows = 0
 
     def close(self) -> None:
         """Free the device memory."""

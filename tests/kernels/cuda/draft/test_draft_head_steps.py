@@ -15,6 +15,7 @@ from edgeinfer_kernels.caches.layer_cache import pool_positions
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
+from edgeinfer_kernels.cuda.draft.head_backend import HeadBackend
 from edgeinfer_kernels.cuda.draft.target import first_rows
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
@@ -40,6 +41,7 @@ MODELS = {
     "nemotron_h_moe": replace(nemotron_head(), formats=("F16",), seed=0),
     "deepseek2": replace(ZOO["deepseek2"], draft_head=True, formats=("F16",)),
 }
+TUNING = None if HAS_GPU else SMALL
 States = npt.NDArray[np.float64]
 
 
@@ -48,7 +50,7 @@ class Pair:
     """A target and its draft head, each on the device and as the formula."""
 
     target: CudaBackend
-    head: CudaBackend
+    head: HeadBackend
     exact_target: ReferenceBackend
     exact_head: ReferenceBackend
 
@@ -67,10 +69,15 @@ class Pair:
 
 
 def on_device(spec: DecoderSpec, weights: DecoderWeights, device: str, options: DeviceOptions) -> CudaBackend:
-    return CudaBackend(
-        spec, weights, pool_positions(CONTEXT, 1), torch.device(device), options,
-        tuning=None if HAS_GPU else SMALL,
-    )  # fmt: skip
+    positions = pool_positions(CONTEXT, 1)
+    return CudaBackend(spec, weights, positions, torch.device(device), options, tuning=TUNING)
+
+
+def head_on_device(
+    spec: DecoderSpec, weights: DecoderWeights, device: str, options: DeviceOptions
+) -> HeadBackend:
+    positions = pool_positions(CONTEXT, 1)
+    return HeadBackend(spec, weights, positions, torch.device(device), options, tuning=TUNING)
 
 
 def exact(spec: DecoderSpec, weights: DecoderWeights) -> ReferenceBackend:
@@ -86,7 +93,7 @@ def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterato
         options = DeviceOptions(chunk=CHUNK, kept_states=cuda_buffers.KEPT_STATES)
         target = on_device(spec, weights, device, options)
         own = DeviceOptions(chunk=CHUNK, target=target.as_target(target.table, target.output))
-        on_it = on_device(head.spec, head.weights, device, own)
+        on_it = head_on_device(head.spec, head.weights, device, own)
         yield Pair(target, on_it, exact(spec, weights), exact(head.spec, head.weights))
         on_it.close()
         target.close()

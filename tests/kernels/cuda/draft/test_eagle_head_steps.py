@@ -26,6 +26,7 @@ from tests.kernels.cuda.draft.test_draft_head_steps import (
     agrees,
     distance,
     exact,
+    head_on_device,
     logits_after,
     on_device,
     read,
@@ -57,7 +58,7 @@ def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterato
         target = on_device(spec, weights, device, options)
         table = None if head.own_embedding else target.table
         shared = target.as_target(table, None if head.own_output else target.output)
-        on_it = on_device(head.spec, head.weights, device, DeviceOptions(chunk=CHUNK, target=shared))
+        on_it = head_on_device(head.spec, head.weights, device, DeviceOptions(chunk=CHUNK, target=shared))
         reference = exact(spec, weights)
         reference.keep_hidden(head.target_layers)
         yield Pair(target, on_it, reference, exact(head.spec, head.weights))

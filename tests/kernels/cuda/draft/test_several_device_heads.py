@@ -20,13 +20,13 @@ from edgeinfer_kernels import draft_loop
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.draft.several_heads import FirstHead
+from edgeinfer_kernels.cuda.draft.head_backend import FirstHead
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT_STATES
 from edgeinfer_quant_formats import GGUFFile
 from tests.edgeinfer.speculation.heads.random_heads import HEADS, HEADS_OF, LAYERS, ModelWithHeads
 from tests.edgeinfer.speculation.test_drafting import always_draft
-from tests.kernels.cuda.draft.test_draft_head_steps import CHUNK, exact, on_device
+from tests.kernels.cuda.draft.test_draft_head_steps import CHUNK, exact, head_on_device, on_device
 from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, drafter_of
 from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.draft.test_split_heads import Splitting
@@ -77,7 +77,7 @@ def heads(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterat
         first = FirstHead(
             read[0].spec, read[0].weights, 64, torch.device(device), own, tuning=target.step.tuning
         )
-        first.lead([on_device(head.spec, head.weights, device, own) for head in read[1:]])
+        first.lead([head_on_device(head.spec, head.weights, device, own) for head in read[1:]])
         yield Heads(target, first, exact(spec, weights), [exact(head.spec, head.weights) for head in read])
         first.close()
         target.close()

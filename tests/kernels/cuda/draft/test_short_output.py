@@ -153,7 +153,6 @@ def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
     """Captures are counted here, and launched instead."""
     head, kinds = pair.head, list[tuple[str, int, int]]()
     drafts = head.drafts
-    assert drafts is not None
 
     def prepare(kind: tuple[str, int, int], launch: Callable[[], None], changed: object) -> None:
         kinds.append(kind)
