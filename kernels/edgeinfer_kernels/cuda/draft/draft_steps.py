@@ -126,10 +126,6 @@ class DraftSteps:
             self._prepare(("level", width), partial(self.launch_level, width))
         synchronize(self._device)
 
-    def forget(self) -> None:
-        """Capture the steps again from now on."""
-        self.captured.forget()
-
     def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
         self.captured.run((*kind, self.rows), launch, self._changed)
 
