@@ -1,7 +1,7 @@
 """Planted heads in simulated time: the built-in model computes, and a clock advances as a GPU would need.
 
-Everything that decides about drafts is as in a completion on a GPU: the controller, the planner of trees, the
-choice of the vocabulary, and which steps the device starts ahead.
+Everything that decides about drafts is as in a completion on a GPU: the controller, the planner of trees, and
+which steps the device starts ahead.
 """
 
 import random
@@ -29,9 +29,8 @@ from harness.drafts.simulated_drafts import AS_PUBLISHED
 
 AGREEMENTS = {"as published": AS_PUBLISHED, "90% agree": (0.9,), "useless": (0.0,)}
 LENGTHS = (1, 2, 3, 4, 5)
-PROMPT, FIRST, SHORT, LAST, COVERED = 8, 1000, 4096, 8000, 0.975
-"""Tokens of the prompt; the ids of a text are from FIRST to LAST, and this share of them is below SHORT, the
-short vocabulary."""
+PROMPT, FIRST, LAST = 8, 1000, 8000
+"""Tokens of the prompt; the ids of a text are from FIRST to LAST."""
 WIDTH = 4
 """Candidates after a token of a tree."""
 DISTURBED, DELAY = 0.02, 0.5
@@ -40,14 +39,13 @@ DISTURBED, DELAY = 0.02, 0.5
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Seconds of a step of one token, those of several relative to it by their number, a draft token and one
-    of the short vocabulary (as many bytes less), and the host's part of a step that isn't started ahead.
+    """Seconds of a step of one token, those of several relative to it by their number, a draft token relative
+    to it, and seconds of the host's part of a step that isn't started ahead.
     """
 
     one: float
     forwards: Mapping[int, float]
     token: float
-    short_token: float
     host: float = 140e-6
 
     def forward(self, tokens: int) -> float:
@@ -56,10 +54,10 @@ class GpuCosts:
 
 
 H100 = {
-    "qwen3.5-4b": GpuCosts(1 / 719, {1: 1, 2: 1.06, 4: 1.34, 8: 1.97, 16: 3.2}, 0.15, 0.065),
-    "llama-3.1-8b": GpuCosts(1 / 522, {1: 1, 2: 1.16, 3: 1.30, 4: 1.25, 8: 1.89, 16: 3.0}, 0.12, 0.065),
+    "qwen3.5-4b": GpuCosts(1 / 719, {1: 1, 2: 1.06, 4: 1.34, 8: 1.97, 16: 3.2}, 0.15),
+    "llama-3.1-8b": GpuCosts(1 / 522, {1: 1, 2: 1.16, 3: 1.30, 4: 1.25, 8: 1.89, 16: 3.0}, 0.12),
 }
-"""Measured on an H100 (docs/measurements/speculation.md), except for 16 tokens and the short vocabulary."""
+"""Measured on an H100 (docs/measurements/speculation.md), except for 16 tokens."""
 
 
 class Clock:
@@ -142,7 +140,6 @@ class TimedHead(Drafter):
     """A head on a GPU whose drafts take their time. `width`: of its trees; 1: it drafts chains."""
 
     name = "timed head"
-    short_vocabulary = SHORT
 
     def __init__(self, engine: TimedTrees, clock: Clock, width: int) -> None:
         self._engine, self._clock, self._width = engine, clock, width
@@ -151,19 +148,14 @@ class TimedHead(Drafter):
     def tree_width(self) -> int:
         return self._width
 
-    @property
-    def short_cost(self) -> float:
-        return self._engine.costs.short_token / self._engine.costs.token
-
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """Tokens that aren't those of the text."""
         self._engine.wait()
         costs, levels = self._engine.costs, request.max_tokens
-        token = costs.short_token if request.vocabulary else costs.token
         rows = [1] * levels
         if request.max_nodes:  # a level has the tokens of all levels before it, after the root
             rows = [1, *(min(WIDTH * level, request.max_nodes) for level in range(1, levels))]
-        self._clock.seconds += sum(token * costs.forward(each) for each in rows)
+        self._clock.seconds += sum(costs.token * costs.forward(each) for each in rows)
         self._clock.seconds += costs.host / 2 * (len(rows) if request.max_nodes else 1)
         return Draft((0,) * levels, made=levels)
 
@@ -174,10 +166,7 @@ class Timing:
     def __init__(self, model: Model, costs: GpuCosts, tokens: int, rounds: int) -> None:
         assert isinstance(model.engine, NativeEngine)
         drawn = random.Random(1)
-        self._script = [
-            drawn.randrange(FIRST, SHORT) if drawn.random() < COVERED else drawn.randrange(SHORT, LAST)
-            for _ in range(PROMPT + tokens)
-        ]
+        self._script = [drawn.randrange(FIRST, LAST) for _ in range(PROMPT + tokens)]
         self._model, self._clock, self._tokens, self._rounds = model, Clock(), tokens, rounds
         self._engine = TimedTrees(model.engine, self._script, costs, self._clock)
 
@@ -205,8 +194,6 @@ class Timing:
             controller = speculator.controllers["greedy"]
             setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
             setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
-            setattr(controller, "choose_vocabulary", lambda coverage: None)  # noqa: B010
-            controller.costs.is_short = True
         return speculator
 
 
