@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from edgeinfer.errors import SettingError
-from edgeinfer.options.load_options import parse_bytes
+from edgeinfer.options.device_budgets import parse_bytes
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.system.processor import usable_cpus

@@ -5,15 +5,26 @@ The strategy is chosen at the start of a request. Baseline decoding uses none of
 
 import time
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.protocols import Engine, TextTokenizer
 from edgeinfer.generation.context_shift import ContextShift, shared_with
-from edgeinfer.generation.loop import Decode, DraftCount, GenerationSequence, SampledToken
+from edgeinfer.generation.loop import DraftCount, GenerationSequence, SampledToken
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.speculator import Speculator
+
+
+class Decode(Protocol):
+    """How an engine step is made; chosen at the start of a request."""
+
+    def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
+        """One engine step: the next tokens of each sequence, which its sampler has accepted; none for a
+        sequence that has to wait.
+        """
+        ...
 
 
 class BaselineDecode:

@@ -2,9 +2,9 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from edgeinfer.tokenizer.detokenizer import Detokenizer
 
 if TYPE_CHECKING:
     from edgeinfer.generation.batching.paged_cache import PagedText
+    from edgeinfer.generation.decoding import Decode
     from edgeinfer.speculation.speculator import Speculator
 
 MAX_UNREAD = 256
@@ -170,16 +171,6 @@ class GenerationTimer:
             decode_tokens_per_second=rate,
             gigabytes_per_second=rate * bytes_per_token / 1e9,
         )
-
-
-class Decode(Protocol):
-    """How an engine step is made; chosen at the start of a request."""
-
-    def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
-        """One engine step: the next tokens of each sequence, which its sampler has accepted; none for a
-        sequence that has to wait.
-        """
-        ...
 
 
 @dataclass

@@ -26,6 +26,17 @@ _QWEN35: dict[str, Any] = {
     "draft_head": True,
 }
 
+_GEMMA: dict[str, Any] = {"rope_neox": True, "activation": "gelu", "embedding_scale_by_width": True}
+_GEMMA3: dict[str, Any] = {
+    **_GEMMA,
+    "post_norm": True,
+    "qk_norm": "head",
+    "window_pattern": 6,
+    "window_rope_base": 10000.0,
+    "window_rope_unscaled": True,
+}
+_GEMMA4: dict[str, Any] = {**_GEMMA3, "value_norm": True, "window_heads": True, "attention_scale": 1.0}
+
 _NEMOTRON_H: dict[str, Any] = {
     "activation": "relu_squared",
     "gated": False,
@@ -58,6 +69,8 @@ _BERT: dict[str, Any] = {
     "output_norm": "",
 }
 
+_GPT2: dict[str, Any] = {"norm": "layer", "activation": "gelu", "gated": False}
+
 ARCHITECTURES: dict[str, Architecture] = {
     "afmoe": Architecture(
         rope_neox=True,
@@ -82,11 +95,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         encoder=Encoder(learned_positions=True, token_types=True),
     ),
     "bitnet": Architecture(rope_neox=True, sub_norms=True),
-    "bloom": Architecture(
-        norm="layer", activation="gelu", gated=False, embedding_norm="weights", rope="never", alibi="always"
-    ),
+    "bloom": Architecture(**_GPT2, embedding_norm="weights", rope="never", alibi="always"),
     "chatglm": Architecture(),
-    "codeshell": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
+    "codeshell": Architecture(**_GPT2, rope_neox=True),
     "cohere2": Architecture(
         norm="layer",
         parallel_feed_forward=True,
@@ -117,20 +128,11 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_pattern=4,
         rope_in_windows_only=True,
     ),
-    "falcon": Architecture(
-        rope_neox=True,
-        norm="layer",
-        activation="gelu",
-        gated=False,
-        parallel_feed_forward=True,
-        own_norms="by_tensor",
-    ),
+    "falcon": Architecture(**_GPT2, rope_neox=True, parallel_feed_forward=True, own_norms="by_tensor"),
     "falcon-h1": Architecture(rope_neox=True, recurrent=mamba2, recurrent_layers="parallel"),
-    "gemma": Architecture(rope_neox=True, activation="gelu", embedding_scale_by_width=True),
+    "gemma": Architecture(**_GEMMA),
     "gemma2": Architecture(
-        rope_neox=True,
-        activation="gelu",
-        embedding_scale_by_width=True,
+        **_GEMMA,
         post_norm=True,
         window_pattern=2,
         default_window=4096,
@@ -138,59 +140,10 @@ ARCHITECTURES: dict[str, Architecture] = {
         default_logit_soft_cap=30.0,
         query_scale_by_heads_at=46,
     ),
-    "gemma3": Architecture(
-        rope_neox=True,
-        activation="gelu",
-        embedding_scale_by_width=True,
-        post_norm=True,
-        qk_norm="head",
-        window_pattern=6,
-        window_rope_base=10000.0,
-        window_rope_unscaled=True,
-        query_scale_by_heads_at=62,
-    ),
-    "gemma-embedding": Architecture(
-        rope_neox=True,
-        activation="gelu",
-        embedding_scale_by_width=True,
-        post_norm=True,
-        qk_norm="head",
-        window_pattern=6,
-        window_rope_base=10000.0,
-        window_rope_unscaled=True,
-        encoder=Encoder(normed_sums=False),
-    ),
-    "gemma3n": Architecture(
-        rope_neox=True,
-        activation="gelu",
-        embedding_scale_by_width=True,
-        default_logit_soft_cap=30.0,
-        post_norm=True,
-        qk_norm="head",
-        value_norm=True,
-        window_pattern=5,
-        window_rope_base=10000.0,
-        window_rope_unscaled=True,
-        window_heads=True,
-        attention_scale=1.0,
-        altup=True,
-    ),
-    "gemma4": Architecture(
-        rope_neox=True,
-        activation="gelu",
-        embedding_scale_by_width=True,
-        post_norm=True,
-        qk_norm="head",
-        value_norm=True,
-        window_pattern=6,
-        window_rope_base=10000.0,
-        window_rope_unscaled=True,
-        window_heads=True,
-        attention_scale=1.0,
-        layer_outputs=True,
-        experts="by_router",
-        shared_expert="dense",
-    ),
+    "gemma3": Architecture(**_GEMMA3, query_scale_by_heads_at=62),
+    "gemma-embedding": Architecture(**_GEMMA3, encoder=Encoder(normed_sums=False)),
+    "gemma3n": Architecture(**{**_GEMMA4, "window_pattern": 5}, default_logit_soft_cap=30.0, altup=True),
+    "gemma4": Architecture(**_GEMMA4, layer_outputs=True, experts="by_router", shared_expert="dense"),
     "glm4": Architecture(post_norm=True, rope_neox_with_sections=True),
     "glm4moe": Architecture(
         rope_neox=True,
@@ -201,8 +154,8 @@ ARCHITECTURES: dict[str, Architecture] = {
         default_gating="sigmoid",
         draft_head=True,
     ),
-    "gpt2": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
-    "gptneox": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False, own_norms="by_key"),
+    "gpt2": Architecture(**_GPT2, rope="never", positions="always"),
+    "gptneox": Architecture(**_GPT2, rope_neox=True, own_norms="by_key"),
     "gpt-oss": Architecture(
         rope_neox=True,
         activation="clamped_swiglu",
@@ -320,15 +273,7 @@ ARCHITECTURES: dict[str, Architecture] = {
         window_rope_unscaled=True,
         encoder=Encoder(normed_sums=False, first_norm=False),
     ),
-    "mpt": Architecture(
-        norm="layer",
-        activation="gelu",
-        gated=False,
-        rope="never",
-        alibi="by_key",
-        clamp=True,
-        positions="by_tensor",
-    ),
+    "mpt": Architecture(**_GPT2, rope="never", alibi="by_key", clamp=True, positions="by_tensor"),
     "muse-glimmer": Architecture(
         embedding_norm="plain",
         post_norm=True,
@@ -375,9 +320,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "olmoe": Architecture(rope_neox=True, qk_norm="row", experts="always", expert_weights_normalized=False),
     "orion": Architecture(rope_neox=True, norm="layer"),
     "pangu-embedded": Architecture(rope_neox=True),
-    "phi2": Architecture(
-        rope_neox=True, norm="layer", activation="gelu", gated=False, parallel_feed_forward=True
-    ),
+    "phi2": Architecture(**_GPT2, rope_neox=True, parallel_feed_forward=True),
     "phi3": Architecture(rope_neox=True),
     "phimoe": Architecture(rope_neox=True, experts="always"),
     "plamo": Architecture(rope_neox=True, parallel_feed_forward=True),
@@ -422,8 +365,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     ),
     "smollm3": Architecture(rope_skipped_every=4),
     "stablelm": Architecture(rope_neox=True, norm="layer"),
-    "starcoder": Architecture(norm="layer", activation="gelu", gated=False, rope="never", positions="always"),
-    "starcoder2": Architecture(rope_neox=True, norm="layer", activation="gelu", gated=False),
+    "starcoder": Architecture(**_GPT2, rope="never", positions="always"),
+    "starcoder2": Architecture(**_GPT2, rope_neox=True),
     "step35": Architecture(
         rope_neox=True,
         qk_norm="head",

@@ -4,7 +4,7 @@ import importlib.util
 from contextlib import suppress
 
 from edgeinfer.errors import EdgeInferError
-from edgeinfer.options.load_options import device_names
+from edgeinfer.options.device_budgets import device_names
 from edgeinfer_kernels.cuda.driver import OLDEST_CAPABILITY, Gpu, list_gpus
 
 

@@ -15,7 +15,7 @@ from edgeinfer.model_config.file_sizes import file_sizes
 from edgeinfer.model_config.support import model_support, open_model
 from edgeinfer.model_config.weights import read_config
 from edgeinfer.options import LoadKeywords, LoadOptions
-from edgeinfer.options.load_options import is_device
+from edgeinfer.options.device_budgets import is_device
 from edgeinfer.planning.absent_model import ModelHeader, absent_model, shape_model
 from edgeinfer.planning.device_plan import plan_devices, with_one_gib_more
 from edgeinfer.planning.gpu_selection import GpuUnavailableError, usable_gpus

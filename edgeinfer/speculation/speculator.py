@@ -90,6 +90,17 @@ class Speculator:
 
     def measure(self) -> MeasuredCosts:
         """Measure forwards and drafts, on an engine with an empty cache, which is empty again afterwards."""
+        passes = self._measured_forwards()
+        self._process(MAX_DRAFTED)  # a drafter may have to know the text
+        short, long = (self._fastest_draft(length) for length in (1, MAX_DRAFTED))
+        if short is None or long is None or long[0] <= short[0]:
+            return MeasuredCosts(passes, long[1] / long[0] if long else None)
+        each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
+        fixed = max(0.0, short[1] - short[0] * each)
+        return MeasuredCosts(passes, each, fixed, self._measured_short_token(each, fixed))
+
+    def _measured_forwards(self) -> dict[int, float]:
+        """Seconds of the fastest forward of each number of rows that is measured in time."""
         spent, passes = 0.0, dict[int, float]()
         longest = 1 + TreePass.max_nodes(self._engine) if self._tree_width > 1 else 0
         trees = [rows for rows in TREE_ROWS if rows <= longest]
@@ -99,18 +110,19 @@ class Speculator:
             forwards = self._forwards(rows, MEASURING_SECONDS / (2 * len(MEASURED_ROWS)))
             passes[rows] = min(forwards[1:])
             spent += passes[rows] + sum(forwards[1:])
-        self._process(MAX_DRAFTED)  # a drafter may have to know the text
-        short, long = (self._fastest_draft(length) for length in (1, MAX_DRAFTED))
-        if short is None or long is None or long[0] <= short[0]:
-            return MeasuredCosts(passes, long[1] / long[0] if long else None)
-        each = max(0.0, (long[1] - short[1]) / (long[0] - short[0]))
-        fixed, least = max(0.0, short[1] - short[0] * each), None
-        if self.drafter.short_vocabulary:
-            frequent = self._fastest_draft(MAX_DRAFTED, self.drafter.short_vocabulary)
-            # Reading fewer bytes saves no more than these, however disturbed the measurements are.
-            expected = each * self.drafter.short_cost
-            least = max(expected, (frequent[1] - fixed) / frequent[0]) if frequent else None
-        return MeasuredCosts(passes, each, fixed, least)
+        return passes
+
+    def _measured_short_token(self, each: float, fixed: float) -> float | None:
+        """Seconds of a draft token of the short vocabulary, if there is one; `each`: of one of all rows, and
+        `fixed`: of a draft, independent of its length.
+        """
+        vocabulary = self.drafter.short_vocabulary
+        draft = self._fastest_draft(MAX_DRAFTED, vocabulary) if vocabulary else None
+        if draft is None:
+            return None
+        tokens, seconds = draft
+        # Reading fewer bytes saves no more than these, however disturbed the measurements are.
+        return max(each * self.drafter.short_cost, (seconds - fixed) / tokens)
 
     def begin(self, costs: MeasuredCosts, stats: Mapping[str, DraftStats]) -> None:
         """Set the initial costs, and the stored statistics of some kinds of completions."""
@@ -173,11 +185,11 @@ class Speculator:
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
         tokens, seconds = max(1, draft.made or draft.depth), time.perf_counter() - begin
-        longest = controller.costs.max_draft(tokens, self._missed(history)) or seconds
+        longest = controller.costs.max_draft(tokens, self._unread_tokens(history)) or seconds
         self._drafting = tokens, min(seconds, longest)
         return draft
 
-    def _missed(self, history: Sequence[int]) -> int:
+    def _unread_tokens(self, history: Sequence[int]) -> int:
         """How many tokens of a text the drafter may have to process first: all, or those after the last draft
         if that was for the same text.
         """
@@ -261,15 +273,8 @@ class Speculator:
         if tree is not None:
             tree.keep(history[-1], accepted_path(draft, tokens[:-1]))
         self._engine.rewind(len(history) + len(tokens) - 1)
-        seconds, controller = time.perf_counter() - begin, self.controller_of(sampler.settings)
-        controller.record_step(len(tokens), 1 + len(draft.ids), *(self._drafting or (0, 0.0)), seconds)
-        accepted = sum(token.drafted for token in tokens)
-        if draft.parents:
-            self._record_tree(draft, tokens, self._kind(sampler.settings))
-        else:
-            missed = self._misses(tokens[-1], self._kind(sampler.settings))
-            controller.record_accepted(len(draft.ids), accepted, draft.probs, missed=missed)
-        count.add(len(draft.ids), accepted, len(tokens))
+        self._record(draft, tokens, time.perf_counter() - begin, self._kind(sampler.settings))
+        count.add(len(draft.ids), sum(token.drafted for token in tokens), len(tokens))
         return tokens
 
     def _found_on_device(
@@ -305,6 +310,16 @@ class Speculator:
                 sampler.uniform()
             sampler.accept(token.id)
         return tokens
+
+    def _record(self, draft: Draft, tokens: Sequence[SampledToken], seconds: float, kind: str) -> None:
+        """Record a forward with a draft that took `seconds` and gave `tokens`."""
+        controller, accepted = self.controllers[kind], sum(token.drafted for token in tokens)
+        controller.record_step(len(tokens), 1 + len(draft.ids), *(self._drafting or (0, 0.0)), seconds)
+        if draft.parents:
+            self._record_tree(draft, tokens, kind)
+        else:
+            missed = self._misses(tokens[-1], kind)
+            controller.record_accepted(len(draft.ids), accepted, draft.probs, missed=missed)
 
     def _record_tree(self, draft: Draft, tokens: Sequence[SampledToken], kind: str) -> None:
         """Record which candidates were right after the tokens of the accepted path; the first ones also as

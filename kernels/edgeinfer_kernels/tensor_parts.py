@@ -7,7 +7,7 @@ which are added up over the ranks.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Any
+from typing import Any, Literal
 
 from edgeinfer_kernels.blocks.attention import AttentionSpec, AttentionWeights
 from edgeinfer_kernels.blocks.feed_forward import NEURON_GROUP, FeedForwardSpec, FeedForwardWeights
@@ -20,6 +20,8 @@ from edgeinfer_quant_formats import block_format
 
 MIN_GROUPS = 4
 """Groups of neurons that each rank gets on average, if a group is as large as `NEURON_GROUP`."""
+Sums = Literal["auto", "peers", "torch"]
+"""What computes the sums of a step over the ranks, as `TorchCollective` takes it."""
 
 
 class TensorSplitError(ValueError):

@@ -8,8 +8,8 @@ from collections.abc import Collection, Sequence
 
 from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine, TextTokenizer
-from edgeinfer.generation.decoding import ContextShiftDecode, decode_for
-from edgeinfer.generation.loop import Decode, LiveRequest
+from edgeinfer.generation.decoding import ContextShiftDecode, Decode, decode_for
+from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.generation.prefill import rewind_to_shared
 from edgeinfer.generation.request import Restore
 from edgeinfer.generation.shared_prefix import AlternatingSequences, Sequences

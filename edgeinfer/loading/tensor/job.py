@@ -2,13 +2,10 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.sizes.cuda_buffers import CHUNK, MAX_TOKENS
-
-Sums = Literal["auto", "peers", "torch"]
-"""What computes the sums of a step, as `TorchCollective` takes it."""
+from edgeinfer_kernels.tensor_parts import Sums
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,13 @@ from pathlib import Path
 
 from edgeinfer.loading.gpu_loading import TUNED_FROM_BYTES, TUNING_SECONDS, kept_layers
 from edgeinfer.loading.model_source import LoadedEngine, ModelSource
-from edgeinfer.loading.tensor.job import HeadJob, Sums, TensorJob
+from edgeinfer.loading.tensor.job import HeadJob, TensorJob
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_parts import cuda_device
 from edgeinfer_kernels.cuda.driver import Gpu
 from edgeinfer_kernels.sizes.cuda_buffers import KEPT_STATES
+from edgeinfer_kernels.tensor_parts import Sums
 from edgeinfer_offload.planner.several_gpus.tensor_plan import TensorPlan
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend

@@ -50,25 +50,29 @@ class TensorRank:
             join_group(device, job.store, job.rank, len(job.shares))
             self._collective = TorchCollective(device, job.store, job.sums)
         self._rows = DeviceRows(0, 0, False)
-        self._file = file = open_model(job.path, job.name)
-        if isinstance(file, FolderFile | PowerInferFile):
-            file.prepare(None)
-        options = LoadOptions(context=job.context, kv=job.kv, progress=on_progress)
-        source = ModelSource(job.name, file, read_config(file), options)
+        self._source, self._chunk = _opened(job, on_progress), job.chunk
+        self._matrices = self._source.weights.matrices()
+        self._head: RankHead | None = None
+        self._backend = self._load(job)
+        if job.tuned_seconds:
+            self._backend.tune(user_folder("cache") / "gpu", job.tuned_seconds)
+        layouts: tuple[Layout, ...] = (TEXT,) if job.sequences == 1 else (TEXT, BATCH)
+        self._backend.warm_up(ALL_STEP_SIZES if job.drafts else COMMON_STEP_SIZES, layouts=layouts)
+
+    def _load(self, job: TensorJob) -> CudaBackend:
+        """Load this rank's part of the weights."""
+        source = self._source
         spec = source.specification
         spec = spec.with_whole_caches() if job.whole_caches else spec
         part_spec, part_weights, part = tensor_part(spec, source.weights, job.shares, job.rank)
         self._part_of = partial(
             tensor_lora, spec=spec, whole=source.weights, part=part_weights, shares=job.shares, rank=job.rank
         )
-        self._source, self._chunk = source, job.chunk
-        self._head: RankHead | None = None
-        self._matrices = source.weights.matrices()
-        self._backend = CudaBackend(
+        return CudaBackend(
             part_spec,
             part_weights,
             pool_positions(source.context, job.sequences),
-            device,
+            named_device(job.device),
             DeviceOptions(
                 kv=job.kv,
                 chunk=job.chunk,
@@ -80,10 +84,6 @@ class TensorRank:
             on_loaded=LoadProgress(source),
             collective=self._collective,
         )
-        if job.tuned_seconds:
-            self._backend.tune(user_folder("cache") / "gpu", job.tuned_seconds)
-        layouts: tuple[Layout, ...] = (TEXT,) if job.sequences == 1 else (TEXT, BATCH)
-        self._backend.warm_up(ALL_STEP_SIZES if job.drafts else COMMON_STEP_SIZES, layouts=layouts)
 
     def ready(self) -> RankReady:
         """What the model's process needs to know."""
@@ -187,6 +187,15 @@ class TensorRank:
         """The kernels since `begin_profile`; empty: it isn't recording."""
         profile, self._profile = self._profile, None
         return [] if profile is None else profile.runs()
+
+
+def _opened(job: TensorJob, on_progress: Callable[[int, int], None]) -> ModelSource:
+    """The model's file with its weights, which are read as a part is loaded."""
+    file = open_model(job.path, job.name)
+    if isinstance(file, FolderFile | PowerInferFile):
+        file.prepare(None)
+    options = LoadOptions(context=job.context, kv=job.kv, progress=on_progress)
+    return ModelSource(job.name, file, read_config(file), options)
 
 
 def main() -> None:

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import edgeinfer
 from edgeinfer.errors import OutOfMemoryError
 from edgeinfer.model import Model
-from edgeinfer.options.load_options import parse_budgets
+from edgeinfer.options.device_budgets import parse_budgets
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.registry.model_file import ModelFile
 from edgeinfer.registry.registry import find_model, list_models

@@ -11,8 +11,6 @@ from edgeinfer.engine.hidden_states import HiddenStep
 
 TAIL = 32
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
-
-
 SPARE_STATES = 64
 """States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
 

@@ -4,17 +4,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
-import numpy as np
-
 from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_state import AttentionState
-from edgeinfer_kernels.blocks.common.attention_weights import AttentionWeights, check_device_rows
+from edgeinfer_kernels.blocks.common.attention_weights import (
+    AttentionWeights,
+    check_device_rows,
+    read_attention,
+)
 from edgeinfer_kernels.blocks.common.block import NormSpec, TensorReader
 from edgeinfer_kernels.blocks.common.block_sizes import BlockSizes, ChunkRows, NormLengths, StepShape
 from edgeinfer_kernels.blocks.common.own_norms import own_input_buffers
-from edgeinfer_kernels.blocks.common.projections import read_biases, read_projections, stacked_lengths
+from edgeinfer_kernels.blocks.common.projections import stacked_lengths
 from edgeinfer_kernels.blocks.common.rope import RopeSpec
-from edgeinfer_kernels.blocks.common.sub_norms import read_attention_sub_norm
 from edgeinfer_kernels.blocks.common.temperature import NO_TEMPERATURE, Temperature
 from edgeinfer_kernels.caches.cache_types import CacheType, element_types
 from edgeinfer_kernels.caches.layer_cache import LayerCache, padded
@@ -26,7 +27,7 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     quantized_bytes,
 )
 from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
-from edgeinfer_kernels.matrix import MatrixSize, Vector, vector_lengths
+from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
     attention_rows,
@@ -44,14 +45,7 @@ from edgeinfer_kernels.sizes.cuda_matrices import (
     vector_bytes,
 )
 
-__all__ = [
-    "AttentionSizes",
-    "AttentionSpec",
-    "AttentionState",
-    "AttentionWeights",
-    "check_device_rows",
-    "result_widths",
-]
+__all__ = ["AttentionSizes", "AttentionSpec", "AttentionState", "AttentionWeights"]
 
 
 @dataclass(frozen=True)
@@ -133,79 +127,23 @@ class AttentionSpec:
         """Rows of `attn_q` for each head."""
         return self.head_dim * (2 if self.gated else 1)
 
+    @property
+    def q_rows(self) -> int:
+        """Rows of the queries of all heads."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_rows(self) -> int:
+        """Rows of the keys of all heads, and of the values if these are as long."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def projected_rows(self) -> tuple[int, int, int]:
+        """Rows of `attn_q`, `attn_k` and `attn_v`."""
+        return self.heads * self.q_head, self.kv_rows, self.kv_heads * self.value_dim
+
     def read(self, tensors: TensorReader) -> "AttentionWeights":
-        q_rows, kv_rows, width = (
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-            tensors.hidden_size,
-        )
-        rows = (self.heads * self.q_head, kv_rows, self.kv_heads * self.value_dim)
-        if self.source_layer is not None:
-            return self._read_queries(tensors)
-        if self.gated and tensors.has_shape("attn_gate", q_rows, tensors.hidden_size):
-            q = tensors.alternating(("attn_q", "attn_gate"), q_rows, width, self.head_dim)
-            k, v = (tensors.matrix(f"attn_{part}", kv_rows, width) for part in "kv")
-        else:
-            columns = 2 * width if self.pair_input else width
-            q, k, v = read_projections(tensors, rows, columns, self.values_from_keys)
-        q_bias, k_bias, v_bias = read_biases(tensors, rows)
-        q_norm = k_norm = query_weights = None
-        if self.qk_norm != "none":
-            lengths = (q_rows, kv_rows) if self.qk_norm == "row" else (self.head_dim, self.head_dim)
-            q_norm, k_norm = (
-                tensors.required(f"attn_{part}_norm.weight", length)
-                if self.qk_norm_weights
-                else np.ones(length, np.float32)
-                for part, length in zip("qk", lengths, strict=True)
-            )
-        if self.norm_after_rope and q_norm is not None and k_norm is not None:
-            query_weights, q_norm, k_norm = q_norm * k_norm, np.ones_like(q_norm), np.ones_like(k_norm)
-        sub_norm = None
-        if self.sub_norm:
-            sub_norm, query_weights = read_attention_sub_norm(tensors, q_rows, self.head_dim)
-        return AttentionWeights(
-            attn_q=q,
-            attn_k=k,
-            attn_v=v,
-            attn_output=tensors.matrix("attn_output", width, self.result_columns),
-            attn_q_bias=q_bias,
-            attn_k_bias=k_bias,
-            attn_v_bias=v_bias,
-            attn_output_bias=tensors.vector("attn_output.bias", width),
-            attn_q_norm=q_norm,
-            attn_k_norm=k_norm,
-            query_weights=query_weights,
-            attn_sinks=self._read_sinks(tensors),
-            attn_gate=tensors.matrix("attn_gate", self.heads, width) if self.head_gated else None,
-            sub_norm=sub_norm,
-        )
-
-    def _read_sinks(self, tensors: TensorReader) -> Vector | None:
-        if not self.sinks:
-            return None
-        name = "attn_sinks.weight"
-        return tensors.vector(name, self.heads) if self.optional_sinks else tensors.required(name, self.heads)
-
-    def _read_queries(self, tensors: TensorReader) -> "AttentionWeights":
-        """The weights of a block without keys and values, whose matrices have no rows. A file may have unused
-        ones.
-        """
-        q_rows, kv_rows, width = (
-            self.heads * self.head_dim,
-            self.kv_heads * self.head_dim,
-            tensors.hidden_size,
-        )
-        for name in ("attn_k", "attn_v"):
-            tensors.matrix_or_none(name, kv_rows, width)
-        tensors.vector("attn_k_norm.weight", self.head_dim)
-        q = tensors.matrix("attn_q", q_rows, width)
-        return AttentionWeights(
-            attn_q=q,
-            attn_k=q.take_rows(0, 0),
-            attn_v=q.take_rows(0, 0),
-            attn_output=tensors.matrix("attn_output", width, q_rows),
-            attn_q_norm=tensors.required("attn_q_norm.weight", self.head_dim),
-        )
+        return read_attention(self, tensors)
 
     def sizes(self, weights: "AttentionWeights", norms: NormLengths) -> "AttentionSizes":
         w = weights
@@ -330,7 +268,7 @@ class AttentionSizes(BlockSizes):
         return 2 * tokens * seen * self.spec.heads * (self.spec.head_dim + self.spec.value_dim)
 
     def cpu_buffers(self, hidden_size: int) -> dict[str, int]:
-        heads, columns = self.spec.heads, self.spec.heads * self.spec.head_dim
+        heads, columns = self.spec.heads, self.spec.q_rows
         return {
             "attn_out": 4 * padded(columns),
             "attn_out.quantized": quantized_bytes(padded(columns)),
@@ -387,7 +325,7 @@ class AttentionSizes(BlockSizes):
     @classmethod
     def prompt_bytes(cls, blocks: Sequence["AttentionSizes"], chunk: int, hidden_size: int) -> int:
         """The queries, and the results of the heads, in float16."""
-        queries = max(block.spec.heads * block.spec.head_dim for block in blocks)
+        queries = max(block.spec.q_rows for block in blocks)
         results = result_widths(block.spec for block in blocks)[-1]
         return taken(chunk * queries, 2) + taken(chunk * results, 2)
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
-from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
-from edgeinfer_kernels.blocks.moe import MoeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
@@ -367,12 +365,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
             if index.position == 0:
                 self._kept.keep(index.layer, x)
             self.run_block(index, x, start, token_args)
-            block = self.spec.residual(index).block
-            if self.on_hidden is not None and isinstance(block, FeedForwardSpec):
-                self.on_hidden(index.layer, self.decoder.feed_forward_rows(index.layer, len(x))[1], None)
-            elif self.on_hidden is not None and isinstance(block, MoeSpec):
-                experts, hidden = self.decoder.expert_rows(index, len(x))
-                self.on_hidden(index.layer, hidden, experts)
+            if self.on_hidden is not None and (rows := self.decoder.hidden_rows(index, len(x))):
+                self.on_hidden(index.layer, *rows)
 
     def run_block(self, index: BlockIndex, x: Activations, start: int, token_args: int = 0) -> None:
         """x += the result of one block, for tokens at positions start…, whose cache pages are in the

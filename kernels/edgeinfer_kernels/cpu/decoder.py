@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.attention import AttentionSpec
+from edgeinfer_kernels.blocks.feed_forward import FeedForwardSpec
 from edgeinfer_kernels.blocks.latent_attention import LatentAttentionSpec
-from edgeinfer_kernels.blocks.moe import MoeWeights
+from edgeinfer_kernels.blocks.moe import MoeSpec, MoeWeights
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.block_builder import BlockBuilder, BlockOptions, BuiltBlock, Call, PackedMatrix
 from edgeinfer_kernels.cpu.blocks import build_block
@@ -256,6 +257,20 @@ class CpuDecoder:
         down projections have read, (tokens, experts per token, neurons).
         """
         return expert_rows(self.calls[index][0].block, tokens)
+
+    def hidden_rows(
+        self, index: BlockIndex, tokens: int
+    ) -> tuple[Activations, npt.NDArray[np.int64] | None] | None:
+        """The hidden rows of a feed-forward or MoE block that has just run, and their experts, as `OnHidden`
+        gets them; None: it is another block.
+        """
+        block = self.spec.residual(index).block
+        if isinstance(block, FeedForwardSpec):
+            return self.feed_forward_rows(index.layer, tokens)[1], None
+        if isinstance(block, MoeSpec):
+            experts, hidden = self.expert_rows(index, tokens)
+            return hidden, experts
+        return None
 
     def queries(self, index: BlockIndex, tokens: int) -> Activations:
         """(tokens, heads, head_dim): the queries of an attention block that has just run, after RoPE; for a

@@ -1,6 +1,5 @@
 """`pull` of names, repositories and addresses, against a hub on the loopback."""
 
-import base64
 import hashlib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,7 +16,6 @@ from edgeinfer.registry.found_models import ExternalFolders
 from edgeinfer.registry.registry import find_model
 from edgeinfer_offload.machine.hardware import Machine, Processor
 from edgeinfer_quant_formats import GGUFFile, GGUFWriter
-from tests.edgeinfer.download import hostile_server as does
 from tests.edgeinfer.download.fake_hub import FakeHub
 from tests.random_models import RandomModel
 
@@ -318,53 +316,6 @@ def test_offline_mode_gives_a_one_line_error(settings: Pull, monkeypatch: pytest
 def test_a_repository_without_models_is_reported(hub: FakeHub, settings: Pull) -> None:
     hub.put("me/mini-GGUF", "model.safetensors", b"...")
     assert refusal("hf:me/mini-GGUF", settings).startswith("me/mini-GGUF: there is no .gguf file in it")
-
-
-def test_a_url_outside_the_hub_is_downloaded_without_a_token(
-    hub: FakeHub, server: does.HostileServer, settings: Pull, models: dict[str, bytes],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    server.content = models["Q6_K"]
-    pulled = pull(server.url("/files/my%20model.gguf?x=1"), settings)
-    assert files_of(pulled, settings) == ["127.0.0.1/my model.gguf"]
-    assert (pulled.name, pulled.files[0].digest_source) == ("my model", "")
-    assert pulled.files[0].sha256 == hashlib.sha256(models["Q6_K"]).hexdigest()
-    assert "Authorization" not in server.seen[0][1]
-
-
-def test_url_credentials_are_sent_to_that_host_only(settings: Pull, models: dict[str, bytes]) -> None:
-    with does.HostileServer(models["Q6_K"]) as server, does.HostileServer(models["Q6_K"]) as other:
-        server.script = [does.redirect(other.url("/own.gguf"))]
-        pulled = pull(server.url("/own.gguf").replace("//", "//me:p%40ss@"), settings)
-        assert pulled.path.parent == settings.models_folder / "127.0.0.1"
-        requested = [one.seen[0][1].get("Authorization") for one in (server, other)]
-        assert requested == [f"Basic {base64.b64encode(b'me:p@ss').decode()}", None]
-        server.script = [does.status(401)]
-        output = refusal(server.url("/more.gguf").replace("//", "//me:secret@"), settings)
-    assert "the user or password in the address is wrong" in output
-    assert "secret" not in output
-
-
-def test_a_damaged_model_without_a_known_digest_is_deleted(
-    server: does.HostileServer, settings: Pull, models: dict[str, bytes]
-) -> None:
-    server.content = models["Q6_K"][:-1000]
-    server.default = does.without_length
-    assert refusal(server.url("/x.gguf"), settings).endswith("damaged in transfer, or on the server: deleted")
-    assert not (settings.models_folder / "127.0.0.1" / "x.gguf").exists()
-
-
-def test_a_registry_entry_may_have_its_own_url(
-    server: does.HostileServer, settings: Pull, models: dict[str, bytes], tmp_path: Path
-) -> None:
-    server.content = models["Q6_K"]
-    digest = hashlib.sha256(server.content).hexdigest()
-    write_own(tmp_path, OWN.replace("URL", server.url()).replace("0" * 64, digest))
-    pulled = pull("elsewhere", settings)
-    assert (pulled.name, pulled.files[0].digest_source) == ("elsewhere", "models.toml")
-    assert find_model("elsewhere", models_folder=settings.models_folder).path == pulled.path
-    assert pull("elsewhere", settings).files[0].existed
 
 
 def test_a_full_disk_is_reported_before_downloading(

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from edgeinfer.errors import SettingError
-from edgeinfer.options.load_options import parse_bytes
+from edgeinfer.options.device_budgets import parse_bytes
 
 
 @pytest.mark.parametrize(

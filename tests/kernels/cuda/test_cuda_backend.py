@@ -1,19 +1,14 @@
 """The whole backend against the reference in float64: prompts, small steps, samples queued ahead."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
-from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
-from edgeinfer_kernels.cuda.tuning import step_timer
-from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
@@ -288,15 +283,6 @@ def test_a_token_attends_to_its_chunk(
         assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
-@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
-def test_device_bytes_are_known_before_allocation(device: str, tmp_path: Path, kind: CacheType) -> None:
-    with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
-        backend = decoder.backend(device, kv=kind)
-        counted = decoder.counted_bytes(device, kv=kind)
-        assert backend.nbytes == counted
-        backend.close()
-
-
 def test_more_tokens_than_a_chunk_are_refused(device: str, tmp_path: Path) -> None:
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
         backend = decoder.backend(device)
@@ -320,20 +306,6 @@ def test_experts_with_rows_smaller_than_a_program_are_named(device: str, tmp_pat
     )
     with opened(model, tmp_path) as decoder, pytest.raises(UnsupportedOnDeviceError, match=expected):
         decoder.backend(device)
-
-
-def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path) -> None:
-    with opened(replace(ZOO["qwen3moe"], formats=("Q8_0",)), tmp_path, (0,)) as decoder:
-        options = DeviceOptions(chunk=16)
-        parts = count_parts(decoder.specification, decoder.weights, 64, torch.device(device), options)
-        nbytes = {part.name: part.nbytes for part in parts if part.read}
-        resting = {part.name: part.nbytes for part in parts if not part.read}
-        backend = decoder.backend(device)
-        assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
-        backend.close()
-    # Five of sixteen experts are used.
-    share = resting["layer 0 inactive experts"] / (nbytes["layer 0 feed-forward"])
-    assert 1.0 < share < 11 / 5
 
 
 ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
@@ -377,34 +349,3 @@ def test_steps_of_any_token_count_equal_the_reference(device: str, tmp_path: Pat
         result = read(backend, ids, (12, 1, 2, 3, 4, 5, 6, 7, 8), expected=12)
         backend.close()
         assert worst(result, decoder.reference_logits(ids)) < tolerance(model)
-
-
-def test_a_step_is_tuned_once_and_the_result_is_stored(
-    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timed = []
-
-    class Timer:
-        def __init__(self, step: Any) -> None:
-            pass
-
-        def __call__(self, tuning: Tuning, tokens: int) -> float:
-            timed.append((tuning, tokens))
-            return 1.0 if tuning.attention_warps == 2 else 2.0
-
-        def compile(self, tunings: Sequence[Tuning], tokens: int) -> None:
-            pass
-
-    monkeypatch.setattr(step_timer, "StepTimer", Timer)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
-    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
-        backend = decoder.backend(device)
-        backend.tune(tmp_path / "tunings", 5.0)
-        assert backend.step.tuning.attention_warps == 2
-        count = len(timed)
-        again = decoder.backend(device)
-        again.tune(tmp_path / "tunings", 5.0)
-        assert again.step.tuning == backend.step.tuning
-        assert len(timed) == count
-        backend.close()
-        again.close()

@@ -185,3 +185,26 @@ def test_heads_of_large_tiles_need_a_newer_gpu(heads: int, kv_heads: int, head_d
     message = "attention needs compute capability 8.0, the GPU has 7.5"
     with pytest.raises(UnsupportedOnDeviceError, match=message):
         check_capability(decoder, 75)
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0"])
+def test_device_bytes_are_known_before_allocation(device: str, tmp_path: Path, kind: CacheType) -> None:
+    with opened(replace(ZOO["gemma3"], formats=("Q8_0", "F16", "Q4_0")), tmp_path) as decoder:
+        backend = decoder.backend(device, kv=kind)
+        counted = decoder.counted_bytes(device, kv=kind)
+        assert backend.nbytes == counted
+        backend.close()
+
+
+def test_a_token_reads_no_more_experts_than_it_uses(device: str, tmp_path: Path) -> None:
+    with opened(replace(ZOO["qwen3moe"], formats=("Q8_0",)), tmp_path, (0,)) as decoder:
+        options = DeviceOptions(chunk=16)
+        parts = count_parts(decoder.specification, decoder.weights, 64, torch.device(device), options)
+        nbytes = {part.name: part.nbytes for part in parts if part.read}
+        resting = {part.name: part.nbytes for part in parts if not part.read}
+        backend = decoder.backend(device)
+        assert backend.nbytes == decoder.counted_bytes(device) == sum(part.nbytes for part in parts)
+        backend.close()
+    # Five of sixteen experts are used.
+    share = resting["layer 0 inactive experts"] / (nbytes["layer 0 feed-forward"])
+    assert 1.0 < share < 11 / 5

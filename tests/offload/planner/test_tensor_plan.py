@@ -60,6 +60,11 @@ def test_budgets_limit_the_shares() -> None:
     assert plan.bytes_on("gpu1") <= 3 * GIB
 
 
+def test_a_budget_below_the_buffers_of_communication_is_not_shown_as_negative() -> None:
+    with pytest.raises(PlanError, match=r"on the gpu, 0\.0 MiB may be used"):
+        plan_tensor(dense_model(), describe_machine("2x h200"), OPTIONS, (100 << 20, 100 << 20))
+
+
 def test_experts_are_divided() -> None:
     plan = plan_tensor(moe_model(), describe_machine("2x h200"), OPTIONS, FREE)
     assert plan.layers[-1].experts == len(plan.layers[-1].gpu_experts) > 0

@@ -13,6 +13,7 @@ from edgeinfer.history.tree import ChatMessage, newest_end
 from edgeinfer.options.option_names import with_flags
 from edgeinfer_tui import library
 from edgeinfer_tui.app.message_input import with_files
+from edgeinfer_tui.app.messages.response_reports import ResponseReports
 from edgeinfer_tui.app.messages.transcript import NO_MODEL
 from edgeinfer_tui.app.model_pull import ModelPulls
 from edgeinfer_tui.app.model_status import MemoryPanel
@@ -24,7 +25,6 @@ from edgeinfer_tui.chat_session import ChatSession, SessionStore, stored_model_n
 from edgeinfer_tui.failures import one_line
 from edgeinfer_tui.library import is_remote
 from edgeinfer_tui.options.parsed_options import ParsedOptions, regeneration_options
-from edgeinfer_tui.output.status_line import dropped_messages_line, full_line
 from edgeinfer_tui.text_files import text_of
 
 if TYPE_CHECKING:
@@ -66,9 +66,7 @@ class ChatController:
         self._options, self._fails = options, fails
         self.session = ChatSession(system=options.system)
         self.last_error: str | None = None
-        self._dropped = 0
-        self._left_out = 0
-        """Number of evicted tokens when they were last reported."""
+        self._reports = ResponseReports(screen.notify)
         self.warnings = self._first_warnings = tuple(warnings)
         """Warnings from loading, shown until the first message."""
         self._waiting: str | None = None
@@ -166,10 +164,8 @@ class ChatController:
 
             raise ChatTemplateError(f"{model.name}: {NO_TEMPLATE}")
         self.model_name = name
-        self.screen.transcript.speaker, self.screen.transcript.opens_reasoning = (
-            model.name,
-            self.thread.opens_reasoning,
-        )
+        self.screen.transcript.speaker = model.name
+        self.screen.transcript.opens_reasoning = self.thread.opens_reasoning
 
     @property
     def _is_remote(self) -> bool:
@@ -241,7 +237,8 @@ class ChatController:
         pause = PAINT_SECONDS
         while not (await asyncio.wait({future}, timeout=pause))[0]:
             begin = time.monotonic()
-            self._report_shifts(running)
+            if self.thread.model is not None and running.latest is not None:
+                self._reports.report_shifts(running.latest, self.thread.model.context)
             await view.show(ended=False)
             self.screen.refresh_lines()
             await self.screen.drawn()
@@ -290,27 +287,10 @@ class ChatController:
         """Report errors and warnings of a finished response."""
         model, result, recorder = self.thread.model, running.latest, self.session.recorder
         if model is not None and result is not None:
-            dropped = dropped_messages_line(result, model.context)
-            if dropped and result.dropped_messages != self._dropped:
-                self.screen.notify(dropped, severity="warning", markup=False, timeout=10)
-            self._dropped = result.dropped_messages
-            self._report_shifts(running)
-            if full := full_line(result, model.context):
-                self.screen.notify(full, severity="warning")
+            self._reports.report_end(result, model.context)
         if text := self.session.new_error():
             self.screen.notify(text, severity="error", markup=False, timeout=20)
         self.last_error = None if recorder is None else recorder.last_error
-
-    def _report_shifts(self, running: RunningResponse) -> None:
-        """Report each context shift."""
-        model, result = self.thread.model, running.latest
-        if model is None or result is None:
-            return
-        if result.evicted_tokens > self._left_out:
-            left_out = f"{result.evicted_tokens} after the first were evicted"
-            text = f"the context of {model.context} tokens was shifted: {left_out}"
-            self.screen.notify(text, severity="warning", markup=False, timeout=10)
-        self._left_out = result.evicted_tokens
 
     def stop(self) -> bool:
         """Stop the response in progress, if any; its text so far is kept."""

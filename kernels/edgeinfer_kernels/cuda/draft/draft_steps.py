@@ -154,10 +154,6 @@ class DraftSteps:
             self._prepare(("level", width), partial(self.launch_level, width))
         synchronize(self._device)
 
-    def forget(self) -> None:
-        """Capture the steps again from now on."""
-        self.captured.forget()
-
     def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
         self.captured.run(kind, launch, self._changed)
 

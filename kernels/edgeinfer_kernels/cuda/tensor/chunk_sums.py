@@ -10,8 +10,8 @@ from edgeinfer_kernels.cuda.tensor.peer_columns import MAX_PEER_POLLS, sum_colum
 from edgeinfer_kernels.cuda.tensor.peer_memory import PeerRows
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 
-PROGRAMS, PROGRAMS_BESIDE = 128, 48
-"""Programs of a sum, and of one next to a product, which needs most of the GPU."""
+PROGRAMS, OVERLAPPED_PROGRAMS = 128, 48
+"""Programs of a sum, and of one that overlaps with a product, which needs most of the GPU."""
 LOADED = 8192
 """Elements of all ranks' rows that a program loads at once."""
 PRODUCT_ELEMENTS = 4 << 20
@@ -24,7 +24,7 @@ class ChunkSums:
     def __init__(self, peers: PeerRows, device: torch.device) -> None:
         self._peers, self._device = peers, device
         self._number = 0
-        self._beside = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._total: Tensor | None = None
         """The sum that has begun."""
         self._overlaps = False
@@ -49,12 +49,12 @@ class ChunkSums:
 
     def add_up(self, first: int, count: int, total: Tensor) -> None:
         """Begin to write the sums of these columns of `rows` to `total` (tokens, columns)."""
-        self._total, self._overlaps = total, self._beside is not None and count < total.shape[1]
-        programs = min(PROGRAMS_BESIDE if self._overlaps else PROGRAMS, self._peers.tokens)
+        self._total, self._overlaps = total, self._stream is not None and count < total.shape[1]
+        programs = min(OVERLAPPED_PROGRAMS if self._overlaps else PROGRAMS, self._peers.tokens)
         if self._overlaps:
-            assert self._beside is not None
-            self._beside.wait_stream(torch.cuda.current_stream(self._device))
-            with torch.cuda.stream(self._beside):
+            assert self._stream is not None
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+            with torch.cuda.stream(self._stream):
                 self._launch(programs, first, count, total)
         else:
             self._launch(programs, first, count, total)
@@ -73,6 +73,6 @@ class ChunkSums:
 
     def finish(self) -> None:
         """What follows waits for the sum that has begun."""
-        if self._overlaps and self._beside is not None:
-            torch.cuda.current_stream(self._device).wait_stream(self._beside)
+        if self._overlaps and self._stream is not None:
+            torch.cuda.current_stream(self._device).wait_stream(self._stream)
         self._number, self._total, self._overlaps = self._number + 1, None, False

@@ -8,7 +8,7 @@ Without CUDA they are gloo's, or our kernel's with files that all processes map.
 import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -18,6 +18,7 @@ from edgeinfer_kernels.cuda.driver import list_links
 from edgeinfer_kernels.cuda.tensor.chunk_sums import ChunkSums
 from edgeinfer_kernels.cuda.tensor.peer_memory import PeerInboxes, PeerRows
 from edgeinfer_kernels.cuda.tensor.peer_trial import chunks_add_up, logits_are_gathered, steps_add_up
+from edgeinfer_kernels.tensor_parts import Sums
 
 ENVIRONMENT = {
     "NCCL_NVLS_ENABLE": "0",
@@ -30,7 +31,8 @@ ENVIRONMENT = {
 that ends a rank.
 """
 PEERS, SYMMETRIC, NCCL, GLOO = "peer memory", "symmetric memory", "NCCL", "gloo"
-Sums = Literal["auto", "peers", "torch"]
+UNSUPPORTED = (RuntimeError, ImportError, AttributeError, TypeError)
+"""What a torch without symmetric memory, or with another interface of it, raises."""
 Peers = TypeVar("Peers", PeerInboxes, PeerRows)
 
 
@@ -90,16 +92,16 @@ class TorchCollective:
         peers = self._tried(lambda: PeerRows(tokens, columns, self.device, store), chunks_add_up)
         return None if peers is None else ChunkSums(peers, self.device)
 
-    def _tried(self, create: Callable[[], Peers], adds_up: Callable[[Peers], bool]) -> Peers | None:
-        """Memory with which all ranks have the right sums; None: on some rank it doesn't work."""
+    def _tried(self, create: Callable[[], Peers], is_right: Callable[[Peers], bool]) -> Peers | None:
+        """Memory with which what all ranks exchange `is_right`; None: on some rank it doesn't work."""
         peers, works = None, False
-        with suppress(RuntimeError, ImportError, AttributeError, TypeError):
+        with suppress(*UNSUPPORTED):
             peers = create()
         if not _all_agree(peers is not None, self.device):
             return None
         assert peers is not None
         with suppress(RuntimeError):
-            works = adds_up(peers)
+            works = is_right(peers)
         return peers if _all_agree(works, self.device) else None
 
     def sum_of_step(self, rows: Tensor) -> Tensor:
@@ -158,7 +160,7 @@ def _have_symmetric_memory(device: torch.device) -> bool:
         out = torch.zeros_like(tried)
         torch.ops.symm_mem.one_shot_all_reduce_out(tried, "sum", _group_name(), out)
         works = bool((out == dist.get_world_size()).all())
-    except (RuntimeError, ImportError, AttributeError, TypeError):
+    except UNSUPPORTED:
         works = False
     return _all_agree(works, device)
 

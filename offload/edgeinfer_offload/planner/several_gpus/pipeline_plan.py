@@ -46,8 +46,7 @@ def plan_pipeline(
 
     @cache
     def part(gpu: int, first: int, last: int) -> MemoryPlan | PlanError:
-        here, own = alone_on(machine, options, gpu, vram[gpu])
-        own = own if last == layers else replace(own, draft=None)
+        here, own = alone_on(machine, options, gpu, vram[gpu], drafts=last == layers)
         try:
             return plan_part(_part_sizes(sizes, first, last), here, own)
         except PlanError as error:
@@ -61,8 +60,7 @@ def plan_pipeline(
         if len(plans) == count and (best is None or seconds < best[0]):
             best = seconds, plans
     if best is None:
-        budgets = [part(gpu, gpu, gpu + 1) for gpu in range(count)]
-        raise _refusal(sizes, machine, budgets)
+        raise _refusal(sizes, [part(gpu, gpu, gpu + 1) for gpu in range(count)])
     return _joined(best[1], machine, options)
 
 
@@ -76,12 +74,11 @@ def plan_pipeline_with_cpu(
     """
     end, later = len(sizes.layers), list[MemoryPlan]()
     for gpu in range(len(machine.gpus) - 1, 0, -1):
-        here, own = alone_on(machine, options, gpu, vram[gpu])
-        own = own if end == len(sizes.layers) else replace(own, draft=None)
+        here, own = alone_on(machine, options, gpu, vram[gpu], drafts=end == len(sizes.layers))
         first, plan = _most_layers(sizes, here, own, end, least=gpu)
         later.insert(0, plan)
         end = first
-    here, _ = alone_on(machine, options, 0, vram[0])
+    here, _ = alone_on(machine, options, 0, vram[0], drafts=False)
     split = replace(options, device="any", vram=vram[0], expert_cache=False, draft=None)
     plan = plan_memory(_part_sizes(sizes, 0, end), here, split)
     if plan.head != "gpu":
@@ -90,10 +87,13 @@ def plan_pipeline_with_cpu(
 
 
 def alone_on(
-    machine: Machine, options: PlanOptions, gpu: int, vram: int | None
+    machine: Machine, options: PlanOptions, gpu: int, vram: int | None, *, drafts: bool
 ) -> tuple[Machine, PlanOptions]:
-    """The machine with one of its GPUs, and the options of a part that is wholly there."""
-    own = replace(options, device="gpu", vram=vram, expert_cache=False, repack=True)
+    """The machine with one of its GPUs, and the options of a part that is wholly there; `drafts`: with the
+    draft model or head, if there is one.
+    """
+    draft = options.draft if drafts else None
+    own = replace(options, device="gpu", vram=vram, expert_cache=False, repack=True, draft=draft)
     return replace(machine, gpus=(machine.gpus[gpu],)), own
 
 
@@ -243,12 +243,14 @@ def _reason(plan: PipelinePlan) -> str:
     )
 
 
-def _refusal(sizes: ModelSizes, machine: Machine, first: Sequence[MemoryPlan | PlanError]) -> PlanError:
-    """Why there is no pipeline: the layers, the head and the caches need more than all GPUs have."""
-    broken = next((error for error in first if isinstance(error, PlanError)), None)
+def _refusal(sizes: ModelSizes, single_layers: Sequence[MemoryPlan | PlanError]) -> PlanError:
+    """Why there is no pipeline: one of the GPUs can't hold a single layer, or the layers, the head and the
+    caches need more than all GPUs have.
+    """
+    broken = next((error for error in single_layers if isinstance(error, PlanError)), None)
     if broken is not None:
         return broken
-    budgets = [plan.vram_bytes for plan in first if isinstance(plan, MemoryPlan)]
+    budgets = [plan.vram_bytes for plan in single_layers if isinstance(plan, MemoryPlan)]
     return PlanError(
         f"the model's weights have {binary_size(sizes.nbytes)}, and with caches and buffers they don't fit "
         f"{len(budgets)} GPUs of which {' + '.join(map(binary_size, budgets))} may be used"

@@ -49,7 +49,7 @@ def plan_tensor(
         raise PlanError("the GPUs can't add up partial sums here: it takes Linux, and torch with NCCL")
     best: TensorPlan | None = None
     failure: PlanError | None = None
-    for shares in _shares(machine, vram):
+    for shares in dict.fromkeys(_shares(machine, vram)):
         try:
             plan = _plan_of(sizes, machine, options, vram, shares)
         except (PlanError, TensorSplitError) as error:
@@ -95,17 +95,17 @@ def _plan_of(
     vram: Sequence[int | None],
     shares: tuple[float, ...],
 ) -> TensorPlan:
-    parts, host = [], _draft_rank(machine, vram, shares)
+    parts, draft_rank = [], _draft_rank(machine, vram, shares)
     used = RANK_BYTES + exchange_bytes(sizes, shares, options.chunk)
     for rank, budget in enumerate(vram):
-        here, own = alone_on(machine, options, rank, None if budget is None else budget - used)
-        own = own if rank == host else replace(own, draft=None)
+        left = None if budget is None else max(0, budget - used)
+        here, own = alone_on(machine, options, rank, left, drafts=rank == draft_rank)
         gpu = here.gpus[0]
         here = here.with_gpu(replace(gpu, free_bytes=max(0, gpu.free_bytes - used)))
         part = plan_part(tensor_sizes(sizes, shares, rank), here, own)
         held = replace(part, budgets={**part.budgets, "gpu": part.vram_bytes + used})
         parts.append(replace(held, items=(*part.items, PlannedItem(COMMUNICATION, "gpu", used, 0.0))))
-    return _joined(sizes, parts, machine, options, shares, host)
+    return _joined(sizes, parts, machine, options, shares, draft_rank)
 
 
 def _draft_rank(machine: Machine, vram: Sequence[int | None], shares: Sequence[float]) -> int:
@@ -120,7 +120,7 @@ def _joined(
     machine: Machine,
     options: PlanOptions,
     shares: tuple[float, ...],
-    host: int,
+    draft_rank: int,
 ) -> TensorPlan:
     """The ranks' plans as one: the slowest one's items take the time, the others are at the same time."""
     assert machine.peers is not None
@@ -135,19 +135,20 @@ def _joined(
     launch = max(gpu.launch_seconds for gpu in machine.gpus)
     seconds = SUMS_PER_LAYER * len(sizes.layers) * (machine.peers.sum_seconds + launch)
     items.append(PlannedItem(SUMS, "link", 0, 1000 * seconds, "synchronization"))
+    draft = parts[draft_rank].draft
     plan = TensorPlan(
         items=tuple(items),
         layers=_layers(parts),
         head="gpu",
         embedding="gpu",
-        draft=Device("gpu", host).name if parts[host].draft == "gpu" else parts[host].draft,
+        draft=Device("gpu", draft_rank).name if draft == "gpu" else draft,
         machine=machine,
         options=replace(options, device="gpu"),
         budgets=budgets,
         prediction=_prediction(sizes, parts, machine, seconds),
         parts=tuple(parts),
         shares=shares,
-        draft_rank=host,
+        draft_rank=draft_rank,
     )
     return replace(plan, limit_reason=_reason(plan))
 
@@ -155,12 +156,12 @@ def _joined(
 def _layers(parts: Sequence[MemoryPlan]) -> tuple[LayerPlacement, ...]:
     """Each layer with the neurons and experts of all ranks."""
     joined = []
-    for each in zip(*(part.layers for part in parts), strict=True):
-        neurons = sum(layer.neurons for layer in each)
-        experts = sum(layer.experts for layer in each)
+    for of_ranks in zip(*(part.layers for part in parts), strict=True):
+        neurons = sum(layer.neurons for layer in of_ranks)
+        experts = sum(layer.experts for layer in of_ranks)
         joined.append(
             replace(
-                each[0],
+                of_ranks[0],
                 hot_neurons=neurons,
                 neurons=neurons,
                 experts=experts,

@@ -19,7 +19,8 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions
-from edgeinfer_kernels.cuda.tensor.torch_collective import PEERS, Sums
+from edgeinfer_kernels.cuda.tensor.torch_collective import PEERS
+from edgeinfer_kernels.tensor_parts import Sums
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
 from edgeinfer_quant_formats import GGUFFile

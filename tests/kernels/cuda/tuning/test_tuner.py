@@ -4,10 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from edgeinfer.shapes.known_shapes import find_shape
+from edgeinfer_kernels.cuda.tuning import step_timer
 from edgeinfer_kernels.cuda.tuning.step_shapes import (
     MAX_VECTOR_TOKENS,
     RowKernel,
@@ -30,6 +33,8 @@ from edgeinfer_kernels.cuda.weights.device_block import CACHE_ELEMENTS
 from edgeinfer_kernels.cuda.weights.plane_formats import PlaneShapes
 from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from harness.empty_decoders import empty_decoder
+from tests.kernels.cuda.decoders import opened
+from tests.model_zoo import ZOO
 
 ALL = sum(len(trials.changes) for trials in CANDIDATES)
 KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
@@ -234,3 +239,34 @@ def test_a_key_depends_on_gpu_shape_formats_and_cache() -> None:
     }
     assert len(keys) == 2 * 3 * 2 * len(CACHE_ELEMENTS)
     assert tuning_key("RTX", *empty_decoder(small, "Q4_0"), "f16") in keys
+
+
+def test_a_step_is_tuned_once_and_the_result_is_stored(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timed = []
+
+    class Timer:
+        def __init__(self, step: Any) -> None:
+            pass
+
+        def __call__(self, tuning: Tuning, tokens: int) -> float:
+            timed.append((tuning, tokens))
+            return 1.0 if tuning.attention_warps == 2 else 2.0
+
+        def compile(self, tunings: Sequence[Tuning], tokens: int) -> None:
+            pass
+
+    monkeypatch.setattr(step_timer, "StepTimer", Timer)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a GPU")
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        backend = decoder.backend(device)
+        backend.tune(tmp_path / "tunings", 5.0)
+        assert backend.step.tuning.attention_warps == 2
+        count = len(timed)
+        again = decoder.backend(device)
+        again.tune(tmp_path / "tunings", 5.0)
+        assert again.step.tuning == backend.step.tuning
+        assert len(timed) == count
+        backend.close()
+        again.close()
