@@ -122,8 +122,8 @@ def _taken_head(model: Model) -> Drafter:
 
 
 def _scripted(engine: Engine, script: Sequence[int]) -> Engine:
-    """An engine that samples the script's tokens, with trees if the engine supports them."""
-    if TreePass.max_nodes(engine) and isinstance(engine, NativeEngine):
+    """An engine that samples the script's tokens."""
+    if isinstance(engine, NativeEngine):
         return ScriptedTrees(engine, script)
     return ScriptedEngine(engine, script)
 
@@ -131,10 +131,11 @@ def _scripted(engine: Engine, script: Sequence[int]) -> Engine:
 def _planted_heads(head: Drafter, script: Sequence[int], engine: Engine) -> dict[str, PlantedHead]:
     """Heads of each acceptance rate, for chains and, if the engine supports them, for trees."""
     kinds = {"chains": PlantedHead}
-    if isinstance(engine, ScriptedTrees):
+    if TreePass.max_nodes(engine):
         kinds["trees"] = PlantedTrees
+    scripted = engine if isinstance(engine, ScriptedTrees) else None
     return {
-        f"{name}, {drafts}": kind(head, script, agreements, engine.vocabulary_size)
+        f"{name}, {drafts}": kind(head, script, agreements, engine.vocabulary_size, scripted)
         for name, agreements in AGREEMENTS.items()
         for drafts, kind in kinds.items()
     }

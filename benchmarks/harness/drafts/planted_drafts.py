@@ -156,14 +156,22 @@ class PlantedHead(Drafter):
 
     `agreements`: of the first draft token, of the second if the first is accepted, and so on; the last one is
     that of all further ones. `answer`: ids of prompt and completion. A draft of the head's short vocabulary
-    is wrong where the answer's token isn't in it.
+    is wrong where the answer's token isn't in it. `verified_by`: the engine whose device starts the step that
+    verifies a draft.
     """
 
     name = "planted head"
 
     def __init__(
-        self, head: Drafter, answer: Sequence[int], agreements: Sequence[float], vocabulary: int
+        self,
+        head: Drafter,
+        answer: Sequence[int],
+        agreements: Sequence[float],
+        vocabulary: int,
+        verified_by: "ScriptedTrees | None" = None,
     ) -> None:
+        starts = verified_by is not None and verified_by.capabilities.starts_verification
+        self._verified_by = verified_by if starts else None
         self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
         self._agreements = tuple(agreements)
         self._random = random.Random(1)
@@ -189,7 +197,8 @@ class PlantedHead(Drafter):
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As many of the requested tokens as are profitable by their probability of being reached.
 
-        The first token that isn't is evaluated too, as with a real head.
+        The first token that isn't is evaluated too, as with a real head; if the device starts the
+        verification, all of them are made and verified.
         """
         self._count(request)
         known = self._answer[len(history) :] if history[0] == self._answer[0] else self._answer
@@ -198,6 +207,8 @@ class PlantedHead(Drafter):
         kept = int((reached >= request.min_prob).sum())
         if not rates:
             return Draft()
+        if self._verified_by is not None:
+            kept = len(rates)
         evaluated = min(kept + 1, len(rates))
         wanted = DraftRequest(evaluated, request.params, vocabulary=request.vocabulary)
         drafted = self._head.propose(history, wanted)
@@ -207,6 +218,8 @@ class PlantedHead(Drafter):
             token if self._random.random() < rate else self._wrong(token)
             for token, rate in zip(known[:kept], rates, strict=False)
         ]
+        if self._verified_by is not None:
+            self._verified_by.evaluated = drafted.ids
         return Draft(tuple(self._drafted(token, request) for token in ids), made=drafted.made)
 
     def _count(self, request: DraftRequest) -> None:
@@ -232,6 +245,10 @@ class ScriptedTrees(NativeEngine):
     """An engine whose logits select the tokens of `script`, prompt and completion, one by one; as
     `ScriptedEngine`, and for trees.
     """
+
+    evaluated: Sequence[int] = ()
+    """The draft tokens of the step that the device has started, instead of those that are verified next."""
+    _verified: Sequence[int] = ()
 
     def __init__(self, engine: NativeEngine, script: Sequence[int]) -> None:
         self.__dict__.update(vars(engine))
@@ -259,9 +276,19 @@ class ScriptedTrees(NativeEngine):
 
     def append_best(self, ids: Sequence[int]) -> list[int] | None:
         """As the engine's, with the tokens of the script."""
-        if super().append_best(ids) is None:
+        evaluated, self.evaluated = [ids[0], *self.evaluated], ()
+        self._verified = ids
+        try:
+            found = super().append_best(evaluated if len(evaluated) == len(ids) else ids)
+        finally:
+            self._verified = ()
+        if found is None:
             return None
         return self._following(range(len(self.ids) - len(ids) + 1, len(self.ids) + 1))
+
+    def _processed(self, ids: Sequence[int]) -> None:
+        """As the engine's; the cache has the verified tokens."""
+        super()._processed(self._verified or ids)
 
     def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the engine's; after each position the token of the script follows."""

@@ -10,6 +10,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine import draft_verification
+from edgeinfer.engine.device_sampling import sample_after_each
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.model_config.layers import draft_head
@@ -36,6 +37,7 @@ GPU: dict[str, Any] = {"context": 96, "threads": 2, "device": "cuda"}
 GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
 IDS = [5, 9, 30, 7, 11, 5, 9]
 WITH_HEAD = RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",))
+RECURRENT = replace(ZOO["qwen35-draft-head"], formats=("Q8_0",))
 
 
 @pytest.fixture
@@ -53,14 +55,14 @@ def drafter_of(model: Model) -> Any:
 def check_sampled_drafts(model: Model) -> None:
     """The device verifies sampled drafts, with the tokens that the host samples."""
     settings: dict[str, Any] = {"max_tokens": 4, "temperature": 1.5, "top_k": 12, "seed": 4}
-    sample, sampled = draft_verification.sample_after_each, list[list[int]]()
+    sample, sampled = sample_after_each, list[list[int]]()
 
-    def sample_after_each(*arguments: Any) -> list[int]:
+    def recorded(*arguments: Any) -> list[int]:
         sampled.append(sample(*arguments))
         return sampled[-1]
 
     with pytest.MonkeyPatch.context() as change:
-        change.setattr(draft_verification, "sample_after_each", sample_after_each)
+        change.setattr(draft_verification, "sample_after_each", recorded)
         model.engine.rewind(0)
         found = model.generate(IDS, **settings).ids
         assert sampled
@@ -217,11 +219,19 @@ def test_a_drafter_that_reads_states_on_the_host_is_refused_next_to_a_gpu(tmp_pa
 
 
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("settings", [GREEDY, {"max_tokens": 6, "temperature": 0.9, "seed": 3}])
+@pytest.mark.parametrize(
+    ("target", "settings"),
+    [
+        (WITH_HEAD, GREEDY),
+        (WITH_HEAD, {"max_tokens": 6, "temperature": 0.9, "seed": 3}),
+        pytest.param(RECURRENT, GREEDY, marks=pytest.mark.slow),
+        pytest.param(RECURRENT, {**GREEDY, "temperature": 0.9, "seed": 3}, marks=pytest.mark.slow),
+    ],
+)
 def test_a_draft_starts_the_step_that_verifies_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: RandomModel, settings: dict[str, Any]
 ) -> None:
-    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), draft="mtp", **GPU) as model:
+    with edgeinfer.load(target.write(tmp_path / "model.gguf"), draft="mtp", **GPU) as model:
         speculator, model.speculator = model.speculator, None
         expected = model.generate(IDS, **settings).ids
         model.speculator = speculator
@@ -237,7 +247,7 @@ def test_a_draft_starts_the_step_that_verifies_it(
         assert model.generate(IDS, **settings).ids == expected
         steps_of_prompt = 1
         assert taken[steps_of_prompt:].count(True) >= 2
-        # A draft that nobody asks for changes no other completion.
+        # A draft that is not verified changes no other completion.
         model.engine.rewind(0)
         model.engine.append(IDS)
         request = DraftRequest(3, SamplingParams(temperature=0.0))
@@ -322,11 +332,22 @@ def test_sampled_drafts_are_verified_without_copies_of_the_logits(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-def test_the_benchmark_of_planted_heads_runs_on_a_gpu(tmp_path: Path) -> None:
-    suite = DraftSuite("cuda", 2, rounds=1, tokens=6)
+def test_the_benchmark_of_planted_heads_runs_on_a_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chains are verified by the steps that the device has started for the tokens of the real head."""
+    taken, take = list[bool](), StartedVerification.take
+
+    def recorded(self: StartedVerification, ids: Sequence[int], start: int) -> bool:
+        taken.append(take(self, ids, start))
+        return taken[-1]
+
+    monkeypatch.setattr(StartedVerification, "take", recorded)
+    suite = DraftSuite("cuda", 2, rounds=1, tokens=20)
     rows = list(planted_head(suite, WITH_HEAD.write(tmp_path / "model.gguf")))
     drafts = [f"{name}, {kind}" for name in AGREEMENTS for kind in ("chains", "trees")]
     assert [row[3] for row in rows] == ["baseline", *drafts]
+    assert any(taken)
 
 
 @pytest.mark.slow
