@@ -20,7 +20,7 @@ PRIVATE_IN_TESTS = {
     "tests/edgeinfer/encoders/make_encoder_goldens.py": "batches of llama_cpp",
     **{
         f"tests/kernels/cuda/interpreted/{name}.py": "Triton's interpreter, made faster"
-        for name in ("fast_values", "program_arrays", "program_reductions", "programs")
+        for name in ("fast_values", "memory", "program_arrays", "program_reductions", "programs")
     },
     "tests/kernels/cuda/interpreted_types.py": "Triton's interpreter, made faster",
     "tests/kernels/cuda/interpreter.py": "Triton's interpreter, made faster",

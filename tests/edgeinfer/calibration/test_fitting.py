@@ -1,5 +1,6 @@
 """Fitting types to a goal: sensitivities are measured alone, kept, and the file reaches the goal."""
 
+import shutil
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,31 @@ from edgeinfer.calibration.reference_model import reference_model
 from edgeinfer.calibration.sensitivity import measure_sensitivities, tensor_groups
 from edgeinfer.errors import SettingError
 from edgeinfer.evaluation.scores import score
+from edgeinfer.user_folders import user_folder
+from edgeinfer_kernels.cpu.compiler.features import choose
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels, objects_folder
+from edgeinfer_offload.machine import this_machine
 from edgeinfer_quant_formats import GGUFFile, block_format, encode
 from edgeinfer_quant_formats.quantizer.substituted_file import SubstitutedFile
 from tests.edgeinfer.conftest import ZooFile
+from tests.kernels.conftest import kernels as kernels
 from tests.model_zoo import ZOO
 
+BUILT = objects_folder(user_folder("cache"), choose())
 TEXT = "the heron ate in the rain on a stone " * 40
 
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def built_kernels(cache: None, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The empty cache has the compiled kernels, and their speed is measured by few forwards."""
+    shutil.copytree(BUILT, tmp_path / "cache" / BUILT.parent.name / BUILT.name)
+    for name in ("kernel_speed", "cached_speed", "step_speed"):
+        monkeypatch.setattr(this_machine, name, partial(getattr(this_machine, name), seconds=0.0))
 
 
 @pytest.mark.default_cases(3)
@@ -84,6 +99,7 @@ def test_the_file_reaches_the_goal(zoo_file: ZooFile, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("built_kernels")
 def test_a_speed_is_reached_by_the_rates_of_the_planner(tmp_path: Path, zoo_file: ZooFile) -> None:
     source = zoo_file("llama")
     slow = edgeinfer.quantize(source, None, tokens_per_second=1, text=TEXT, dry_run=True)
@@ -93,6 +109,7 @@ def test_a_speed_is_reached_by_the_rates_of_the_planner(tmp_path: Path, zoo_file
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("built_kernels")
 def test_without_a_text_the_model_generates_one(zoo_file: ZooFile) -> None:
     done = edgeinfer.quantize(zoo_file("llama"), None, bits_per_weight=8, dry_run=True)
     assert done.plan.bits_per_weight <= 8

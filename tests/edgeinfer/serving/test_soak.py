@@ -23,7 +23,7 @@ from tests.edgeinfer.serving.http_client import HELLO, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.anyio]
 
-CLIENTS, REQUESTS_PER_ROUND, ROUNDS = 8, 2000, 5
+CLIENTS, REQUESTS_PER_ROUND, ROUNDS = 8, 1200, 5
 BUDGET = 40 << 20
 """Holds one of the two models."""
 MAX_GROWTH = 12 << 20

@@ -14,6 +14,7 @@ from triton.language import standard
 from triton.runtime import interpreter
 
 from tests.kernels.cuda.interpreted.fast_operators import fast_operators
+from tests.kernels.cuda.interpreted.memory import move_compiled
 from tests.kernels.cuda.interpreted.program_arrays import add_program_axis, is_true, transposed
 from tests.kernels.cuda.interpreted.program_reductions import reduce_by_program
 from tests.kernels.cuda.interpreted.programs import one_value, run_together
@@ -118,4 +119,5 @@ def fixed_interpreter() -> Iterator[None]:
         look_up_types(changes)
         add_program_axis(changes, run_together(changes))
         reduce_by_program(changes)
+        move_compiled(changes)
         yield

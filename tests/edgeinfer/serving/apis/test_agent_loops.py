@@ -1,4 +1,4 @@
-"""An agent's loop of 4 and 20 tool calls with each client library, against the built-in model.
+"""An agent's loop of 2 and 10 tool calls with each client library, against the built-in model.
 
 The calls are forced through constrained decoding, so that a model of 30 million parameters makes valid ones.
 """
@@ -15,8 +15,8 @@ pytest.importorskip("uvicorn")
 import edgeinfer
 from tests.edgeinfer.serving.http_client import served
 
-SLOW_RUNS = [pytest.param(streamed, 20, marks=pytest.mark.slow) for streamed in (False, True)]
-RUNS = pytest.mark.parametrize(("streamed", "calls"), [(False, 4), *SLOW_RUNS])
+SLOW_RUNS = [pytest.param(streamed, 10, marks=pytest.mark.slow) for streamed in (False, True)]
+RUNS = pytest.mark.parametrize(("streamed", "calls"), [(False, 2), *SLOW_RUNS])
 TOKENS_PER_CALL = 25
 """A prompt has more of them after its calls."""
 TEMPLATE = (

@@ -53,7 +53,7 @@ def of_cpu(decoder: Decoder, kind: CacheType, ids: list[int]) -> dict[int, Logit
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", ["deepseek2", "gemma3", "gpt-oss", "bloom"])
 def test_with_all_positions_in_f16_nothing_changes(device: str, tmp_path: Path, name: str) -> None:
     with opened(ZOO[name], tmp_path, LAYERS[name]) as decoder:
         ids, results = decoder.ids(64), []

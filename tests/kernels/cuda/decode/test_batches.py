@@ -50,6 +50,15 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...]]] = {
 }
 
 
+SINGLE: tuple[tuple[str, CacheType], ...] = (
+    *(("llama", kind) for kind in ("f16", "q8_0", "q4_0")),
+    *(("latent attention", kind) for kind in ("f16", "q8_0", "q4_0")),
+    ("windows, norms of heads", "q8_0"),
+    ("sinks, experts", "q4_0"),
+)
+"""Each kernel that reads pages with each type of the cache; the test of several tokens has all models."""
+
+
 def table(pages: Sequence[int], columns: int = 0) -> "np.ndarray[tuple[int], np.dtype[np.int64]]":
     return np.array([*pages, *[0] * (columns - len(pages))], np.int64)
 
@@ -109,8 +118,7 @@ def rows_of_one_step(
 
 
 @pytest.mark.default_cases(1)
-@pytest.mark.parametrize("kind", ["f16", "q8_0", "q4_0"])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(("model", "kind"), SINGLE)
 def test_each_token_of_a_batch_attends_to_its_sequence(tmp_path: Path, model: str, kind: CacheType) -> None:
     of, layers = MODELS[model]
     with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder:

@@ -65,7 +65,7 @@ def step_together(joined: CudaBackend, tokens: Sequence[int], starts: Sequence[i
     return joined.logits(x).astype(np.float64)
 
 
-@pytest.mark.default_cases(1)
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_each_token_of_a_joint_step_has_the_state_of_its_sequence(tmp_path: Path, model: str) -> None:
     of, layers = MODELS[model]

@@ -33,7 +33,10 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...], float]] = {
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("model", "kind"),
-    [*((model, "f16") for model in MODELS), *((model, "q8_0") for model in MODELS if model != "experts")],
+    [
+        *((model, "f16") for model in MODELS),
+        *((model, "q8_0") for model in ("quantized", "latent attention")),
+    ],
 )
 def test_a_step_of_thirteen_tokens_equals_steps_of_few(tmp_path: Path, model: str, kind: str) -> None:
     """After cached tokens, with three tokens of padding; the step after it reads what it has appended.
