@@ -79,6 +79,7 @@ def test_a_tree_has_the_most_probable_tokens_of_the_first_rows(pair: Pair) -> No
         assert agrees(best, logits[0][:ROWS], 0.8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", ["step35"], indirect=True)
 def test_each_of_several_heads_drafts_from_the_first_rows(heads: Heads) -> None:
     ids = [int(token) for token in np.random.default_rng(5).integers(3, 288, 12)]
@@ -101,8 +102,9 @@ def short_drafts_on_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DeviceHead, "short_vocabulary", DraftHead.short_vocabulary)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("several", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("several", [False, True])
 def test_completions_with_a_short_vocabulary_equal_baseline_decoding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, several: bool
 ) -> None:
