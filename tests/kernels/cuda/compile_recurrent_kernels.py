@@ -1,4 +1,7 @@
-"""Compiles the kernels of recurrent blocks for a GPU that needn't be there, and prints their resources."""
+"""Compiles the kernels of recurrent blocks for a GPU that needn't be there, and prints their resources.
+
+`--alone`: not as the kernels of batches and trees, which only read the place of their state from memory.
+"""
 
 import sys
 from dataclasses import replace
@@ -268,6 +271,9 @@ def main() -> None:
         launch_mamba2()
         launch_rwkv7()
         launch_mamba()
+    if "--alone" in sys.argv:
+        IN_BATCHES.clear()
+        IN_TREES.clear()
     batches = [changed(each, is_batch=True) for each in launches if each.name in IN_BATCHES]
     trees = [changed(each, is_tree=True) for each in launches if each.name in IN_TREES]
     for launch in [*launches, *batches, *trees]:

@@ -54,6 +54,7 @@ def split_decoder(
     kv: CacheType = "f16",
     sparse: SparseLayers | None = None,
     gathered: tuple[int, ...] = (),
+    threads: int = 1,
 ) -> Iterator[SplitBackend]:
     """The decoder's layers, placed by `splits`; `sparse`: those whose part on the CPU is sparse; `gathered`:
     on the GPU.
@@ -77,7 +78,7 @@ def split_decoder(
         exchange_buffer,
         tuning=Tuning() if device == "cuda" else SMALL,
     )
-    options = ShardOptions(CHUNK, 2, sparse=sparse or {})
+    options = ShardOptions(CHUNK, threads, sparse=sparse or {})
     here = list(chain.from_iterable(stage_blocks(spec, CPU, stages)))
     state = DecoderState.allocate(spec, CONTEXT, "f32" if kv == "f16" else kv, here)
     host = CpuShard(spec, weights, stages, state, kernels, exchange_buffer.addresses, options)

@@ -105,7 +105,7 @@ def test_with_layers_on_each_gpu_the_head_is_on_the_last(tmp_path: Path, name: s
 @pytest.mark.slow
 @pytest.mark.usefixtures("two_gpus")
 def test_with_layers_on_each_gpu_medusa_heads_are_on_the_last(tmp_path: Path, heads: Path) -> None:
-    path = RandomModel("llama", layers=14, formats=("F16",)).write(tmp_path / "model.gguf")
+    path = RandomModel("llama", layers=8, formats=("F16",)).write(tmp_path / "model.gguf")
     with edgeinfer.load(path, draft=heads, vram=budgets_of(path), **LAYERS) as model:
         assert isinstance(drafter_of(model), DeviceMedusa), model.warnings
         check_head(model, path, heads, "gpu1")

@@ -59,6 +59,7 @@ def test_the_head_of_a_file_is_on_one_rank(tmp_path: Path, name: str) -> None:
 
 
 def test_a_tree_is_drafted_on_one_rank_and_verified_by_all(tmp_path: Path) -> None:
+    """After the head is closed, its model generates the same."""
     path = MODELS["untied"].write(tmp_path / "model.gguf")
     with edgeinfer.load(path, draft="mtp", draft_tree_width=2, **TENSOR) as model:
         speculator, model.speculator = model.speculator, None
@@ -69,6 +70,10 @@ def test_a_tree_is_drafted_on_one_rank_and_verified_by_all(tmp_path: Path) -> No
         completion = model.generate(IDS, **GREEDY)
         assert completion.ids == expected
         assert completion.speed.accepted_share is not None
+        drafter_of(model).close()
+        model.speculator = None
+        model.engine.rewind(0)
+        assert model.generate(IDS, **GREEDY).ids == expected
 
 
 def test_a_head_on_a_rank_drafts_from_all_of_its_rows(
@@ -90,16 +95,6 @@ def test_an_eagle_head_reads_states_between_layers(tmp_path: Path) -> None:
 def test_medusa_heads_are_on_one_rank(tmp_path: Path, heads: Path) -> None:
     path = LLAMA.write(tmp_path / "model.gguf")
     check_tensor_head(path, heads, DeviceMedusa)
-
-
-def test_after_a_head_is_closed_its_model_generates_the_same(tmp_path: Path) -> None:
-    path = MODELS["untied"].write(tmp_path / "model.gguf")
-    with edgeinfer.load(path, draft="mtp", **TENSOR) as model:
-        expected = model.generate(IDS, **GREEDY).ids
-        drafter_of(model).close()
-        model.speculator = None
-        model.engine.rewind(0)
-        assert model.generate(IDS, **GREEDY).ids == expected
 
 
 def test_ranks_without_memory_for_the_head_give_prompt_lookup_and_a_line(tmp_path: Path) -> None:

@@ -113,8 +113,8 @@ def test_several_requests_run_together_on_both_gpus(tmp_path: Path) -> None:
         for name, rank in zip(("gpu", "gpu1"), model.engine.backend.ranks, strict=True):
             assert rank.nbytes <= plan.bytes_on(name)
         for settings in ({"temperature": 0.0}, {"seed": 3}):
-            found = model.generate(prompts, max_tokens=6, **settings)
-            wanted = [one.generate(prompt, max_tokens=6, **settings) for prompt in prompts]
+            found = model.generate(prompts, max_tokens=4, **settings)
+            wanted = [one.generate(prompt, max_tokens=4, **settings) for prompt in prompts]
             assert [each.ids for each in found] == [each.ids for each in wanted]
 
 
@@ -133,7 +133,7 @@ def test_a_draft_model_shares_the_gpu_with_the_smaller_share(tmp_path: Path) -> 
         assert model.plan.draft == ("gpu", "gpu1")[smaller]
         assert model.gpu == smaller
         always_draft(model, 3)
-        found, wanted = (each.generate(IDS, max_tokens=12, temperature=0.0) for each in (model, one))
+        found, wanted = (each.generate(IDS, max_tokens=8, temperature=0.0) for each in (model, one))
         assert found.ids == wanted.ids
         assert found.speed.accepted_share is not None
         assert found.speed.accepted_share > 0.5

@@ -124,7 +124,7 @@ def text(count: int) -> list[int]:
     return [int(token) for token in np.random.default_rng(5).integers(5, TARGET.vocabulary, count)]
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("pair", DRAFTS, indirect=True)
 def test_blocks_after_a_text_equal_the_formula(pair: Pair) -> None:
     ids = text(31)
@@ -147,7 +147,7 @@ def test_the_keys_of_a_block_are_replaced_by_those_of_its_tokens(pair: Pair) -> 
     check_block(pair, ids, 4)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0+f16", "fp8", "q4_0"])
 def test_caches_of_other_types_hold_the_keys(kv: CacheType, device: str, tmp_path: Path) -> None:
     pair, ids = pair_of(DRAFTS["windows"], device, tmp_path, kv), text(31)

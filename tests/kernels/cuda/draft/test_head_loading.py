@@ -33,7 +33,7 @@ from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
-GPU: dict[str, Any] = {"context": 96, "threads": 2, "device": "cuda"}
+GPU: dict[str, Any] = {"context": 96, "threads": 1, "device": "cuda"}
 GREEDY: dict[str, Any] = {"max_tokens": 6, "temperature": 0.0}
 IDS = [5, 9, 30, 7, 11, 5, 9]
 WITH_HEAD = RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",))

@@ -74,6 +74,7 @@ def heads(tmp_path: Path) -> Path:
     return folder_of(tmp_path / "heads", weights())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding(tmp_path: Path, heads: Path) -> None:
     path = TARGET.write(tmp_path / "model.gguf")

@@ -83,7 +83,7 @@ def heads(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterat
         target.close()
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("pending", [1, 3, 9])
 def test_each_head_drafts_from_the_states_of_those_before_it(heads: Heads, pending: int) -> None:
     ids = [int(token) for token in np.random.default_rng(3).integers(3, 96, TEXT)]

@@ -48,7 +48,7 @@ def model_file(folder: Path) -> Path:
 
 def gpu_bytes(path: Path) -> int:
     """The bytes that the whole model needs on the described GPU."""
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         assert model.plan is not None
         tables = (each.bytes for each in model.plan.items if (each.item, each.device) == (PER_LAYER, "gpu"))
         return model.plan.bytes_on("gpu") - sum(tables)

@@ -49,7 +49,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
     small_gpu(1 << 40)
     # Measuring takes minutes where kernels are interpreted.
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    loading: dict[str, Any] = {"context": 64, "threads": 1, "device": "cuda"}
     ids = [5, 9, 30, 7, 11, 5, 9]
     with edgeinfer.load(path, draft=None, **loading) as plain:
         expected = plain.generate(ids, max_tokens=6, temperature=0.0).ids
@@ -82,7 +82,7 @@ def test_a_draft_that_does_not_fit_the_gpu_is_in_main_memory(
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
     whole = gpu_bytes(path)
     with edgeinfer.load(
-        path, draft=str(path), context=64, threads=2, device="cuda", vram=whole + MIB // 4
+        path, draft=str(path), context=64, threads=1, device="cuda", vram=whole + MIB // 4
     ) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, CudaBackend)
@@ -102,7 +102,7 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
     monkeypatch.setattr(placement_problem, "DRAFT_WEIGHT", 100.0 if draft_device == "gpu" else 0.0)
     whole = gpu_bytes(path)
     small_gpu(whole - 1)
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    loading: dict[str, Any] = {"context": 64, "threads": 1, "device": "cuda"}
     with edgeinfer.load(path, draft=str(small), **loading) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings

@@ -178,7 +178,7 @@ def test_a_prompt_and_steps_equal_the_unsplit_logits(
     with opened(model_for(name, split_rule), tmp_path, layers_for(name, split_rule)) as decoder:
         splits = [split_rule(decoder, index) for index in range(len(decoder.weights.layers))]
         ids = decoder.ids(15)
-        with split_decoder(decoder, device, splits, kernels) as backend:
+        with split_decoder(decoder, device, splits, kernels, threads=2) as backend:
             result = read_split(backend, ids, (10, 1, 3, 1))
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 

@@ -101,7 +101,7 @@ def test_requests_on_a_gpu_run_together(
     context = 1000 if name == "gemma3" else 64
     small_gpu(1 << 40)
     monkeypatch.setattr(CudaBackend, "warm_up", lambda *_: None)
-    options: dict[str, Any] = {"context": context, "threads": 2, "draft": None}
+    options: dict[str, Any] = {"context": context, "threads": 1, "draft": None}
     with edgeinfer.load(path, **options, parallel=2) as model:
         assert model.plan is not None
         nbytes = model.plan.bytes_on("gpu")
@@ -129,7 +129,7 @@ def test_recurrent_requests_of_a_split_model_share_steps_if_all_states_are_on_th
     path = replace(ZOO[name], formats=("Q8_0",)).write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     monkeypatch.setattr(CudaBackend, "warm_up", lambda *_: None)
-    options: dict[str, Any] = {"context": 64, "threads": 2, "draft": None}
+    options: dict[str, Any] = {"context": 64, "threads": 1, "draft": None}
     with edgeinfer.load(path, **options, parallel=2) as model:
         assert model.plan is not None
         nbytes = model.plan.bytes_on("gpu")

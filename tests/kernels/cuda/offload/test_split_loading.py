@@ -105,10 +105,10 @@ def test_a_gpu_too_small_for_a_layer_leaves_all_to_the_cpu(
 ) -> None:
     path = model_file(tmp_path)
     small_gpu(MIB // 4)
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
     with pytest.raises(GpuUnavailableError):
-        edgeinfer.load(path, context=64, threads=2, device="cuda")
+        edgeinfer.load(path, context=64, threads=1, device="cuda")
 
 
 @pytest.mark.parametrize("is_whole", [False, True])
@@ -130,7 +130,7 @@ def test_a_gpu_filled_during_loading_gets_fewer_layers(
 
     for kind in (CudaBackend, GpuShard):
         monkeypatch.setattr(gpu_loading, kind.__name__, partial(filled_at_first, kind))
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         assert "other programs took memory of the GPU" in model.warnings[0]
     assert [bool(stages) for stages in made] == [not is_whole, True]
 
@@ -145,7 +145,7 @@ def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - 1)
     monkeypatch.setattr(engine_loading, "measure_gpu", full)
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         assert (
             "the GPU has too little free memory to be measured: planned without its speeds" in model.warnings
         )
@@ -164,7 +164,7 @@ def test_weights_that_fit_neither_device_are_memory_mapped(
     small_gpu(gpu_bytes(path) - (800 << 10))
     result, completions, ram = [], [], None
     for _ in range(2):
-        with edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram) as model:
+        with edgeinfer.load(path, context=64, threads=1, device="cuda", ram=ram) as model:
             engine: Any = model.engine
             assert isinstance(engine.backend, SplitBackend), model.warnings
             assert model.plan is not None
@@ -187,7 +187,7 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
         tmp_path / "arcee.gguf"
     )
     small_gpu(1 << 40)
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    loading: dict[str, Any] = {"context": 64, "threads": 1, "device": "cuda"}
     with edgeinfer.load(path, sparse="exact", **loading) as model:
         assert "all of the model is on the GPU, which computes every neuron: none is sparse" in model.warnings
     small_gpu(gpu_bytes(path) - (100 << 10))
@@ -216,7 +216,7 @@ def test_a_model_on_a_gpu_gathers_active_neurons_if_that_is_faster(
     logits = []
     for launches in (4, 0):  # a small model is bound by launches
         monkeypatch.setattr(layer_costs, "GATHERED_LAUNCHES", launches)
-        with edgeinfer.load(path, context=64, threads=2, device="cuda", sparse="exact") as loaded:
+        with edgeinfer.load(path, context=64, threads=1, device="cuda", sparse="exact") as loaded:
             engine: Any = loaded.engine
             assert loaded.plan is not None
             assert [layer.gathers for layer in loaded.plan.layers] == [launches == 0] * 2
@@ -234,7 +234,7 @@ def test_sparse_experts_next_to_a_gpu_have_no_expert_cache(
     path = model.write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (600 << 10))
-    loading: dict[str, Any] = {"context": 64, "threads": 2, "device": "cuda"}
+    loading: dict[str, Any] = {"context": 64, "threads": 1, "device": "cuda"}
     logits = []
     for sparse in ("off", "exact"):
         with edgeinfer.load(path, sparse=sparse, **loading) as loaded:
@@ -256,19 +256,19 @@ def test_too_little_main_memory_leaves_all_to_the_cpu_with_memory_mapping(
     path = model_file(tmp_path)
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - 1)
-    with edgeinfer.load(path, context=64, threads=2, device="cpu", repack=False) as model:
+    with edgeinfer.load(path, context=64, threads=1, device="cpu", repack=False) as model:
         assert model.plan is not None
         ram = model.plan.nbytes
     with pytest.raises(GpuUnavailableError) as caught:
-        edgeinfer.load(path, context=64, threads=2, device="cuda", ram=ram)
+        edgeinfer.load(path, context=64, threads=1, device="cuda", ram=ram)
     assert "\n" not in str(caught.value)
-    with edgeinfer.load(path, context=64, threads=2, ram=ram) as model:
+    with edgeinfer.load(path, context=64, threads=1, ram=ram) as model:
         assert model.plan is not None
         assert model.plan.bytes_on("cpu") <= ram
         assert any(warning.startswith("running on the CPU: ") for warning in model.warnings)
         assert any(" of the weights are memory-mapped, as " in warning for warning in model.warnings)
     with pytest.raises(OutOfMemoryError) as refused:
-        edgeinfer.load(path, context=64, threads=2, ram=1000)
+        edgeinfer.load(path, context=64, threads=1, ram=1000)
     assert "\n" not in str(refused.value)
 
 
@@ -311,7 +311,7 @@ def test_hot_experts_of_a_profile_are_on_the_gpu(small_gpu: Callable[[int], None
     counts[:, 7] = 100
     named = {f"experts.{layer}": counts for layer in range(3)}
     ActivityProfile(model_hash(path), (100, 100), "", named).save(adjacent_profile_path(path))
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         assert model.plan is not None
         split_layers = [layer.gpu_experts for layer in model.plan.layers if 0 < len(layer.gpu_experts) < 8]
         assert split_layers
@@ -332,7 +332,7 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
     path = ZOO["granitemoe"].write(tmp_path / "mixture.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - (800 << 10))
-    with edgeinfer.load(path, context=64, threads=2) as model:
+    with edgeinfer.load(path, context=64, threads=1) as model:
         engine: Any = model.engine
         assert isinstance(engine.backend, SplitBackend), model.warnings
         assert any(line.endswith("the experts change while decoding") for line in model.details)
@@ -344,7 +344,7 @@ def test_the_expert_cache_is_used_if_main_memory_holds_all_experts(
         assert len(model.generate([5, 9], max_tokens=3, temperature=0.0).ids) == 3
         gpu_shard: Any = engine.backend.gpu_shard
         assert gpu_shard.changed_experts == 0
-    with edgeinfer.load(path, context=64, threads=2, ram=needed - 1) as model:
+    with edgeinfer.load(path, context=64, threads=1, ram=needed - 1) as model:
         assert model.plan is not None
         assert not any(layer.expert_cache for layer in model.plan.layers)
         assert model.plan.relaxations[0].startswith("there is no expert cache")
@@ -355,7 +355,7 @@ def test_a_split_model_is_loaded_with_an_adapter(small_gpu: Callable[[int], None
     path = model_file(tmp_path)
     adapter = write_adapter(path, tmp_path / "adapter.gguf")
     small_gpu(1 << 40)
-    loading: Any = {"context": 64, "threads": 2, "lora": adapter}
+    loading: Any = {"context": 64, "threads": 1, "lora": adapter}
     with edgeinfer.load(path, **loading) as whole:
         assert whole.plan is not None
         nbytes = whole.plan.bytes_on("gpu")

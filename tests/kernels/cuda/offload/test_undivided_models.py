@@ -24,8 +24,8 @@ def test_gemma_3n_has_the_planned_bytes_and_rewinds_on_a_gpu(
     path = SMALL_GEMMA3N.write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     with (
-        edgeinfer.load(path, context=64, threads=2, draft=None) as model,
-        edgeinfer.load(path, context=64, threads=2, draft=None, device="cpu") as reference,
+        edgeinfer.load(path, context=64, threads=1, draft=None) as model,
+        edgeinfer.load(path, context=64, threads=1, draft=None, device="cpu") as reference,
     ):
         engine, expected = model.engine, reference.engine
         assert isinstance(engine, NativeEngine)
@@ -46,9 +46,9 @@ def test_gemma_3n_is_on_the_cpu_if_the_gpu_does_not_hold_all(
     path = SMALL_GEMMA3N.write(tmp_path / "model.gguf")
     small_gpu(1 << 40)
     small_gpu(gpu_bytes(path) - 1)
-    with edgeinfer.load(path, context=64, threads=2, draft=None) as model:
+    with edgeinfer.load(path, context=64, threads=1, draft=None) as model:
         assert isinstance(model.engine, NativeEngine)
         assert isinstance(model.engine.backend, CpuBackend)
         assert model.warnings[0].startswith("running on the CPU: ")
     with pytest.raises(GpuUnavailableError):
-        edgeinfer.load(path, context=64, threads=2, draft=None, device="cuda")
+        edgeinfer.load(path, context=64, threads=1, draft=None, device="cuda")

@@ -20,7 +20,7 @@ from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
-GPU: dict[str, Any] = {"context": 96, "threads": 2, "device": "cuda"}
+GPU: dict[str, Any] = {"context": 96, "threads": 1, "device": "cuda"}
 GREEDY: dict[str, Any] = {"temperature": 0.0}
 IDS = [5, 9, 30, 7, 11, 5, 9]
 PARENTS = (-1, -1, 1, 0, 2)
@@ -122,7 +122,7 @@ def test_the_states_of_an_accepted_path_are_those_of_the_text(tmp_path: Path, na
 @pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 @pytest.mark.parametrize(
-    ("name", "settings"), [*((name, GREEDY) for name in HEADS), ("arcee", {"temperature": 0.9, "seed": 3})]
+    ("name", "settings"), [("qwen35", GREEDY), ("arcee", {"temperature": 0.9, "seed": 3})]
 )
 def test_the_trees_of_a_head_change_no_completion(
     tmp_path: Path, name: str, settings: dict[str, Any]
