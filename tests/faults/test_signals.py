@@ -18,7 +18,7 @@ if sys.platform == "win32":
     pytest.skip("signals are those of POSIX", allow_module_level=True)
 pytestmark = pytest.mark.slow
 POINTS = {signal.SIGINT: (0, 3), signal.SIGTERM: (1, 6), signal.SIGKILL: (0, 1, 3, 6)}
-"""When each signal comes. SIGINT and SIGTERM raise an exception at their points, SIGKILL ends all."""
+"""When each signal comes. SIGINT raises an exception at its points; SIGTERM and SIGKILL end the process."""
 MODEL = RandomModel("llama", width=256, layers=3, heads=4, head_dim=64, feed_forward=1024)
 
 
