@@ -38,8 +38,7 @@ class DeviceSampler:
         """The device sampler; None if the backend can't sample, or not with these params. `processed`: called
         with the tokens that the cache holds after a step; by default they are appended to it.
         """
-        history_size = backend.capabilities.sampling_history
-        if history_size is None or not _is_supported(sampler.settings, history_size):
+        if not samples_on(backend, sampler):
             return None
         return cls(backend, cache, sampler, processed)
 
@@ -50,11 +49,11 @@ class DeviceSampler:
         the following token, which will be requested next.
         """
         params, start = self._params, len(history) - 1
-        recent = _penalized(params, history)
+        recent = penalized(self._sampler, history)
         request = following = None
         if params.temperature > 0:
-            request = self._backend.sampling_request(params, len(recent), self._sampler.peek_uniform(0))
-            following = self._backend.sampling_request(params, 0, self._sampler.peek_uniform(1))
+            request = _request(self._backend, self._sampler, len(recent))
+            following = _request(self._backend, self._sampler, 0, 1)
         room = ahead and start + 2 < self._cache.context
         self._cache.reserve(start + 2)
         with DEVICE_FAILURES:
@@ -93,10 +92,8 @@ class BatchSampling:
         requests: list[Sequence[float]] = [self._unused] * len(x)
         recent: list[Sequence[int]] = [()] * len(x)
         for row, (sampler, history) in supported.items():
-            params = sampler.settings
-            recent[row] = _penalized(params, history)
-            uniform = sampler.peek_uniform(0) if params.temperature > 0 else 0.0
-            requests[row] = self._backend.sampling_request(params, len(recent[row]), uniform)
+            recent[row] = penalized(sampler, history)
+            requests[row] = _request(self._backend, sampler, len(recent[row]))
         with DEVICE_FAILURES:
             every = following if len(supported) == len(x) else None
             sampled = self._backend.sample_batch(x, requests, recent, every)
@@ -116,32 +113,39 @@ class BatchSampling:
 def sample_after_each(
     backend: Backend[Any],
     x: HiddenStates,
-    texts: Sequence[Sequence[int]],
-    depths: Sequence[int],
+    before: Sequence[int],
+    paths: Sequence[Sequence[int]],
     sampler: Sampler,
 ) -> list[int]:
     """The tokens that `sampler` would sample after the tokens of the last step, -1 where the host has to.
-    `texts`: those that end with each of these tokens; `depths`: how many tokens are sampled before the one
-    after it. `samples_drafts` has to be true.
+    `before`: the tokens before the step that are `penalized`; `paths`: the tokens of the step that end with
+    each of them. `samples_on` has to be true.
     """
-    params, requests, recent = sampler.settings, list[Sequence[float]](), list[Sequence[int]]()
-    for text, depth in zip(texts, depths, strict=True):
-        recent.append(_penalized(params, text))
-        uniform = sampler.peek_uniform(depth) if params.temperature > 0 else 0.0
-        requests.append(backend.sampling_request(params, len(recent[-1]), uniform))
+    recent = [penalized(sampler, [*before, *path]) for path in paths]
+    requests = [
+        _request(backend, sampler, len(ids), len(path) - 1) for ids, path in zip(recent, paths, strict=True)
+    ]
     with DEVICE_FAILURES:
         return backend.sample_batch(x, requests, recent)
 
 
-def samples_drafts(backend: Backend[Any], sampler: Sampler) -> bool:
-    """Whether the backend samples after each token of a draft with these parameters."""
+def samples_on(backend: Backend[Any], sampler: Sampler) -> bool:
+    """Whether the backend samples with these parameters."""
     history_size = backend.capabilities.sampling_history
     return history_size is not None and _is_supported(sampler.settings, history_size)
 
 
-def _penalized(params: SamplingParams, history: Sequence[int]) -> Sequence[int]:
+def penalized(sampler: Sampler, history: Sequence[int]) -> Sequence[int]:
     """The recent tokens that get penalties."""
+    params = sampler.settings
     return last_tokens(history, params.repeat_last_n) if penalties_are_on(params) else ()
+
+
+def _request(backend: Backend[Any], sampler: Sampler, recent: int, ahead: int = 0) -> Sequence[float]:
+    """The sampling request of a token, with `recent` penalized ones, after `ahead` further samples."""
+    params = sampler.settings
+    uniform = sampler.peek_uniform(ahead) if params.temperature > 0 else 0.0
+    return backend.sampling_request(params, recent, uniform)
 
 
 def _is_supported(params: SamplingParams, history_size: int) -> bool:

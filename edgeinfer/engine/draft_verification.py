@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.device_sampling import sample_after_each, samples_drafts
+from edgeinfer.engine.device_sampling import penalized, sample_after_each, samples_on
 from edgeinfer.engine.guards import DEVICE_FAILURES, UsePermission
 from edgeinfer.engine.hidden_states import HiddenTap
 from edgeinfer.engine.kv_cache import KVCache
@@ -55,12 +55,9 @@ class DraftVerification:
 
     def append_best(self, ids: Sequence[int]) -> list[int] | None:
         """As `Engine.append_best`."""
-        if not self.capabilities.finds_best or not self._is_step(ids):
+        if not self.capabilities.finds_best or not self._is_step(len(ids)):
             return None
-        self._check(ids)
-        start = len(self.cache.ids)
-        if self.cache.rings is not None:  # as in `_forward`
-            self.cache.rings.extend(start + len(ids))
+        start = self._make_room(ids)
         with DEVICE_FAILURES:
             best = self.backend.best_ids(ids, start)
         self._processed(ids)
@@ -73,28 +70,32 @@ class DraftVerification:
         """Make room for the last token of a text, whose others are cached, and for a draft of `count` tokens
         after it; that token and its position. None: a draft head can't start the step that verifies these.
         """
-        start, tokens = len(self.cache.ids), 1 + count
-        fits = tokens <= min(self.cache.free, self.capabilities.padded_tokens, self.batch)
-        if not self.capabilities.starts_verification or not fits or self.cache.ids != text[:-1]:
+        fits = self._is_step(1 + count) and 1 + count <= self.cache.free
+        is_next = len(text) == len(self.cache.ids) + 1
+        if not self.capabilities.starts_verification or not fits or not is_next:
             return None
-        self._check([text[-1]], count)
-        if self.cache.rings is not None:
-            self.cache.rings.extend(start + tokens)
-        return text[-1], start
+        return text[-1], self._make_room(text[-1:], count)
+
+    def _make_room(self, ids: Sequence[int], more: int = 0) -> int:
+        """Make room for the next tokens and `more`, which `_check` accepts; the position of the first."""
+        self._check(ids, more)
+        start = len(self.cache.ids)
+        if self.cache.rings is not None:  # as in `_forward`
+            self.cache.rings.extend(start + len(ids) + more)
+        return start
 
     def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
         """As `Engine.append_sampled`."""
-        if not samples_drafts(self.backend, sampler) or not self._is_step(ids):
+        if not samples_on(self.backend, sampler) or not self._is_step(len(ids)):
             return None
         self._check(ids)
-        start = len(self.cache.ids)
-        x = self._forward(ids)
-        text, ends = self.cache.ids, range(start + 1, start + 1 + len(ids))
-        return sample_after_each(self.backend, x, [text[:end] for end in ends], range(len(ids)), sampler)
+        before = penalized(sampler, self.cache.ids)
+        x, paths = self._forward(ids), [ids[:end] for end in range(1, len(ids) + 1)]
+        return sample_after_each(self.backend, x, before, paths, sampler)
 
-    def _is_step(self, ids: Sequence[int]) -> bool:
+    def _is_step(self, tokens: int) -> bool:
         """Whether a step on the device can have as many tokens."""
-        return len(ids) <= min(self.capabilities.padded_tokens, self.batch)
+        return tokens <= min(self.capabilities.padded_tokens, self.batch)
 
     def holds_tree(self, parents: Sequence[int]) -> bool:
         """Whether a step can have a token and a tree after it, as `Backend.forward_tree`, and the cache their
@@ -128,14 +129,12 @@ class DraftVerification:
         self, ids: Sequence[int], parents: Sequence[int], sampler: Sampler
     ) -> list[int] | None:
         """As `append_tree`, with the tokens that `append_sampled` returns."""
-        if not samples_drafts(self.backend, sampler):
+        if not samples_on(self.backend, sampler):
             return None
-        x = self._forward_tree(ids, parents)
-        texts, depths = [[*self.cache.ids, ids[0]]], [0]
+        x, paths = self._forward_tree(ids, parents), [[ids[0]]]
         for token, parent in zip(ids[1:], parents, strict=True):
-            texts.append([*texts[1 + parent], token])
-            depths.append(depths[1 + parent] + 1)
-        return sample_after_each(self.backend, x, texts, depths, sampler)
+            paths.append([*paths[1 + parent], token])
+        return sample_after_each(self.backend, x, penalized(sampler, self.cache.ids), paths, sampler)
 
     def _forward_tree(self, ids: Sequence[int], parents: Sequence[int]) -> HiddenStates:
         """As `append_tree`; the hidden states after the last layer."""

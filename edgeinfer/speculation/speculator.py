@@ -290,15 +290,12 @@ class Speculator:
 
         A token of a draft that was sampled is accepted by its probability, which the host needs.
         """
-        if draft.distributions is not None and not sampler.takes_best:
-            return None
-        ids = [history[-1], *draft.ids]
+        last, found = history[-1], None
+        ids = [last, *draft.ids]
         if sampler.takes_best:
-            found = self._engine.append_best(ids) if tree is None else tree.best(history[-1])
-        else:
-            found = (
-                self._engine.append_sampled(ids, sampler) if tree is None else tree.sampled(ids[0], sampler)
-            )
+            found = self._engine.append_best(ids) if tree is None else tree.best(last)
+        elif draft.distributions is None:
+            found = self._engine.append_sampled(ids, sampler) if tree is None else tree.sampled(last, sampler)
         if found is None:
             return None
         tokens = path_of(draft, found, None, end_ids)

@@ -137,7 +137,7 @@ class CudaBackend(HiddenStatesBackend):
             max_joined_tokens=self._options.longest_step if len(self._sequences.each) > 1 else 0,
             kept_states=self._options.kept_states,
             finds_best=not self._options.stages,
-            starts_verification=self._verification is not None,
+            starts_verification=self._verification.can_start,
         ).limited_to(specification)
 
     def _build(self, tuning: Tuning, capability: int) -> None:
@@ -163,23 +163,10 @@ class CudaBackend(HiddenStatesBackend):
             self._logits,
             tokens_of_sequence("q4_0" in element_types(self._options.kv)),
         )
-        self._verification = self._startable_verification()
+        self._verification = StartedVerification(self.steps, self._sequence, self.discard_ahead)
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
-
-    def _startable_verification(self) -> StartedVerification | None:
-        """The verification of drafts, if a head here may start it; None: a step needs other devices, or the
-        tokens on the host.
-        """
-        if self.step.exchange is not None or self._collective is not None or self.steps.per_layer.is_given:
-            return None
-        return StartedVerification(self.steps, self._sequence, self._discard_sampled)
-
-    def _discard_sampled(self) -> None:
-        """Discard the steps of tokens that were sampled on the device."""
-        self._sampling.discard_ahead()
-        self._batches.discard_ahead()
 
     def _exchanges(self) -> tuple[PrefillExchange | None, DecodeExchange | None]:
         """What exchanges hidden states with other shards, in prompts and in steps."""
@@ -235,7 +222,7 @@ class CudaBackend(HiddenStatesBackend):
         self._select()
         own = None if pages is None else pages[0]
         if x.in_step:
-            if before or own is not None or not self._is_started(ids, start):
+            if before or own is not None or not self._verification.take(ids, start):
                 self.steps.set_state(ids, start, before, own)
                 self.steps.run(len(ids), layout=None if pages is None else PAGES)
             return
@@ -243,10 +230,6 @@ class CudaBackend(HiddenStatesBackend):
         self._parts.prefill.per_layer.send(ids)
         self._parts.prefill.read(len(ids), start, self.steps.set_chunk(start, len(ids), own))
         synchronize(self.device)
-
-    def _is_started(self, ids: Sequence[int], start: int) -> bool:
-        """Whether the step of these tokens was started as the verification of a draft."""
-        return self._verification is not None and self._verification.take(ids, start)
 
     def _select(self) -> None:
         """The next steps and chunks are of this backend's sequence."""
@@ -320,9 +303,9 @@ class CudaBackend(HiddenStatesBackend):
 
     def discard_ahead(self) -> None:
         """Discard steps that were started ahead: the cache is about to change."""
-        self._discard_sampled()
-        if self._verification is not None:
-            self._verification.discard()
+        self._sampling.discard_ahead()
+        self._batches.discard_ahead()
+        self._verification.discard()
 
     @on_open_device
     def sample_next(
@@ -357,7 +340,7 @@ class CudaBackend(HiddenStatesBackend):
         self.embed(ids)
         self._batches.discard_ahead()
         self._select()
-        if not parents and self._is_started(ids, start):
+        if not parents and self._verification.take(ids, start):
             self.steps.find_best(len(ids))
         else:
             self.steps.set_state(ids, start, tree_rows(parents) if parents else ())

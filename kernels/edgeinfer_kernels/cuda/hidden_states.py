@@ -26,7 +26,7 @@ class HiddenStatesBackend(DeviceStateBackend):
     _weights: DecoderWeights
     _options: DeviceOptions
     _parts: DeviceParts
-    _verification: StartedVerification | None
+    _verification: StartedVerification
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
         """As `Backend.keep_hidden`: only `kept_states` are kept."""
@@ -69,7 +69,8 @@ class HiddenStatesBackend(DeviceStateBackend):
         """
         kept, model = self._parts.workspace.kept, self._parts.model
         assert kept is not None, "a target keeps hidden states"
-        return HeadTarget(embedding, output, kept.rows, self._verification, model.caches_of(caches or {}))
+        verification = self._verification if self._verification.can_start else None
+        return HeadTarget(embedding, output, kept.rows, verification, model.caches_of(caches or {}))
 
     def set_hidden(self, states: DeviceRows, start: int) -> None:
         """As `Backend.set_hidden`; `states.first` is the position of the first of them in the target's text,

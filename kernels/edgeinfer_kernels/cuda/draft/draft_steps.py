@@ -62,7 +62,7 @@ class DraftSteps:
         """
         count = min(len(request.min_probs), self._most)
         verification = None if request.last is None else self._verification
-        if verification is not None and request.last is not None:
+        if request.last is not None and verification is not None:
             verification.prepare(*request.last, count)
         for each in (self, *self._others):
             each._steps.set_state(ids, start)
@@ -74,7 +74,7 @@ class DraftSteps:
         if verification is None:
             synchronize(self._device)
         else:
-            self._start(verification, count)
+            self._start(verification)
         drafted = zip(self._ids[:count].tolist(), self._probs[:count].tolist(), strict=True)
         kept, probs, reached = list[int](), list[float](), 1.0
         limit = request.id_limit if self._steps.step.model.output_ids is None else 1 << 31
@@ -85,19 +85,17 @@ class DraftSteps:
                 break
             kept.append(token)
             probs.append(prob)
-        if verification is not None and request.last is not None:
-            verification.expect([request.last[0], *kept], request.last[1])
+        if verification is not None:
+            verification.expect(kept)
         return DraftedTokens(kept, probs, len(ids) + count - 1, made=count)
 
-    def _start(self, verification: StartedVerification, count: int) -> None:
-        """Start the step that verifies this many tokens, after the launches that make them, and wait for
-        these.
-        """
+    def _start(self, verification: StartedVerification) -> None:
+        """Start the step that verifies the tokens, after the launches that make them, and wait for these."""
         if self._made is None:
-            verification.start(count)
+            verification.start()
             return
         self._made.record()
-        verification.start(count)
+        verification.start()
         self._made.synchronize()
 
     def level(

@@ -27,10 +27,18 @@ class StartedVerification:
     def __init__(
         self, steps: "CapturedSteps", sequence: "DeviceSequence", discard_ahead: Callable[[], None]
     ) -> None:
-        """`discard_ahead`: discards other steps that were started ahead."""
-        self._steps, self._sequence, self._discard_others = steps, sequence, discard_ahead
+        """`discard_ahead`: discards all steps that were started ahead, this one too."""
+        self._steps, self._sequence, self._discard_ahead = steps, sequence, discard_ahead
+        self._first, self._count, self._start = 0, 0, 0
+        """The token before the draft, the number of draft tokens, and the position of the first."""
         self._started: tuple[tuple[int, ...], int] | None = None
         self._set = 0
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the step needs no other devices, and no tokens on the host."""
+        step = self._steps.step
+        return step.exchange is None and step.collective is None and not self._steps.per_layer.is_given
 
     @property
     def words(self) -> Tensor:
@@ -46,18 +54,19 @@ class StartedVerification:
         """Set the step of the token at `start` and of `count` draft tokens after it, which the device will
         add to the words.
         """
-        self._discard_others()
+        self._discard_ahead()
         self._steps.sequence = self._sequence
         self._steps.set_state([token_id, *[0] * count], start)
-        self._started, self._set = None, self._steps.times_set
+        self._first, self._start, self._count = token_id, start, count
+        self._set = self._steps.times_set
 
-    def start(self, count: int) -> None:
+    def start(self) -> None:
         """Start the step, after the launches that add its tokens."""
-        self._steps.run(1 + count)
+        self._steps.run(1 + self._count)
 
-    def expect(self, ids: Sequence[int], start: int) -> None:
-        """The step has these tokens."""
-        self._started = tuple(ids), start
+    def expect(self, ids: Sequence[int]) -> None:
+        """The step has these draft tokens."""
+        self._started = (self._first, *ids), self._start
 
     def take(self, ids: Sequence[int], start: int) -> bool:
         """Whether the last step that was started has these tokens; a step is taken once."""

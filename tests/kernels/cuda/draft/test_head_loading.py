@@ -67,7 +67,7 @@ def check_sampled_drafts(model: Model) -> None:
         found = model.generate(IDS, **settings).ids
         assert sampled
         assert min(map(min, sampled)) >= 0
-        change.setattr(draft_verification, "samples_drafts", lambda *_: False)
+        change.setattr(draft_verification, "samples_on", lambda *_: False)
         model.engine.rewind(0)
         assert model.generate(IDS, **settings).ids == found
 
@@ -305,7 +305,7 @@ def test_sampled_drafts_are_verified_without_copies_of_the_logits(
     ) as model:
         (always_tree(model, 2, 5) if tree else always_draft(model, 3))
         with monkeypatch.context() as change:
-            change.setattr(draft_verification, "samples_drafts", lambda *_: False)
+            change.setattr(draft_verification, "samples_on", lambda *_: False)
             expected = model.generate(IDS, **settings).ids
         copied, sampled = list[int](), list[list[int]]()
         original, sample = CudaBackend.logits, CudaBackend.sample_batch
