@@ -29,7 +29,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     count_parts,
     synchronize,
 )
-from edgeinfer_kernels.cuda.draft.target import StartedVerification
+from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
 from edgeinfer_kernels.cuda.hidden_states import HiddenStatesBackend
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, check_adaptable, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
@@ -163,7 +163,9 @@ class CudaBackend(HiddenStatesBackend):
             self._logits,
             tokens_of_sequence("q4_0" in element_types(self._options.kv)),
         )
-        self._verification = StartedVerification(self.steps, self._sequence, self.discard_ahead)
+        self._verification = StartedVerification(
+            self.steps, self._parts.sampling, self._sequence, self.discard_ahead
+        )
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
@@ -341,10 +343,9 @@ class CudaBackend(HiddenStatesBackend):
         self._batches.discard_ahead()
         self._select()
         if not parents and self._verification.take(ids, start):
-            self.steps.find_best(len(ids))
-        else:
-            self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
-            self.steps.run(len(ids), BEST_OF_EACH)
+            return self._verification.best()
+        self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
+        self.steps.run(len(ids), BEST_OF_EACH)
         return self._batches.results(len(ids))
 
     def tune(self, folder: Path, seconds: float) -> None:

@@ -10,7 +10,8 @@ from edgeinfer_kernels.cuda.cache.device_state import DeviceStateBackend
 from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, DeviceParts, synchronize
-from edgeinfer_kernels.cuda.draft.target import HeadTarget, StartedVerification
+from edgeinfer_kernels.cuda.draft.target import HeadTarget
+from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.reference.backend import final_norm

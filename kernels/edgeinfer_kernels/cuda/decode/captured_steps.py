@@ -115,10 +115,12 @@ class CapturedSteps:
         pages: npt.NDArray[np.int64] | None = None,
         *,
         whole: bool = False,
+        set_tokens: int = 0,
     ) -> None:
         """Set the step's tokens, of `sequence`, or of one in these `pages`: each token attends to itself and
         the earlier ones, to the `whole` step, or of a tree to those `before` it, as in `tree_places`. Padding
-        tokens follow, at the positions where the keys and values of the next tokens will be written.
+        tokens follow, at the positions where the keys and values of the next tokens will be written. The
+        device has already set `set_tokens` of the ids after the first.
         """
         count = self.width(len(ids))
         self._start, self.times_set = start, self.times_set + 1
@@ -140,7 +142,9 @@ class CapturedSteps:
         words = self.sequence.words(start, len(ids), is_tree=bool(before))
         state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
         self._set_own_pages(start, count, pages)
-        self.step.workspace.state.copy_(self._state, non_blocking=True)
+        first = 1 if set_tokens else 0
+        for part in (slice(first), slice(first + set_tokens, None)):
+            self.step.workspace.state[part].copy_(self._state[part], non_blocking=True)
         self.per_layer.send(ids)
 
     def set_chunk(self, start: int, tokens: int, pages: npt.NDArray[np.int64] | None = None) -> Tensor | None:

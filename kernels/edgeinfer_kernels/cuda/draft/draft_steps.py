@@ -3,7 +3,7 @@
 The first step processes the tokens that the head hasn't, with the target's states; the others the draft token
 before them, with the head's own state. Each kind of first step and each number of further ones is a graph, so
 a whole draft takes two launches. The host reads the tokens and their probabilities when all are made; the
-step of the target that verifies them may have begun then.
+step of the target that verifies them may have begun then, and the next draft follows that step.
 
 Of several heads each drafts one token: all process the first step, and a further one is that of the next
 head, with all tokens drafted so far.
@@ -25,8 +25,9 @@ from edgeinfer_kernels.cuda.draft.captured_launches import CapturedLaunches
 from edgeinfer_kernels.cuda.draft.states.keeping import keep_own
 from edgeinfer_kernels.cuda.draft.states.own_states import OwnStates
 from edgeinfer_kernels.cuda.draft.states.state_kernels import BY_ROW, LAST
-from edgeinfer_kernels.cuda.draft.target import StartedVerification
 from edgeinfer_kernels.cuda.draft.token_kernels import draft_slices_kernel, draft_token_kernel
+from edgeinfer_kernels.cuda.draft.verification.next_draft import NextTokens
+from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
 from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
@@ -55,27 +56,31 @@ class DraftSteps:
         self._probs = torch.zeros(MAX_DRAFTED, dtype=torch.float32, pin_memory=cuda)
         self._made = torch.cuda.Event() if cuda else None
         self._candidates = CandidateSteps(steps.step.launches, sampling)
+        self._next: NextTokens | None = None
+        if verification is not None and not self._space.stays:
+            self._next = NextTokens(steps, verification, self.captured, self._wait)
 
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`: the most probable tokens, also if the request samples. All are made, then those
-        with too low a probability are dropped, unless the step that verifies them is started.
+        with too low a probability are dropped, unless the step that verifies them is started. A draft that
+        was made ahead may be shorter than requested.
         """
-        count = min(len(request.min_probs), self._most)
         verification = None if request.last is None else self._verification
+        follows = verification is not None and self._next is not None and self._next.follows(ids)
+        made = 0 if self._next is None else self._next.take(ids, start, follows=follows)
+        count = min(len(request.min_probs), made or self._most)
         if request.last is not None and verification is not None:
-            verification.prepare(*request.last, count)
-        for each in (self, *self._others):
-            each._steps.set_state(ids, start)
-        width = self._steps.width(len(ids))
-        is_padded = width > len(ids)
-        self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
-        if count > 1:
-            self._run(("further", count - 1), partial(self.launch_further, count - 1))
+            verification.prepare(*request.last, count, are_set=made > 0)
+        if not made:
+            self._launch(ids, start, count)
         if verification is None:
             synchronize(self._device)
         else:
-            self._start(verification)
+            verification.start()
+            self._wait()
         drafted = zip(self._ids[:count].tolist(), self._probs[:count].tolist(), strict=True)
+        if follows:
+            self._launch_next(count)
         kept, probs, reached = list[int](), list[float](), 1.0
         limit = request.id_limit if self._steps.step.model.output_ids is None else 1 << 31
         for index, (token, prob) in enumerate(drafted):
@@ -89,19 +94,44 @@ class DraftSteps:
             verification.expect(kept)
         return DraftedTokens(kept, probs, len(ids) + count - 1, made=count)
 
-    def _start(self, verification: StartedVerification) -> None:
-        """Start the step that verifies the tokens, after the launches that make them, and wait for these."""
-        if self._made is None:
-            verification.start()
-            return
-        self._made.record()
-        verification.start()
-        self._made.synchronize()
+    def _launch(self, ids: Sequence[int], start: int, count: int) -> None:
+        """Launch a draft of `count` tokens."""
+        for each in (self, *self._others):
+            each._steps.set_state(ids, start)
+        width = self._steps.width(len(ids))
+        is_padded = width > len(ids)
+        self._run(("padded" if is_padded else "first", width), partial(self.launch_first, width, is_padded))
+        self._launch_others(count)
+
+    def _launch_next(self, count: int) -> None:
+        """Launch the draft after this one, of as many tokens; it is made after the step that was started."""
+        width = 0 if self._next is None else self._next.set_first(count)
+        if width:
+            self._run(("first", width), partial(self.launch_first, width))
+            self._launch_others(count)
+
+    def _launch_others(self, count: int) -> None:
+        """Launch the steps of the draft tokens after the first."""
+        if count > 1:
+            self._run(("further", count - 1), partial(self.launch_further, count - 1))
+        if self._made is not None:
+            self._made.record()
+
+    def _wait(self) -> None:
+        """Wait for the last draft."""
+        if self._made is not None:
+            self._made.synchronize()
+
+    def discard_ahead(self) -> None:
+        """Discard a draft that was made ahead: the head is about to process other tokens."""
+        if self._next is not None:
+            self._next.discard()
 
     def level(
         self, ids: Sequence[int], start: int, parents: Sequence[int], count: int, power: float
     ) -> list[list[tuple[int, float]]]:
         """As `Backend.draft_level`."""
+        self.discard_ahead()
         self._steps.power = power
         self._steps.set_state(ids, start, parents)
         width = self._steps.width(len(ids))
@@ -118,7 +148,7 @@ class DraftSteps:
         """Draft with these further heads, each for one more token. They read the states that the heads before
         them had.
         """
-        self._others = tuple(others)
+        self._others, self._next = tuple(others), None
         for other in others:
             other._space.own = self._space.own
 
@@ -139,6 +169,8 @@ class DraftSteps:
             self._prepare(("padded", padded), partial(self.launch_first, padded, True))
         for count in range(1, min(PREPARED, self._most)):
             self._prepare(("further", count), partial(self.launch_further, count))
+        if self._next is not None:
+            self._next.prepare(PREPARED, widths)
         synchronize(self._device)
 
     def warm_up_trees(self, widths: Sequence[int], padded: int) -> None:

@@ -38,6 +38,7 @@ class HeadBackend(CudaBackend):
         pages: npt.NDArray[np.int64] | None = None,
     ) -> None:
         """As `CudaBackend._read`; the next step may follow before the host reads any logits."""
+        self.drafts.discard_ahead()
         super()._read(ids, x, start, before, pages)
         synchronize(self.device)
 
@@ -73,6 +74,11 @@ class HeadBackend(CudaBackend):
         self.drafts.warm_up(widths, padded)
         if trees:
             self.drafts.warm_up_trees(widths, padded)
+
+    def discard_ahead(self) -> None:
+        """As `CudaBackend.discard_ahead`, drafts too."""
+        self.drafts.discard_ahead()
+        super().discard_ahead()
 
     def drop(self) -> None:
         """As `CudaBackend.drop`."""

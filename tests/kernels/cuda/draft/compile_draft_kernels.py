@@ -24,7 +24,9 @@ from edgeinfer_kernels.cuda.draft.draft_steps import DraftSteps
 from edgeinfer_kernels.cuda.draft.medusa_backend import MedusaSteps
 from edgeinfer_kernels.cuda.draft.promptless_head import HeadParts
 from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
-from edgeinfer_kernels.cuda.draft.target import HeadTarget, StartedVerification
+from edgeinfer_kernels.cuda.draft.target import HeadTarget
+from edgeinfer_kernels.cuda.draft.verification.next_draft import NextTokens
+from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.decoder import (
@@ -113,8 +115,9 @@ def launch_all(
         step.launch(tokens)
     parts.workspace.kept = None
     steps = CapturedSteps(step, parts.sampling)
-    verification = StartedVerification(steps, steps.sequence, lambda: None)
+    verification = StartedVerification(steps, parts.sampling, steps.sequence, lambda: None)
     drafts = DraftSteps(steps, parts.sampling, verification)
+    NextTokens(steps, verification, drafts.captured, lambda: None).launch(3, 4)
     drafts.launch_first(4)
     drafts.launch_further(6)
     drafts.launch_root(4)

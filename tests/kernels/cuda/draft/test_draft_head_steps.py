@@ -250,9 +250,9 @@ def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Captures are counted here, and launched instead."""
-    head, kinds = pair.head, list[tuple[str, int]]()
+    head, kinds = pair.head, list[tuple[str | int, ...]]()
 
-    def prepare(kind: tuple[str, int], launch: Callable[[], None], changed: object) -> None:
+    def prepare(kind: tuple[str | int, ...], launch: Callable[[], None], changed: object = None) -> None:
         kinds.append(kind)
         launch()
 
@@ -262,7 +262,8 @@ def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
     request = DraftRequest([0.0] * 3, [0.0] * 3, pair.head.spec.vocabulary_size, DraftSampling())
     head.steps.use_widths((1, 2, 4))
     head.warm_up_drafts(trees=True)
-    expected = {(kind, width) for kind in ("first", "root") for width in (1, 2)}
+    expected: set[tuple[str | int, ...]] = {(kind, width) for kind in ("first", "root") for width in (1, 2)}
+    expected |= {("next", 1, 2)}
     expected |= {("padded", 4), ("root, padded", 4), *(("further", count) for count in range(1, 7))}
     expected |= {("level", width) for width in (1, 2, 4)}
     assert sorted(kinds) == sorted(expected)
@@ -270,7 +271,7 @@ def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
     assert len(head.draft(ids[1:5], 0, request).ids) == 3
     kinds.clear()
     head.warm_up_drafts(trees=False)
-    assert {kind for kind, _ in kinds} == {"first", "padded", "further"}
+    assert {kind for kind, *_ in kinds} == {"first", "padded", "next", "further"}
 
 
 @pytest.mark.parametrize("name", MODELS)

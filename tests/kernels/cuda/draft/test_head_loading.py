@@ -21,7 +21,7 @@ from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_kernels.cuda.backend import CudaBackend
-from edgeinfer_kernels.cuda.draft.target import StartedVerification
+from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
 from harness.drafts.comparison import DraftSuite
 from harness.drafts.head_tables import planted_head
 from harness.drafts.timed_drafts import AGREEMENTS

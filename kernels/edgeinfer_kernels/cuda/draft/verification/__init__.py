@@ -1,0 +1,1 @@
+"""Steps that verify drafts, and drafts after them, started before the host knows the tokens."""
