@@ -128,8 +128,7 @@ class PagedCache:
                 self._spilled.keep(page)
             return []
         if found:
-            arrays = [np.stack(each, 1) for each in zip(*(page.arrays for page in found), strict=True)]
-            self._engine.backend.write_pages(pages, arrays)
+            self._engine.backend.write_pages(pages, [page.parts for page in found])
         added, parent = list[Node](), nodes[-1] if nodes else None
         for number, page in zip(pages, found, strict=True):
             parent = self._tree.insert(parent, page.tokens, number)
@@ -317,10 +316,9 @@ class PagedCache:
             del self._owners[node.page]
             nodes.append(node)
         if nodes and self._spilled is not None:
-            arrays = self._engine.backend.read_pages([node.page for node in nodes])
-            for index, node in enumerate(nodes):
-                own = [np.ascontiguousarray(array[:, index]) for array in arrays]
-                self._spilled.keep(SpilledPage(node.before, node.tokens, own))
+            contents = self._engine.backend.read_pages([node.page for node in nodes])
+            for node, parts in zip(nodes, contents, strict=True):
+                self._spilled.keep(SpilledPage(node.before, node.tokens, parts))
         return [node.page for node in nodes]
 
     def _drop_unshared(self) -> None:
