@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer.snapshots.snapshot_file import (
     SUFFIX,
@@ -24,12 +23,12 @@ from edgeinfer.snapshots.snapshot_file import (
 )
 from edgeinfer.user_folders import user_folder
 from edgeinfer_kernels.backend import PAGE
+from edgeinfer_kernels.decoder_state import PageParts
 from edgeinfer_kernels.system.private_folder import ensure_private
 from edgeinfer_quant_formats.system.processes import is_alive
 
 PAGES_PER_FILE = 16
 """Pages that are written to the disk together, at most."""
-Arrays = list[npt.NDArray[np.generic]]
 Key = bytes
 """A digest of all tokens of a page and of those before it."""
 ROOT: Key = b""
@@ -44,13 +43,11 @@ class SpillBudget:
 
 
 class SpilledPage(NamedTuple):
-    """A page in main memory: the arrays of all blocks, (heads, …) each; `before`: the key of the page before
-    it.
-    """
+    """A page in main memory: `parts` as of `Backend.read_pages`; `before`: the key of the page before it."""
 
     before: Key
     tokens: tuple[int, ...]
-    arrays: Arrays
+    parts: PageParts
 
     @property
     def key(self) -> Key:
@@ -58,7 +55,7 @@ class SpilledPage(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(array.nbytes for array in self.arrays)
+        return sum(part.nbytes for part in self.parts)
 
 
 class _FilePlace(NamedTuple):
@@ -131,8 +128,8 @@ class SpilledPages:
         self._checked.add(place.path)
         self._disk.files.move_to_end(place.path)
         tokens = tuple(snapshot.ids[place.number * PAGE : (place.number + 1) * PAGE])
-        arrays: Arrays = [np.array(array[:, place.number]) for array in snapshot.arrays]
-        return SpilledPage(place.before, tokens, arrays)
+        parts: PageParts = [np.array(array[place.number]) for array in snapshot.arrays]
+        return SpilledPage(place.before, tokens, parts)
 
     def _shrink(self) -> None:
         """Move the least recently used page of main memory, and those before it, to the disk."""
@@ -148,8 +145,8 @@ class SpilledPages:
 
     def _write(self, pages: Sequence[tuple[Key, SpilledPage]]) -> None:
         """Write pages to a file. An error is kept in `last_error`: spilled pages only save time."""
-        arrays = [np.stack(each, 1) for each in zip(*(page.arrays for _, page in pages), strict=True)]
-        snapshot = Snapshot([token for _, page in pages for token in page.tokens], arrays)
+        arrays = [np.stack(parts) for parts in zip(*(page.parts for _, page in pages), strict=True)]
+        snapshot = Snapshot([token for _, page in pages for token in page.tokens], [*arrays])
         if snapshot.nbytes > self._budget.disk:
             return
         path = self._folder / f"{self._number}{SUFFIX}"

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.capabilities import Capabilities
-from edgeinfer_kernels.decoder_state import DecoderState, StatePool
+from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
 
@@ -245,12 +245,12 @@ class Backend(Protocol[X]):
         """Copy cache pages. All sources are read before a target is written. For batches."""
         _refuse(self)
 
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
-        """Copies of cache pages in main memory: arrays (heads, pages, …). For batches."""
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
+        """Copies of cache pages in main memory, each in separate memory. For batches."""
         _refuse(self)
 
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        """Write what `read_pages` returned to cache pages. For batches."""
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
+        """Write what `read_pages` returned for each page to cache pages. For batches."""
         _refuse(self)
 
     def with_state(self, state: DecoderState) -> "Backend[X]":

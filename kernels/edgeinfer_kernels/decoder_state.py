@@ -2,7 +2,7 @@
 experts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +16,9 @@ from edgeinfer_kernels.caches.layer_cache import LANES, RECENT_PAGES_PER_SEQUENC
 from edgeinfer_kernels.caches.recent_pages import RecentCache, RecentPages, recent_slots
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentState, RecurrentStep, StateSlots
+
+PageParts = list[npt.NDArray[np.uint8]]
+"""The bytes of a cache page in main memory: (bytes,) of each device that has a part of it."""
 
 
 def check_evicted(positions: npt.NDArray[np.int64], end: int) -> None:
@@ -170,17 +173,29 @@ class DecoderState:
         if self.recent is not None:
             self.recent.copy_pages(sources, targets)
 
-    def read_pages(self, pages: Sequence[int]) -> list[npt.NDArray[np.generic]]:
-        """As `Backend.read_pages`."""
-        return [array[:, list(pages)] for state in self.blocks.values() for array in state.pages()]
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
+        """As `Backend.read_pages`; a page is one part."""
+        held = self._pages()
+        nbytes = sum(array[:, :1].nbytes for array in held)
+        contents = [[np.empty(nbytes, np.uint8)] for _ in pages]
+        for page, (part,) in zip(pages, contents, strict=True):
+            for array, copy in _split(part, held):
+                copy[...] = array[:, page]
+        return contents
 
-    def write_pages(self, pages: Sequence[int], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
         """As `Backend.write_pages`."""
-        targets = [target for state in self.blocks.values() for target in state.pages()]
-        for target, array in zip(targets, arrays, strict=True):
-            target[:, list(pages)] = array
+        held = self._pages()
+        for page, (part,) in zip(pages, contents, strict=True):
+            for array, copy in _split(part, held):
+                array[:, page] = copy
         if self.recent is not None:
             self.recent.drop(pages)
+
+    def _pages(self) -> list[npt.NDArray[np.uint8]]:
+        """Views (heads, pages, bytes) of the arrays of all blocks."""
+        held = [array for state in self.blocks.values() for array in state.pages()]
+        return [array.reshape(*array.shape[:2], -1).view(np.uint8) for array in held]
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         """As `Backend.evict`."""
@@ -189,6 +204,19 @@ class DecoderState:
             state.evict(positions, end)
         if self.recent is not None:
             self.recent.drop()
+
+
+def _split(
+    part: npt.NDArray[np.uint8], arrays: Iterable[npt.NDArray[np.uint8]]
+) -> Iterator[tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]]:
+    """Each of the arrays (heads, pages, bytes), and what a page has of it, as a view (heads, bytes) of its
+    bytes.
+    """
+    end = 0
+    for array in arrays:
+        heads, _, nbytes = array.shape
+        begin, end = end, end + heads * nbytes
+        yield array, part[begin:end].reshape(heads, nbytes)
 
 
 def _caches(states: Iterable[BlockState]) -> list[RecentCache]:

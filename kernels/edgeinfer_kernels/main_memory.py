@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from edgeinfer_kernels.backend import PAGE, Backend, StateArrays, X
 from edgeinfer_kernels.caches.tree_pages import TreePages
-from edgeinfer_kernels.decoder_state import DecoderState
+from edgeinfer_kernels.decoder_state import DecoderState, PageParts
 
 
 class MainMemoryBackend(Backend[X]):
@@ -43,11 +43,11 @@ class MainMemoryBackend(Backend[X]):
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self.state.copy_pages(sources, targets)
 
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
         return self.state.read_pages(pages)
 
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        self.state.write_pages(pages, arrays)
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
+        self.state.write_pages(pages, contents)
 
     def evict(self, positions: npt.NDArray[np.int64], end: int) -> None:
         self.state.evict(positions, end)

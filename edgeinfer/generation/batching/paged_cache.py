@@ -20,6 +20,10 @@ PAGES_PER_RUN = 4
 """Pages that a sequence takes together: the kernels read this many contiguous pages without a copy."""
 PAGES_AHEAD = 32
 """Pages that are reserved for the engine's text after those that it needs now, if they are free."""
+MAX_SHARE_AHEAD = 1 / 8
+"""Idle prefixes are evicted in batches, because decoding stops for each batch: besides the missing pages
+PAGES_AHEAD more, but at most this share of the cache, most of whose pages so keep prefixes if it is small.
+"""
 
 
 @dataclass(eq=False)
@@ -128,8 +132,7 @@ class PagedCache:
                 self._spilled.keep(page)
             return []
         if found:
-            arrays = [np.stack(each, 1) for each in zip(*(page.arrays for page in found), strict=True)]
-            self._engine.backend.write_pages(pages, arrays)
+            self._engine.backend.write_pages(pages, [page.parts for page in found])
         added, parent = list[Node](), nodes[-1] if nodes else None
         for number, page in zip(pages, found, strict=True):
             parent = self._tree.insert(parent, page.tokens, number)
@@ -178,9 +181,9 @@ class PagedCache:
         needed = pages_for(text.length + count) - held
         if needed <= 0:
             return
+        self._free_up(needed)
         whole = needed + -(held + needed) % PAGES_PER_RUN
-        is_roomy = len(self._free_from(self._end)) >= whole
-        pages = self._take(whole if is_roomy else needed)
+        pages = self._take(whole if self.free >= whole else needed)
         text.tail += pages
         self._own(text, pages)
 
@@ -295,33 +298,33 @@ class PagedCache:
         self._owners.update(dict.fromkeys(pages, text))
 
     def _take(self, count: int) -> list[int]:
-        """Free pages, the lowest ones; idle prefixes are evicted if there are too few.
+        """Free pages, the lowest ones. Raises `CacheFullError` as `_free_up`."""
+        self._free_up(count)
+        return self._free_from(self._end)[:count]
+
+    def _free_up(self, count: int) -> None:
+        """Evict idle prefixes if fewer than `count` pages are free.
 
         Raises:
             CacheFullError: even then there are too few.
         """
-        free = self._free_from(self._end)
-        while len(free) < count:
-            pages = self._evict(count - len(free))
-            if not pages:
-                raise CacheFullError
-            free += pages
-        return sorted(free)[:count]
+        missing = count - self.free
+        if missing <= 0:
+            return
+        self._evict(missing + min(PAGES_AHEAD, int(self.total * MAX_SHARE_AHEAD)))
+        if self.free < count:
+            raise CacheFullError
 
-    def _evict(self, count: int) -> list[int]:
-        """Free at most `count` pages of idle prefixes, the least recently used first, and spill them; their
-        numbers.
-        """
+    def _evict(self, count: int) -> None:
+        """Free at most `count` pages of idle prefixes, the least recently used first, and spill them."""
         nodes = list[Node]()
         while len(nodes) < count and (node := self._tree.evict()) is not None:
             del self._owners[node.page]
             nodes.append(node)
         if nodes and self._spilled is not None:
-            arrays = self._engine.backend.read_pages([node.page for node in nodes])
-            for index, node in enumerate(nodes):
-                own = [np.ascontiguousarray(array[:, index]) for array in arrays]
-                self._spilled.keep(SpilledPage(node.before, node.tokens, own))
-        return [node.page for node in nodes]
+            contents = self._engine.backend.read_pages([node.page for node in nodes])
+            for node, parts in zip(nodes, contents, strict=True):
+                self._spilled.keep(SpilledPage(node.before, node.tokens, parts))
 
     def _drop_unshared(self) -> None:
         """The engine's text no longer shares the pages from `cache.shared` on."""
@@ -330,21 +333,22 @@ class PagedCache:
         del self._path[kept:]
 
     def _make_room(self, end: int) -> None:
-        """Reserve the first `end` positions for the engine's text: move or evict what else is there."""
+        """Reserve the first `end` positions for the engine's text, and some after them if they are free: move
+        or evict what else is there. Only for the first ones live sequences give their pages up.
+        """
         self._drop_unshared()
         needed = min(self.total, pages_for(end))
-        last = min(self.total, needed + PAGES_AHEAD)
-        if len(self._occupied(last)) > len(self._free_from(last)):
-            last = needed
-        occupied, free = set(self._occupied(last)), self._free_from(last)
-        while len(occupied) > len(free):
-            pages = self._evict(len(occupied) - len(free))
-            if not pages and not self._preempt():
-                raise CacheFullError
-            occupied, free = set(self._occupied(last)), self._free_from(last)
-        self._move(dict(zip(sorted(occupied), free, strict=False)))
+        more = needed - self._end
+        while True:
+            try:
+                self._free_up(more)
+            except CacheFullError:
+                if not self._preempt():
+                    raise
+            else:
+                break
+        longest = min(self.total, pages_for(self._cache.context + self._cache.padding))
+        last = needed + max(0, min(PAGES_AHEAD, longest - needed, self.free - more))
+        occupied = [page for page in range(self._end, last) if page in self._owners]
+        self._move(dict(zip(occupied, self._free_from(last), strict=False)))
         self._cache.reserved = sys.maxsize if last == self.total else last * PAGE
-
-    def _occupied(self, last: int) -> list[int]:
-        """Pages before `last` that the engine's text may not overwrite."""
-        return [page for page in range(self._end, last) if page in self._owners]

@@ -28,6 +28,7 @@ from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, named_device
 from edgeinfer_kernels.cuda.tensor.torch_collective import TorchCollective, join_group
 from edgeinfer_kernels.cuda.tuning.step_profile import KernelProfile, KernelRun
+from edgeinfer_kernels.decoder_state import PageParts
 from edgeinfer_kernels.lora.tensor import tensor_lora
 from edgeinfer_kernels.lora.weights import LoraWeights, ModelLora
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
@@ -158,12 +159,12 @@ class TensorRank:
     def copy_pages(self, sources: list[int], targets: list[int]) -> None:
         self._backend.copy_pages(sources, targets)
 
-    def read_pages(self, pages: list[int]) -> StateArrays:
+    def read_pages(self, pages: list[int]) -> list[PageParts]:
         return self._backend.read_pages(pages)
 
-    def write_pages(self, pages: list[int], parts: list[StateArrays]) -> None:
-        """`parts`: the arrays of every rank."""
-        self._backend.write_pages(pages, parts[self.rank])
+    def write_pages(self, pages: list[int], contents: list[PageParts]) -> None:
+        """`contents`: for each page the parts of every rank."""
+        self._backend.write_pages(pages, [[parts[self.rank]] for parts in contents])
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self._backend.copy_positions(source, target, count)

@@ -24,7 +24,7 @@ from edgeinfer_kernels.backend import (
 )
 from edgeinfer_kernels.caches.tree_pages import TreePages
 from edgeinfer_kernels.cuda.cache.layout import is_chunk
-from edgeinfer_kernels.decoder_state import DecoderState, StatePool
+from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 
 if TYPE_CHECKING:  # A GPU's libraries are imported only where a model uses it.
@@ -178,13 +178,14 @@ class SplitBackend(Backend[SplitStates]):
         self.cpu_shard.state.copy_pages(sources, targets)
         self.gpu_shard.copy_pages(sources, targets)
 
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
-        return [*self.cpu_shard.state.read_pages(pages), *self.gpu_shard.read_pages(pages)]
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
+        """As `Backend.read_pages`: the part of the CPU shard, then that of the GPU shard."""
+        of_shards = self.cpu_shard.state.read_pages(pages), self.gpu_shard.read_pages(pages)
+        return [[*on_cpu, *on_gpu] for on_cpu, on_gpu in zip(*of_shards, strict=True)]
 
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        own = sum(len(state.pages()) for state in self.cpu_shard.state.blocks.values())
-        self.cpu_shard.state.write_pages(pages, arrays[:own])
-        self.gpu_shard.write_pages(pages, arrays[own:])
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
+        self.cpu_shard.state.write_pages(pages, [parts[:1] for parts in contents])
+        self.gpu_shard.write_pages(pages, [parts[1:] for parts in contents])
 
     def logits(self, x: SplitStates) -> Logits:
         return self.gpu_shard.logits(_final(x))

@@ -6,7 +6,7 @@ exchange their partial sums themselves.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,12 @@ from edgeinfer_kernels.backend import (
     StateArrays,
 )
 from edgeinfer_kernels.capabilities import Capabilities
+from edgeinfer_kernels.decoder_state import PageParts
 from edgeinfer_kernels.lora.weights import LoraError, ModelLora
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_offload.runtime.rank_processes import RankError, RankProcesses
 
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError, "LoraError": LoraError}
 """Exceptions of a rank that leave it alive, by their names."""
 
@@ -192,11 +194,12 @@ class TensorBackend(Backend[TensorStates]):
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         self._call("copy_pages", list(sources), list(targets))
 
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
-        return _joined(self._call_each("read_pages", list(pages)))
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
+        of_ranks = self._call_each("read_pages", list(pages))
+        return [_joined(parts) for parts in zip(*of_ranks, strict=True)]
 
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
-        self._call("write_pages", list(pages), self._parts(arrays))
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
+        self._call("write_pages", list(pages), list(contents))
 
     def copy_positions(self, source: int, target: int, count: int) -> None:
         self._call("copy_positions", source, target, count)
@@ -224,6 +227,6 @@ class TensorBackend(Backend[TensorStates]):
         self.processes.close()
 
 
-def _joined(parts: Sequence[StateArrays]) -> StateArrays:
+def _joined(parts: Sequence[list[Array]]) -> list[Array]:
     """The arrays of all ranks, one rank after another."""
     return [array for arrays in parts for array in arrays]

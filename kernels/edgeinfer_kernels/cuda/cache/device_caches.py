@@ -1,6 +1,7 @@
 """The KV caches on a device: copy to and from the host, and eviction."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,10 +11,11 @@ from torch import Tensor
 
 from edgeinfer_kernels.backend import PAGE
 from edgeinfer_kernels.cuda.blocks import device_module
+from edgeinfer_kernels.cuda.cache.page_copies import PageCopies
 from edgeinfer_kernels.cuda.cache.recurrent_states import state_of
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence
 from edgeinfer_kernels.cuda.weights.device_model import DeviceModel
-from edgeinfer_kernels.decoder_state import restored_slots, snapshot_slots
+from edgeinfer_kernels.decoder_state import PageParts, restored_slots, snapshot_slots
 
 Arrays = list[npt.NDArray[np.generic]]
 
@@ -86,23 +88,27 @@ class DeviceCaches:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy pages of PAGE positions; all sources are read before a target is written."""
-        for pages in self._pages():
-            pages[:, list(targets)] = pages[:, list(sources)]
+        if held := self._pages():
+            moves = torch.tensor([list(sources), list(targets)], pin_memory=held[0].is_cuda)
+            source, target = moves.to(held[0].device, non_blocking=True)
+            for pages in held:
+                pages.index_copy_(1, target, pages.index_select(1, source))
         if self._recent is not None:
             self._recent.copy_pages(sources, targets)
 
-    def read_pages(self, pages: Sequence[int]) -> Arrays:
-        """As `Backend.read_pages`."""
-        found = [held[:, list(pages)].to("cpu", non_blocking=True) for held in self._pages()]
-        if found and self._all()[0].is_cuda:
-            torch.cuda.synchronize()
-        return [tensor.numpy() for tensor in found]
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
+        """As `Backend.read_pages`; a page is one part."""
+        return [[part] for part in self._copies.read(pages)]
 
-    def write_pages(self, pages: Sequence[int], arrays: Sequence[npt.NDArray[np.generic]]) -> None:
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
         """As `Backend.write_pages`."""
-        for held, array in zip(self._pages(), arrays, strict=True):
-            held[:, list(pages)] = torch.from_numpy(np.ascontiguousarray(array)).to(held.device)
+        self._copies.write(pages, [part for (part,) in contents])
         self._drop_recent(pages)
+
+    @cached_property
+    def _copies(self) -> PageCopies:
+        """Copies pages to main memory and back; it takes memory only where prefixes are spilled."""
+        return PageCopies(self._pages())
 
     def _pages(self) -> list[Tensor]:
         """(heads, pages, PAGE, …): the tensors of all positions."""

@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence, DeviceSequenc
 from edgeinfer_kernels.cuda.current_device import on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import synchronize
-from edgeinfer_kernels.decoder_state import DecoderState, StatePool, check_evicted
+from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool, check_evicted
 
 
 class DeviceStateBackend(Backend[DeviceRows]):
@@ -86,13 +86,13 @@ class DeviceStateBackend(Backend[DeviceRows]):
         self._caches.copy_pages(sources, targets)
 
     @on_open_device
-    def read_pages(self, pages: Sequence[int]) -> StateArrays:
+    def read_pages(self, pages: Sequence[int]) -> list[PageParts]:
         return self._caches.read_pages(pages)
 
     @on_open_device
-    def write_pages(self, pages: Sequence[int], arrays: StateArrays) -> None:
+    def write_pages(self, pages: Sequence[int], contents: Sequence[PageParts]) -> None:
         self.discard_ahead()
-        self._caches.write_pages(pages, arrays)
+        self._caches.write_pages(pages, contents)
 
     @on_open_device
     def snapshot(self, end: int) -> StateArrays:

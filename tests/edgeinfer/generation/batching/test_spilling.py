@@ -22,14 +22,15 @@ MIB = 1 << 20
 def page(seed: int, before: bytes = ROOT) -> SpilledPage:
     rng = np.random.default_rng(seed)
     tokens = tuple(rng.integers(0, 1000, PAGE).tolist())
-    return SpilledPage(before, tokens, [rng.standard_normal((2, PAGE, 4)), rng.integers(0, 9, (1, PAGE))])
+    parts = [rng.integers(0, 256, count).astype(np.uint8) for count in (8 * 2 * PAGE * 4, 8 * PAGE)]
+    return SpilledPage(before, tokens, parts)
 
 
 def assert_same(found: SpilledPage | None, wanted: SpilledPage) -> None:
     assert found is not None
     assert (found.before, found.tokens) == (wanted.before, wanted.tokens)
-    for array, own in zip(found.arrays, wanted.arrays, strict=True):
-        np.testing.assert_array_equal(array, own)
+    for part, own in zip(found.parts, wanted.parts, strict=True):
+        np.testing.assert_array_equal(part, own)
 
 
 def chain(count: int, seed: int = 0) -> list[SpilledPage]:

@@ -145,6 +145,13 @@ def test_states_are_restored_and_errors_leave_the_ranks_alive(tmp_path: Path) ->
         ranks.forward(again, 12)
         np.testing.assert_allclose(ranks.logits(again)[0], first, rtol=0, atol=1e-6)
         np.testing.assert_array_equal(ranks.final_norm(again).shape, (1, model.width))
+        contents = ranks.read_pages([0])
+        assert [len(parts) for parts in contents] == [2]
+        read(ranks, ids[::-1], (13,))  # type: ignore[arg-type]
+        ranks.write_pages([0], contents)
+        again = ranks.embed(ids[12:])
+        ranks.forward(again, 12)
+        np.testing.assert_allclose(ranks.logits(again)[0], first, rtol=0, atol=1e-6)
         process_ids = ranks.processes.process_ids
         os.kill(process_ids[1], signal.SIGKILL)
         with pytest.raises(BackendError, match="the process of GPU 1 ended by signal 9; load"):
