@@ -125,7 +125,7 @@ class CacheChanges:
 
     def _process_again(self, dropped: Sequence[int]) -> None:
         """Process the last tokens of the cache again."""
-        del self.cache.ids[len(self.cache.ids) - len(dropped) :]
+        self.cache.cut(len(self.cache.ids) - len(dropped))
         try:
             for _ in self._steps(dropped):
                 pass

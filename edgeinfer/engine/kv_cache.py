@@ -32,6 +32,9 @@ class KVCache:
         """Called to reserve the positions up to its argument."""
         self.evicted: list[tuple[int, int]] = []
         """(index in the whole text, token) of each evicted token before the end, rising."""
+        self._compared: Sequence[int] = ()
+        self._same = 0
+        """The text that was compared last, and how many of its first tokens are those of `ids`."""
 
     @property
     def free(self) -> int:
@@ -47,6 +50,15 @@ class KVCache:
         """Positions from `length` on are about to change."""
         if length < self.shared:
             self.shared = self.reserved = length // PAGE * PAGE
+
+    def cached_prefix(self, text: Sequence[int]) -> int:
+        """The number of first tokens of a text that are cached. The tokens of a text never change, it only
+        grows: those that were found to be cached aren't compared again, however long the text is.
+        """
+        if text is not self._compared:
+            self._compared, self._same = text, 0
+        self._same += shared_prefix(self.ids[self._same :], text[self._same :])
+        return self._same
 
     def append(self, ids: Sequence[int]) -> None:
         """Add these tokens; the backends have already appended their keys and values."""
@@ -71,11 +83,16 @@ class KVCache:
 
     def rewind(self, length: int) -> None:
         """Truncate to the first `length` tokens; nothing is copied."""
-        del self.ids[length:]
+        self.cut(length)
         self.unshare(length)
         # A gap is kept while the cache holds a token after it.
         while self.evicted and self.evicted[-1][0] >= length + len(self.evicted) - 1:
             del self.evicted[-1]
+
+    def cut(self, length: int) -> None:
+        """Forget the tokens after the first `length`, which may be processed again."""
+        del self.ids[length:]
+        self._same = min(self._same, length)
 
     def evict(self, indices: Sequence[int]) -> None:
         """Record the eviction of the tokens at `indices` (rising indices in `ids`)."""
@@ -84,6 +101,7 @@ class KVCache:
         self.evicted += [(positions[at], self.ids[at]) for at in indices]
         self.evicted.sort()
         self.ids[:] = [token for at, token in enumerate(self.ids) if at not in dropped]
+        self._same = min(self._same, indices[0])
 
 
 def _keep_room(end: int) -> None:

@@ -73,6 +73,10 @@ class NativeEngine(CacheChanges, DraftVerification):
     def ids(self) -> list[int]:
         return self.cache.ids
 
+    def cached_prefix(self, text: Sequence[int]) -> int:
+        """As `Engine.cached_prefix`."""
+        return self.cache.cached_prefix(text)
+
     @property
     def vocabulary_size(self) -> int:
         return self.specification.vocabulary_size

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import HiddenObserver
+from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.errors import SettingError
 from edgeinfer.sampling import Sampler
 from edgeinfer.snapshots.snapshot_file import Snapshot
@@ -89,6 +90,12 @@ class Engine(Protocol):
     @property
     def ids(self) -> list[int]:
         """The cached tokens."""
+        ...
+
+    def cached_prefix(self, text: Sequence[int]) -> int:
+        """The number of first tokens of a text that are cached. A text may grow after a call; its tokens
+        don't change.
+        """
         ...
 
     @property
@@ -221,6 +228,9 @@ class BasicEngine:
     parallel = 1
     spill = SpillBudget()
     capabilities = Capabilities()
+
+    def cached_prefix(self, text: Sequence[int]) -> int:
+        return shared_prefix(self.ids, text)
 
     @property
     def expert_counts(self) -> ExpertCounts:

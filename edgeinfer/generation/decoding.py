@@ -27,6 +27,11 @@ class Decode(Protocol):
         ...
 
 
+def _is_next(engine: Engine, text: Sequence[int], unprocessed: int = 1) -> bool:
+    """Whether the cache holds a text except its last tokens; no other stream has used it then."""
+    return len(engine.ids) == len(text) - unprocessed == engine.cached_prefix(text)
+
+
 class BaselineDecode:
     """One forward per token; it is sampled on the device if that supports the sampling parameters."""
 
@@ -41,7 +46,7 @@ class BaselineDecode:
     def next(self, sequence: GenerationSequence, ahead: bool = True) -> SampledToken:
         """The next token. `ahead`: the token after it is expected to be requested in the same way."""
         ids = sequence.ids
-        if self._engine.ids != ids[:-1]:  # another stream has used the cache
+        if not _is_next(self._engine, ids):
             return self.resume(sequence)
         if self._device_sampler is not None:
             token = self._device_sampler.next(ids, ahead)
@@ -84,7 +89,7 @@ class SpeculativeDecode:
 
     def _next(self, sequence: GenerationSequence) -> list[SampledToken]:
         ids, sampler, controller = sequence.ids, sequence.sampler, self._controller
-        if self._engine.ids != ids[:-1]:
+        if not _is_next(self._engine, ids):
             return [self._baseline.resume(sequence)]
         if controller.cooldown_tokens:
             controller.cooldown_tokens -= 1
@@ -133,7 +138,7 @@ class ForcedDecode:
         (sequence,) = sequences
         ids = sequence.ids
         held = len(ids) - 1 - self._unprocessed
-        is_cached = self._engine.ids == ids[:held]
+        is_cached = _is_next(self._engine, ids, 1 + self._unprocessed)
         if forced := forced_tokens(sequence, self._engine.context):
             self._unprocessed += len(forced)
             return [forced]

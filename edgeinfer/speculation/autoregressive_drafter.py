@@ -52,11 +52,11 @@ class AutoregressiveDrafter(Drafter):
         params = request.params
         is_sampled = params.temperature > 0 and params.seed is None
         sampler = self._sampler_for(params)
-        text, ids, probs = list(history), list[int](), list[float]()
-        distributions, reached = list[Distribution](), 1.0
-        logits = self._logits_after(text) if request.max_tokens else None
+        logits = self._logits_after(history) if request.max_tokens else None
         if logits is None:
             return Draft()
+        text, ids, probs = list(history), list[int](), list[float]()
+        distributions, reached = list[Distribution](), 1.0
         while True:
             logits[self._vocabulary_size :] = -np.inf
             token, prob, distribution = self._next_token(sampler, logits, text, is_sampled)

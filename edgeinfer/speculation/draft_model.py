@@ -5,7 +5,6 @@ from collections.abc import Callable, Hashable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.kv_cache import shared_prefix
 from edgeinfer.engine.protocols import Engine
 from edgeinfer.speculation import drafter
 from edgeinfer.speculation.batched.paged_drafts import PagedDrafts
@@ -77,7 +76,7 @@ class DraftModel(LoopDrafter):
         """The tokens of `history` that the engine hasn't cached, always including the last;
         truncates its cache.
         """
-        shared = min(shared_prefix(self.engine.ids, history), len(history) - 1)
+        shared = min(self.engine.cached_prefix(history), len(history) - 1)
         self.engine.rewind(shared)
         return list(history[shared:])
 

@@ -65,7 +65,8 @@ class Speculator:
     @property
     def _tree_width(self) -> int:
         """How many candidates trees have after a token; 1: drafts are chains."""
-        return self.drafter.tree_width if TreePass.max_nodes(self._engine) else 1
+        width = self.drafter.tree_width
+        return width if width == 1 or TreePass.max_nodes(self._engine) else 1
 
     @staticmethod
     def _kind(params: SamplingParams) -> str:
@@ -179,7 +180,7 @@ class Speculator:
         length = controller.length(limit)
         if not length:
             return Draft()
-        request = self._request(length, limit, sampler.settings)._replace(vocabulary=vocabulary)
+        request = self._request(length, limit, sampler.settings, vocabulary)
         draft = self.drafter.propose(history, request)
         self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
@@ -196,20 +197,20 @@ class Speculator:
         following = self._drafted_after.following(history)
         return len(history) if following is None else following
 
-    def _request(self, length: int, limit: int, params: SamplingParams) -> DraftRequest:
+    def _request(self, length: int, limit: int, params: SamplingParams, vocabulary: int) -> DraftRequest:
         """A request for a chain of `length` tokens, or for a tree if the drafter makes some: while drafting
-        isn't known to pay, of at most this many levels.
+        isn't known to pay, of at most this many levels. `vocabulary`: as of the request.
         """
         controller, width = self.controller_of(params), self._tree_width
         if width == 1:
-            return DraftRequest(length, params, *controller.min_probs(length))
+            return DraftRequest(length, params, *controller.min_probs(length), vocabulary=vocabulary)
         levels = limit if controller.is_profitable else length
         planner = self.planners[self._kind(params)]
         costs, acceptance = controller.costs, controller.acceptance
         depth, nodes = planner.shape(costs, acceptance, levels, width, controller.level_shares)
         nodes = min(nodes, TreePass.max_nodes(self._engine))
         min_probs = controller.min_probs(nodes)
-        return DraftRequest(depth, params, *min_probs, max_nodes=nodes, sharpness=planner.sharpness)
+        return DraftRequest(depth, params, *min_probs, nodes, planner.sharpness, vocabulary)
 
     def _check(self, draft: Draft, length: int, nodes: int = 0) -> None:
         """Raise `SettingError` unless a draft has at most `length` levels, and as many tokens or `nodes`."""

@@ -184,9 +184,8 @@ class CudaBackend(HiddenStatesBackend):
             raise ValueError(f"{len(ids)} tokens in one step; the backend was loaded for {self.batch}")
         self.check_open()
         self._pending = tuple(ids)
-        with on_device(self.device):
-            self._sampling.discard_ahead()
-            self._logits.forget()
+        self._sampling.discard_ahead()
+        self._logits.forget()
         return self._rows(len(ids))
 
     @on_open_device

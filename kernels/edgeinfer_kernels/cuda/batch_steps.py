@@ -12,7 +12,7 @@ from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits
 from edgeinfer_kernels.cuda.decode.sampling import argmax, sample
 from edgeinfer_kernels.cuda.device_parts import SamplingSpace, synchronize
-from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, REQUEST_SIZE
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS, RECENT, REQUEST_SIZE
 
 
 class _Batch(NamedTuple):
@@ -44,7 +44,10 @@ class BatchSteps:
         """Maximum number of tokens of a sequence in a step."""
         cuda = steps.step.workspace.state.is_cuda
         self._requests = torch.zeros((MAX_TOKENS, REQUEST_SIZE), dtype=torch.float64, pin_memory=cuda)
+        self._recent = torch.zeros((MAX_TOKENS, RECENT), dtype=torch.int32, pin_memory=cuda)
         self._results = torch.zeros((MAX_TOKENS, 2), dtype=torch.int32, pin_memory=cuda)
+        self._found = self._results.numpy()[:, 0]
+        """The ids of the results."""
         self._sampled = torch.cuda.Event() if cuda else None
         self._last: _Batch | None = None
         self._ahead: _Batch | None = None
@@ -103,11 +106,11 @@ class BatchSteps:
         runs_ahead = following is not None and may_follow
         if following is not None and runs_ahead:
             self._start_ahead(following)
-        sampled = [0] * len(requests)
+        sampled: list[int] = [0] * len(requests)
         try:
             if self._sampled is not None:
                 self._sampled.synchronize()
-            sampled = [int(token) for token, _ in self._results[: len(requests)].tolist()]
+            sampled = self._found[: len(requests)].tolist()
         finally:  # The started step waits for its rows, even if it's interrupted.
             if following is not None and runs_ahead:
                 self._steps.per_layer.give([max(token, 0) for token in sampled])
@@ -128,7 +131,8 @@ class BatchSteps:
         """The ids that the last step has sampled after its first tokens; -1 where a logit is NaN."""
         self._results[:count].copy_(self._space.results[:count], non_blocking=True)
         synchronize(self._steps.step.workspace.state.device)
-        return [int(token) for token, _ in self._results[:count].tolist()]
+        found: list[int] = self._found[:count].tolist()
+        return found
 
     def _launch_sampling(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)
@@ -145,11 +149,15 @@ class BatchSteps:
 
     def _send_requests(self, requests: Sequence[Sequence[float]], recent: Sequence[Sequence[int]]) -> None:
         space, count = self._space, len(requests)
-        self._requests[:count] = torch.tensor(requests, dtype=torch.float64)
+        self._requests.numpy()[:count] = requests
         space.requests[:count].copy_(self._requests[:count], non_blocking=True)
+        if not any(recent):
+            return
+        rows = self._recent.numpy()
         for row, ids in enumerate(recent):
-            if ids:
-                space.recent[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+            rows[row, : len(ids)] = ids
+        # From pinned memory: another copy would wait for the step that is running.
+        space.recent[:count].copy_(self._recent[:count], non_blocking=True)
 
     def _start_ahead(self, following: BatchPositions) -> None:
         """Start the step of the sampled tokens, which only the device knows."""

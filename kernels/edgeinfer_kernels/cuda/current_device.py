@@ -5,9 +5,10 @@ captures graphs, makes streams and pins memory there. So all work of a device ru
 `on_device`.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, wraps
+from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cuda.device_memory import DeviceMemoryError, KernelsUnavailableError
 from edgeinfer_kernels.cuda.driver import create_context
 
+READABLE = (BackendError, DeviceMemoryError, KernelsUnavailableError)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -39,7 +41,7 @@ def current(device: torch.device) -> AbstractContextManager[Any]:
     if device.type != "cuda":
         return nullcontext()
     _create_context(device.index)
-    context: AbstractContextManager[Any] = torch.cuda.device(device)
+    context: AbstractContextManager[Any] = torch.cuda.device(device.index)  # an index is found faster
     return context
 
 
@@ -48,15 +50,23 @@ def _create_context(index: int) -> None:
     create_context(index)
 
 
-@contextmanager
-def on_device(device: torch.device) -> Iterator[None]:
-    """As `current`; failures of the device and of the compiler become readable errors."""
-    try:
-        with current(device):
-            yield
-    except (BackendError, DeviceMemoryError, KernelsUnavailableError, ValueError):
-        raise
-    except RuntimeError as error:
+class on_device:  # noqa: N801
+    """As `current`; failures of the device and of the compiler become readable errors. A class: a context
+    manager of a generator would take longer than most methods that run in it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._current = current(device)
+
+    def __enter__(self) -> None:
+        self._current.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._current.__exit__(kind, error, trace)
+        if not isinstance(error, RuntimeError) or isinstance(error, READABLE):
+            return
         lines = str(error).strip().splitlines() or [type(error).__name__]
         if "C compiler" in str(error):
             raise KernelsUnavailableError(

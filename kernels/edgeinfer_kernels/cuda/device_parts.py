@@ -1,6 +1,7 @@
 """All device allocations of a decoder, in order; either counted or made."""
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -59,7 +60,7 @@ class DeviceOptions:
     part: TensorPart | None = None
     """Of a rank of tensor parallel."""
 
-    @property
+    @cached_property
     def longest_step(self) -> int:
         """`step_tokens`, or MAX_FOUR_BIT_TOKENS with a cache in four bits or with recent positions."""
         is_limited = "q4_0" in element_types(self.kv) or has_recent(self.kv)
@@ -193,7 +194,7 @@ def named_device(name: str) -> torch.device:
 def synchronize(device: torch.device) -> None:
     """Wait for all queued work of the device; without CUDA there is none."""
     if device.type == "cuda":
-        torch.cuda.current_stream(device).synchronize()
+        torch.cuda.current_stream(device.index).synchronize()
 
 
 def free_bytes(index: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgeinfer.engine.kv_cache import shared_prefix
+from edgeinfer.engine.kv_cache import KVCache, shared_prefix
 from edgeinfer.errors import ContextOverflowError, LogitsError, SettingError
 from tests.edgeinfer.fake_engine import (
     END,
@@ -283,3 +283,24 @@ def test_the_shared_prefix_ends_at_the_first_difference(
     held: list[int], expected: list[int], count: int
 ) -> None:
     assert shared_prefix(held, expected) == count
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_cached_prefix_is_the_shared_one_after_any_changes_of_the_cache(seed: int) -> None:
+    random = np.random.default_rng(seed)
+    texts: list[list[int]] = [[], []]
+    cache = KVCache(1000)
+    for _ in range(200):
+        text = texts[int(random.random() < 0.1)]
+        change = random.random()
+        if change < 0.5:
+            text += random.integers(0, 3, random.integers(4)).tolist()
+        elif change < 0.7:
+            cache.append(
+                text[len(cache.ids) :] if random.random() < 0.7 else random.integers(0, 3, 2).tolist()
+            )
+        elif change < 0.9:
+            cache.rewind(int(random.integers(len(cache.ids) + 1)))
+        elif cache.ids:
+            cache.evict([int(random.integers(len(cache.ids)))])
+        assert cache.cached_prefix(text) == shared_prefix(cache.ids, text)

@@ -12,7 +12,7 @@ import torch
 from edgeinfer_kernels.backend import Backend, BackendError, StateArrays
 from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequence, DeviceSequences
-from edgeinfer_kernels.cuda.current_device import on_open_device
+from edgeinfer_kernels.cuda.current_device import on_device, on_open_device
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import synchronize
 from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool, check_evicted
@@ -110,16 +110,17 @@ class DeviceStateBackend(Backend[DeviceRows]):
         if self._caches.slots is not None:
             self._caches.slots.checkpoint()
 
-    @on_open_device
     def rewind(self, length: int) -> int:
         """As `Backend.rewind`; a step that was started ahead is discarded too."""
+        self.check_open()
         if self._caches.slots is None:
             return length
-        self.discard_ahead()
-        return self._caches.slots.rewind(length)
+        with on_device(self.device):
+            self.discard_ahead()
+            return self._caches.slots.rewind(length)
 
-    @on_open_device
     def reach(self, length: int) -> int:
+        self.check_open()
         return length if self._caches.slots is None else self._caches.slots.reach(length)
 
     @on_open_device

@@ -12,6 +12,9 @@ from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout
 from edgeinfer_kernels.decoder_state import DecoderState, StatePool
 from edgeinfer_kernels.recurrent_state import RecurrentStep, StateSlots
 
+NO_STEP = RecurrentStep()
+"""Of a model without recurrent states."""
+
 
 class DeviceSequence:
     """A sequence with `positions` in the KV caches, one after the other, and with its slots and its ring in
@@ -40,7 +43,7 @@ class DeviceSequence:
             ValueError: the recurrent state can't be rewound to `start`.
         """
         if self.slots is None:
-            return start, *RecurrentStep(), tokens, 0
+            return start, *NO_STEP, tokens, 0
         begin = self.slots.begin_tree if is_tree else self.slots.begin
         step, before = begin(start, tokens), self.number * self.slots.count
         ring = self.number * RING_ROWS

@@ -1,6 +1,7 @@
 """Decode steps captured as CUDA graphs, one per token count and sampling mode, and replayed."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,19 +26,20 @@ from edgeinfer_kernels.cuda.tuning.step_compiling import OnCompiled, compile_ste
 from edgeinfer_kernels.cuda.tuning.step_timer import fast_widths, replay_seconds
 from edgeinfer_kernels.cuda.weights.per_layer_rows import PerLayerRows
 from edgeinfer_kernels.sizes.cuda_buffers import (
-    CACHED_AT,
     COMMON_STEP_SIZES,
     FIRST_BIT,
     MASKS_AT,
+    MAX_TOKENS,
     PATH_AT,
     POSITIONS_AT,
     POWER_AT,
     SEQUENCE_WORDS,
     SEQUENCES_AT,
     STATE_WORDS,
-    STATES_AT,
 )
 
+ALL_BEFORE = tuple((2 << token) - 1 for token in range(MAX_TOKENS))
+"""The masks of tokens that attend to themselves and to the earlier ones."""
 REPLAYS = 4
 """How often a step is run, one after another, while it is timed, and the number of timings."""
 RING = 64
@@ -85,6 +87,8 @@ class CapturedSteps:
             (count, RING, SEQUENCE_WORDS), dtype=torch.int32, pin_memory=self._cuda
         )
         self._state = torch.zeros(STATE_WORDS, dtype=torch.int32, pin_memory=self._cuda)
+        self._words = self._state.numpy()
+        self._powers = self._words.view(np.float32)
         pages = step.workspace.pages
         self._pages = [torch.zeros_like(pages, device="cpu", pin_memory=self._cuda) for _ in range(2)]
         self._batches = [torch.zeros_like(self._state, pin_memory=self._cuda) for _ in range(2)]
@@ -96,7 +100,7 @@ class CapturedSteps:
 
     def width(self, tokens: int) -> int:
         """The token count of the step that evaluates `tokens` tokens; the rest is padding."""
-        return next(width for width in self._widths if width >= tokens)
+        return self._widths[bisect_left(self._widths, tokens)]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -122,28 +126,26 @@ class CapturedSteps:
         tokens follow, at the positions where the keys and values of the next tokens will be written. The
         device has already set `set_tokens` of the ids after the first.
         """
-        count = self.width(len(ids))
+        tokens, words = len(ids), self._words
         self._start, self.times_set = start, self.times_set + 1
         self._is_tree = bool(before) and self.sequence.slots is not None
-        state = self._state.numpy()
-        state[: len(ids)], state[len(ids) : count] = ids, ids[-1]
-        state[POSITIONS_AT : POSITIONS_AT + count] = np.arange(start, start + count)
-        state[MASKS_AT : MASKS_AT + count] = (2 << np.arange(count)) - 1
-        state[PATH_AT + 1 : PATH_AT + 1 + count] = 0
+        # At once, in the order of the words: each assignment to an array takes a microsecond or more.
+        places, padding = range(start, start + MAX_TOKENS), [ids[-1]] * (MAX_TOKENS - tokens)
+        words[:POWER_AT] = [*ids, *padding, *places, *ALL_BEFORE, start, 0, self.sequence.states_at]
+        self._powers[POWER_AT] = self.power
+        words[PATH_AT + 1 : PATH_AT + 1 + MAX_TOKENS] = 0
         if whole:
-            state[MASKS_AT : MASKS_AT + len(ids)] = (1 << len(ids)) - 1
+            words[MASKS_AT : MASKS_AT + tokens] = (1 << tokens) - 1
         if before:
-            state[PATH_AT + 1 : PATH_AT + 1 + len(ids)] = [1 + row for row in before]
+            words[PATH_AT + 1 : PATH_AT + 1 + tokens] = [1 + row for row in before]
             positions, masks = tree_places(start, before)
-            state[POSITIONS_AT : POSITIONS_AT + len(ids)] = positions
-            state[MASKS_AT : MASKS_AT + len(ids)] = masks
-        state[CACHED_AT], state[STATES_AT] = start, self.sequence.states_at
-        state[POWER_AT] = np.float32(self.power).view(np.int32)
-        words = self.sequence.words(start, len(ids), is_tree=bool(before))
-        state[SEQUENCES_AT : SEQUENCES_AT + len(words)] = words
-        self._set_own_pages(start, count, pages)
-        first = 1 if set_tokens else 0
-        for part in (slice(first), slice(first + set_tokens, None)):
+            words[POSITIONS_AT : POSITIONS_AT + tokens] = positions
+            words[MASKS_AT : MASKS_AT + tokens] = masks
+        of_sequence = self.sequence.words(start, tokens, is_tree=bool(before))
+        words[SEQUENCES_AT : SEQUENCES_AT + len(of_sequence)] = of_sequence
+        self._set_own_pages(start, self.width(tokens), pages)
+        parts = (slice(1), slice(1 + set_tokens, None)) if set_tokens else (slice(None),)
+        for part in parts:
             self.step.workspace.state[part].copy_(self._state[part], non_blocking=True)
         self.per_layer.send(ids)
 

@@ -12,6 +12,7 @@ equals.
 
 import math
 from dataclasses import dataclass, fields
+from operator import attrgetter
 
 import torch
 import triton
@@ -49,7 +50,7 @@ class DeviceSamplingParams:
     @classmethod
     def of(cls, settings: SamplingSettings) -> "DeviceSamplingParams":
         """Those of a request."""
-        return cls(**{field.name: getattr(settings, field.name) for field in fields(cls)})
+        return cls(*_values(settings))
 
     def request(self, recent: int, uniform: float) -> list[float]:
         """A sampling request for the device, (REQUEST_SIZE,) float64.
@@ -60,6 +61,9 @@ class DeviceSamplingParams:
         numbers = [self.temperature, self.top_k, self.top_p, lowest]
         numbers += [self.repeat_penalty, self.frequency_penalty, self.presence_penalty, recent, uniform]
         return [float(number) for number in numbers]
+
+
+_values = attrgetter(*(field.name for field in fields(DeviceSamplingParams)))
 
 
 @triton.jit

@@ -103,8 +103,8 @@ class FakeCuda:
         self.streams: list[int] = []
 
     @contextmanager
-    def device(self, device: torch.device) -> Iterator[None]:
-        before, self.at = self.at, device.index
+    def device(self, index: int) -> Iterator[None]:
+        before, self.at = self.at, index
         try:
             yield
         finally:
