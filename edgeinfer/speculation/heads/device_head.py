@@ -12,9 +12,7 @@ from edgeinfer.speculation.trees.tree_growth import ROOT, Candidates, TreeGrowth
 
 
 class DeviceHead(DraftHead):
-    """A head on the GPU of its target. It drafts from all rows of its output: on an H100 a short vocabulary
-    made drafting slower.
-    """
+    """A head on the GPU of its target."""
 
     _evaluated: tuple[int, ...] = ()
     """The nodes of the tree that have been evaluated, in the order of their rows."""
