@@ -1,9 +1,9 @@
-"""Chooses draft lengths: the one with the most expected tokens per second, checked by what drafting gains.
+"""Chooses draft lengths: the one with the most expected tokens per second, within what drafting may lose.
 
 With acceptance a_i of the i-th draft token, t(n) seconds for a forward of n tokens and b + k·d for a draft, k
-draft tokens give 1 + a_1 + a_1·a_2 + … tokens in t(k + 1) + b + k·d seconds. Until drafting is measured to
-help, drafts are probes that cost at most PROBE_SHARE of decode time; then drafting pauses for
-`cooldown_tokens`.
+draft tokens give 1 + a_1 + a_1·a_2 + … tokens in t(k + 1) + b + k·d seconds. The acceptance begins as that of
+published heads, with little weight. Each step with a draft adds its tokens to an account and takes its cost;
+steps without drafts add PROBE_SHARE. Overdrawn, drafting pauses until the account is even.
 """
 
 import math
@@ -12,10 +12,17 @@ from dataclasses import dataclass
 
 from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, DraftCosts
 
-PROBE_SHARE, MAX_DEFICIT = 0.01, 2.0
-"""Probe budget per token, and the deficit of a series of probes that are predicted to pay; in tokens of
-baseline decoding."""
-MEMORY = 0.95
+PROBE_SHARE, MAX_DEFICIT = 0.009, 2.0
+"""What drafting may lose per token, and at once while it is predicted to pay; in tokens of baseline
+decoding."""
+PROBE_CREDIT, MAX_CREDIT = 1.0, 8.0
+"""The most that the account holds for probes, and while drafting is predicted to pay: with little more than
+the deficit, a few bad drafts in a row would end drafts that pay."""
+STAKE = 0.3
+"""The share of what may be lost that a draft of several tokens risks: short ones tell the most per loss."""
+PRIOR, PRIOR_WEIGHT = 0.75, 5.0
+"""The acceptance of published heads' first tokens, and how many tokens it counts for."""
+MEMORY = 0.97
 """Weight of the acceptance so far after one more draft token."""
 LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
 """The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
@@ -25,15 +32,13 @@ SHORT_GAIN = 1.02
 
 @dataclass(frozen=True)
 class DraftStats:
-    """Draft statistics, for a later process: `tokens` of the last steps with drafts, and their `cost` in
-    tokens of baseline decoding.
+    """Draft statistics, for a later process. `account`: what drafting gained lately or may lose, in tokens
+    of baseline decoding.
     """
 
     acceptance: float
     trust: float
-    tokens: float
-    cost: float
-    probe_budget: float
+    account: float
 
 
 class Acceptance:
@@ -41,9 +46,8 @@ class Acceptance:
     times what is typical of each level of a draft. A draft head's further tokens are right less often.
     """
 
-    def __init__(self, accepted: float = 1.5, verified: float = 2.0) -> None:
-        self._accepted, self._verified = accepted, verified
-        """Of tokens that could be drafted."""
+    def __init__(self, rate: float = PRIOR) -> None:
+        self.begin(rate)
         self._right = [0.0] * MAX_DRAFTED
         self._expected = [0.0] * MAX_DRAFTED
         """By level: the accepted tokens, and how many were expected."""
@@ -53,8 +57,8 @@ class Acceptance:
         return self._accepted / self._verified
 
     def begin(self, rate: float) -> None:
-        """Start from a stored rate."""
-        self._accepted, self._verified = 3 * rate, 3.0
+        """Start from an assumed rate, of tokens that could be drafted."""
+        self._accepted, self._verified = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
 
     def record(self, level: int, *, accepted: bool) -> None:
         """Record a verified token."""
@@ -90,14 +94,20 @@ class DraftController:
         self.costs = DraftCosts()
         self.cooldown_tokens = 0
         """Number of tokens without drafting; decoding one of them decrements it."""
-        self.probe_budget = 0.0
+        self.account = self._owed = 0.0
+        """What drafting gained lately, or may lose, and what reading the missed tokens after a pause took
+        besides; in tokens of baseline decoding.
+        """
+        self._deficit = MAX_DEFICIT
+        """What drafting may lose before it pauses; nothing after a pause, until it has gained again."""
         self._accepted = Acceptance()
         self._coverage = 1.0
         """The share of tokens that are in the short vocabulary."""
         self._trust = 1.0
         """Exponent of the drafter's probabilities that makes them match the acceptance."""
-        self._tokens = self._cost = 0.0
-        self._is_cold = self._is_first = True
+        self._gain = 1.0
+        """The predicted speed of the last draft, relative to baseline decoding."""
+        self._is_cold = False
 
     @property
     def acceptance(self) -> float:
@@ -112,23 +122,22 @@ class DraftController:
     @property
     def is_profitable(self) -> bool:
         """Whether drafting is measured to be faster than baseline decoding."""
-        return self._tokens > self._cost
+        return self.account > PROBE_CREDIT
 
     @property
     def stats(self) -> DraftStats:
         """The statistics for another completion."""
-        budget = self.probe_budget - PROBE_SHARE * self.cooldown_tokens
-        return DraftStats(self._accepted.rate, self._trust, self._tokens, self._cost, budget)
+        account = self.account - PROBE_SHARE * self.cooldown_tokens
+        return DraftStats(self._accepted.rate, self._trust, account)
 
     def begin(self, stats: DraftStats) -> None:
         """Start from stored statistics."""
         self._accepted.begin(stats.acceptance)
-        self._tokens, self._cost = stats.tokens, stats.cost
-        self._trust, self.probe_budget = stats.trust, stats.probe_budget
+        self._trust, self.account = stats.trust, stats.account
 
     def record_baseline(self, seconds: float, texts: int = 1) -> None:
         """Record a forward of one token of each text, without a draft."""
-        self.probe_budget = min(1.0, self.probe_budget + PROBE_SHARE)
+        self.account = min(MAX_CREDIT, self.account + PROBE_SHARE)
         self.costs.record_baseline(seconds / self.costs.relative(texts))
 
     def record_step(
@@ -137,17 +146,15 @@ class DraftController:
         """Record a step of `tokens` resulting tokens of some texts: `drafted` tokens in `draft` seconds, and
         a forward of `rows` tokens in `forward` seconds.
         """
-        spent, cost = self.costs.record_step(rows, drafted, draft, forward)
+        spent, cost = self.costs.record_step(rows, drafted, draft, forward, is_cold=self._is_cold)
         if not cost:
             return
         share = self.costs.relative(texts)
-        tokens, spent, cost = tokens / texts, spent / share, cost / share
-        # Missed tokens that the drafter has to prefill serve later drafts too, if there are any.
-        paid = cost if self.is_profitable or self._is_first else spent
-        self.probe_budget = min(1.0, self.probe_budget + PROBE_SHARE + tokens - paid)
-        if not self._is_cold:  # after a pause, other work has evicted the drafter's data from the caches
-            self._tokens, self._cost = 0.9 * self._tokens + tokens, 0.9 * self._cost + cost
-        self._is_cold = self._is_first = False
+        gained = tokens / texts - cost / share
+        self.account = min(MAX_CREDIT, self.account + PROBE_SHARE + gained)
+        # The drafter read the tokens that it missed: no reason to end drafts, but one to pause longer.
+        self._owed += (spent - cost) / share if self._is_cold else 0.0
+        self._is_cold = False
 
     def record_accepted(
         self, drafted: int, accepted: int, probs: Sequence[float] = (), *, missed: bool = False
@@ -181,15 +188,18 @@ class DraftController:
 
     def _rates(self) -> list[float]:
         """Expected tokens per second with drafts of 0, 1, 2… tokens for one text."""
-        tokens, costs = expected_tokens(self.acceptance, self.level_shares), self.costs
-        return [each / (costs.forward(1 + n) + costs.draft(n)) for n, each in enumerate(tokens)]
+        return _rates(expected_tokens(self.acceptance, self.level_shares), self._seconds(MAX_DRAFTED))
+
+    def _seconds(self, longest: int) -> list[float]:
+        """Seconds of a step for one text with drafts of 0, 1, 2… tokens."""
+        return [self.costs.forward(1 + n) + self.costs.draft(n) for n in range(longest + 1)]
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
         if limit < 1 or self.costs.baselines_due:
             return 0
-        rates = self._rates()[: limit + 1]
-        return self._longest(rates.index(max(rates)))
+        tokens = expected_tokens(self.acceptance, self.level_shares)
+        return self._affordable(tokens, self._seconds(min(limit, MAX_DRAFTED)))
 
     def lengths(self, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
         """Number of tokens to draft now for each of several texts, whose tokens are verified by one forward:
@@ -201,31 +211,34 @@ class DraftController:
         shares = self.level_shares
         tokens = [expected_tokens(acceptance, shares) for acceptance in acceptances]
         lengths = [_within(length, limits, acceptances, rows) for length in range(longest + 1)]
-        best = max(range(longest + 1), key=lambda length: self._rate(lengths[length], tokens))
-        return _within(self._longest(best), limits, acceptances, rows)
+        made = [sum(each[n] for each, n in zip(tokens, drafts, strict=True)) for drafts in lengths]
+        rows_of = [len(drafts) + sum(drafts) for drafts in lengths]
+        seconds = [self.costs.forward(n) + self.costs.draft(max(lengths[at])) for at, n in enumerate(rows_of)]
+        return _within(self._affordable(made, seconds), limits, acceptances, rows)
 
-    def _rate(self, lengths: Sequence[int], tokens: Sequence[Sequence[float]]) -> float:
-        """Expected tokens per second with drafts of these lengths; `tokens`: of each text, by the length."""
-        made = sum(each[length] for each, length in zip(tokens, lengths, strict=True))
-        forward = self.costs.forward(len(lengths) + sum(lengths))
-        return made / (forward + self.costs.draft(max(lengths)))
-
-    def _longest(self, best: int) -> int:
-        """The draft length where `best` is predicted to be the fastest: a probe, if drafting isn't measured
-        to pay, and 0 if there is no budget for it.
+    def _affordable(self, tokens: Sequence[float], seconds: Sequence[float]) -> int:
+        """The fastest draft length that risks no more than it may; 0 to draft nothing. `tokens`, `seconds`:
+        those expected of a step with drafts of 0, 1, 2… tokens.
         """
-        if best and self.is_profitable:
-            return best
-        promises = best > 0 and not self._is_cold
-        if self.probe_budget <= (-MAX_DEFICIT if promises else 0.0):
+        rates = _rates(tokens, seconds)
+        best = rates.index(max(rates))
+        self._gain = rates[best] / rates[0]
+        self.account = min(self.account, MAX_CREDIT if best else PROBE_CREDIT)
+        if self.is_profitable:
+            self._owed, self._deficit = 0.0, MAX_DEFICIT
+        if self.account <= (-self._deficit if best else 0.0):
             self._pause()
             return 0
-        return best if promises else 1
+        at_stake = STAKE * (self.account + MAX_DEFICIT)
+        while best > 1 and seconds[best] / seconds[0] - 1 > at_stake:
+            best -= 1
+        return max(1, best)
 
     def _pause(self) -> None:
-        """Pause drafting until the probe budget has recovered."""
-        self.cooldown_tokens = max(1, math.ceil(-self.probe_budget / PROBE_SHARE))
-        self.probe_budget, self._is_cold = self.probe_budget + PROBE_SHARE * self.cooldown_tokens, True
+        """Pause drafting until the account is even."""
+        self.cooldown_tokens = max(1, math.ceil((self._owed - self.account) / PROBE_SHARE))
+        self.account += PROBE_SHARE * self.cooldown_tokens - self._owed
+        self._owed, self._deficit, self._is_cold = 0.0, 0.0, True
         if self.cooldown_tokens >= BASELINE_EVERY:
             self.costs.time_baseline()
 
@@ -233,11 +246,15 @@ class DraftController:
         """Minimum probabilities of being reached that pay for verifying a draft token, and for drafting
         another one after it; of drafts for several texts.
         """
-        gain = max(1.0, self._tokens / self._cost if self._cost else 1.0)
-        rate = gain * texts / self.costs.relative(texts)
+        rate = self._gain * texts / self.costs.relative(texts)
         row = self.costs.row(length, texts) * rate
         further = (self.costs.token / texts * rate + row) / max(self.acceptance, 0.1)
         return min(1.0, row) ** (1 / self._trust), min(1.0, further) ** (1 / self._trust)
+
+
+def _rates(tokens: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    """Tokens per second of steps."""
+    return [made / taken for made, taken in zip(tokens, seconds, strict=False)]
 
 
 def _within(longest: int, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:

@@ -11,7 +11,7 @@ ROW_SHARE = 0.08
 """Assumed cost of a further row, as a share of a single-token forward, before it is measured."""
 MAX_FACTOR = 1.5
 """An observation counts at most this many times the expected duration: other programs disturb it."""
-BASELINE_EVERY, BASELINE_RUN = 64, 5
+BASELINE_EVERY, BASELINE_RUN = 64, 3
 """After this many steps with drafts, a few forwards are made without. The first isn't timed: the draft has
 evicted its data from the caches."""
 SAME_BASELINE, MAX_EVERY = 0.05, 256
@@ -93,9 +93,12 @@ class DraftCosts:
         self._every = min(MAX_EVERY, 2 * self._every) if is_same else BASELINE_EVERY
         self._timed = baseline
 
-    def record_step(self, rows: int, drafted: int, draft: float, forward: float) -> tuple[float, float]:
+    def record_step(
+        self, rows: int, drafted: int, draft: float, forward: float, *, is_cold: bool = False
+    ) -> tuple[float, float]:
         """Record a draft and the forward after it. Returns its cost in tokens of baseline decoding, with all
-        prefill of the drafter, and without disturbances; 0, 0 before the baseline is known.
+        prefill of the drafter, and without disturbances; 0, 0 before the baseline is known. `is_cold`: the
+        draft followed a pause, so that its time says little about others'.
         """
         self._steps, self._run = self._steps + 1, 0
         if self._steps >= self._every:
@@ -104,9 +107,9 @@ class DraftCosts:
         if not self.baseline:
             return 0.0, 0.0
         baseline, expected = self.baseline, self.draft(drafted)
-        usual_draft = min(draft, MAX_FACTOR * (expected or draft))
-        # A single-token forward is that of baseline decoding, and no measure of drafting.
-        usual_forward = min(forward, MAX_FACTOR * self.forward(rows)) if rows > 1 else baseline
+        usual_draft = min(draft, (1.0 if is_cold else MAX_FACTOR) * (expected or draft))
+        # Without a draft, a GPU could have started the forward before the host had the last token.
+        usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * self.forward(rows))
         if rows > 1:
             if expected:
                 change = _learned(expected, usual_draft) / expected
@@ -117,9 +120,7 @@ class DraftCosts:
                 self.baseline = _learned(baseline, usual_forward)
             known = self._relative[rows - 1]
             self._relative[rows - 1] = max(1.0, _learned(known, usual_forward / self.baseline))
-        # Without a draft, a GPU could have started the forward before the host had the last token.
-        waited = min(max(forward, usual_forward), MAX_FACTOR * baseline) if rows == 1 else usual_forward
-        return (draft + waited) / baseline, (usual_draft + usual_forward) / baseline
+        return (draft + usual_forward) / baseline, (usual_draft + usual_forward) / baseline
 
     def draft(self, tokens: int) -> float:
         """Seconds of a draft; 0 before the first observation."""

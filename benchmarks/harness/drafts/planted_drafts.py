@@ -169,12 +169,13 @@ class PlantedHead(Drafter):
         agreements: Sequence[float],
         vocabulary: int,
         verified_by: "ScriptedTrees | None" = None,
+        seed: int = 1,
     ) -> None:
         starts = verified_by is not None and verified_by.capabilities.starts_verification
         self._verified_by = verified_by if starts else None
         self._head, self._answer, self._vocabulary = head, list(answer), vocabulary
         self._agreements = tuple(agreements)
-        self._random = random.Random(1)
+        self._random = random.Random(seed)
         self.requests = self.short_requests = 0
         """How many drafts were requested, and how many of them of the short vocabulary."""
 

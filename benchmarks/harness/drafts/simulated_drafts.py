@@ -40,7 +40,10 @@ ROW_COSTS = (0.03, 0.08, 0.3)
 DISTURBANCE = (0.1, 2.5)
 """How often a forward is disturbed, and how many times as long it then takes."""
 NEUTRAL: dict[str, tuple[Any, str, float]] = {
-    "deficit of promising probes: none": (draft_controller, "MAX_DEFICIT", 0.0),
+    "deficit: little": (draft_controller, "MAX_DEFICIT", 0.5),
+    "credit: as for probes": (draft_controller, "MAX_CREDIT", 1.0),
+    "a draft may risk all": (draft_controller, "STAKE", math.inf),
+    "prior: two tokens": (draft_controller, "PRIOR_WEIGHT", 2.0),
     "memory of the acceptance 0.8": (draft_controller, "MEMORY", 0.8),
     "memory of the acceptance 0.99": (draft_controller, "MEMORY", 0.99),
     "disturbed observations count fully": (draft_costs, "MAX_FACTOR", math.inf),

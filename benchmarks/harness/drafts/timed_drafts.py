@@ -21,6 +21,7 @@ from edgeinfer.engine.protocols import TokenSampler
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.sampling import Sampler
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.speculator import Speculator
 from harness.drafts.comparison import best_decile
@@ -39,14 +40,20 @@ DISTURBED, DELAY = 0.02, 0.5
 
 @dataclass(frozen=True)
 class GpuCosts:
-    """Seconds of a step of one token, those of several relative to it by their number, a draft token relative
-    to it, and seconds of the host's part of a step that isn't started ahead.
+    """Seconds of a step of one token that was started ahead; those of several tokens, as the host sees them,
+    relative to it; a draft token relative to it; seconds of a draft independent of its length, and of the
+    host's part of a step of one token that isn't started ahead.
     """
 
     one: float
     forwards: Mapping[int, float]
     token: float
+    draft: float
     host: float = 140e-6
+    catching_up: float = 1.8e-3
+    """Seconds in which a head reads what it missed, up to 64 tokens."""
+    first: float = 10e-3
+    """Seconds that it takes longer when the head first does that: kernels are compiled or loaded."""
 
     def forward(self, tokens: int) -> float:
         known = sorted(self.forwards)
@@ -54,10 +61,10 @@ class GpuCosts:
 
 
 H100 = {
-    "qwen3.5-4b": GpuCosts(1 / 719, {1: 1, 2: 1.06, 4: 1.34, 8: 1.97, 16: 3.2}, 0.15),
-    "llama-3.1-8b": GpuCosts(1 / 522, {1: 1, 2: 1.16, 3: 1.30, 4: 1.25, 8: 1.89, 16: 3.0}, 0.12),
+    "qwen3.5-4b": GpuCosts(1 / 717, {1: 1, 2: 1.10, 4: 1.41, 8: 2.25, 16: 3.4}, 0.20, 250e-6),
+    "llama-3.1-8b": GpuCosts(1 / 550, {1: 1, 2: 1.25, 3: 1.30, 4: 1.31, 8: 2.05, 16: 3.1}, 0.105, 300e-6),
 }
-"""Measured on an H100 (docs/measurements/speculation.md), except for 16 tokens."""
+"""Measured on an H100, except for 16 tokens."""
 
 
 class Clock:
@@ -89,6 +96,10 @@ class TimedTrees(ScriptedTrees):
         self._ahead: int | None = None
         """The length of the text of the step that was started ahead."""
 
+    def begin(self, seed: int) -> None:
+        """Begin the series of disturbed steps with this seed."""
+        self._random = random.Random(seed)
+
     def wait(self) -> None:
         """Wait for a step that was started ahead in vain."""
         if self._ahead is not None:
@@ -101,7 +112,7 @@ class TimedTrees(ScriptedTrees):
 
     def _step_of(self, tokens: int) -> None:
         self.wait()
-        self._pass(self.costs.forward(tokens) + self.costs.host)
+        self._pass(self.costs.forward(tokens) + self.costs.host * (tokens == 1))
 
     def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """As the scripted engine's."""
@@ -143,6 +154,9 @@ class TimedHead(Drafter):
 
     def __init__(self, engine: TimedTrees, clock: Clock, width: int) -> None:
         self._engine, self._clock, self._width = engine, clock, width
+        self._read = 0
+        """Tokens of the text that it has read."""
+        self._first = engine.costs.first
 
     @property
     def tree_width(self) -> int:
@@ -156,7 +170,11 @@ class TimedHead(Drafter):
         if request.max_nodes:  # a level has the tokens of all levels before it, after the root
             rows = [1, *(min(WIDTH * level, request.max_nodes) for level in range(1, levels))]
         self._clock.seconds += sum(costs.token * costs.forward(each) for each in rows)
-        self._clock.seconds += costs.host / 2 * (len(rows) if request.max_nodes else 1)
+        self._clock.seconds += costs.draft + costs.host / 2 * (len(rows) - 1) * (request.max_nodes > 0)
+        if len(history) - self._read > 1 + MAX_DRAFTED:
+            self._clock.seconds += costs.catching_up + self._first
+            self._first = 0.0
+        self._read = len(history)
         return Draft((0,) * levels, made=levels)
 
 
@@ -171,24 +189,28 @@ class Timing:
         self._engine = TimedTrees(model.engine, self._script, costs, self._clock)
 
     def rates(
-        self, kind: type[PlantedHead] | None, agreements: Sequence[float], length: int = 0
+        self, kind: type[PlantedHead] | None, agreements: Sequence[float], length: int = 0, seed: int = 1
     ) -> list[float]:
-        """Tokens per second of each completion with such drafts, of constant `length` if that is given."""
+        """Tokens per second of each completion after loading with such drafts, of constant `length` if that
+        is given.
+        """
         model = Model("timed", self._engine, self._model.tokenizer, None)
         with simulated_time(self._clock):
             if kind is not None:
-                model.speculator = self._speculator(kind, agreements, length)
+                self._engine.begin(seed)
+                model.speculator = self._speculator(kind, agreements, length, seed)
             settings: dict[str, Any] = {"max_tokens": self._tokens, "temperature": 0.0}
-            speeds = [
-                model.generate(self._script[:PROMPT], **settings).speed for _ in range(1 + self._rounds)
-            ]
-        return [each.decode_tokens_per_second for each in speeds[1:]]
+            speeds = [model.generate(self._script[:PROMPT], **settings).speed for _ in range(self._rounds)]
+        return [each.decode_tokens_per_second for each in speeds]
 
-    def _speculator(self, kind: type[PlantedHead], agreements: Sequence[float], length: int) -> Speculator:
+    def _speculator(
+        self, kind: type[PlantedHead], agreements: Sequence[float], length: int, seed: int
+    ) -> Speculator:
         head = TimedHead(self._engine, self._clock, WIDTH if kind is PlantedTrees else 1)
         self._engine.rewind(0)
         vocabulary = self._engine.vocabulary_size
-        speculator = Speculator(self._engine, kind(head, self._script, agreements, vocabulary))
+        planted = kind(head, self._script, agreements, vocabulary, seed=seed)
+        speculator = Speculator(self._engine, planted)
         speculator.begin(speculator.measure(), {})
         if length:
             controller = speculator.controllers["greedy"]

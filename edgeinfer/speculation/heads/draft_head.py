@@ -32,8 +32,8 @@ from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
-IDLE_STEPS = 256
-"""Steps of the target without a draft after which the head is idle: drafting is switched off."""
+IDLE_STEPS = HEAD_BATCH
+"""Steps of the target without a draft after which the head is idle: drafting pauses."""
 KEPT_PAIRS = HEAD_BATCH // 2
 """Pairs that an idle head keeps for the next draft."""
 

@@ -77,7 +77,7 @@ def test_another_pair_or_machine_is_measured_again(tmp_path: Path) -> None:
 
 
 def test_stored_draft_statistics_continue_per_request_kind(tmp_path: Path) -> None:
-    stats, first = DraftStats(0.9, 1.5, 8.0, 5.0, -0.25), speculator_with(tmp_path, COSTS)
+    stats, first = DraftStats(0.9, 1.5, -0.25), speculator_with(tmp_path, COSTS)
     first.controllers["greedy"].begin(stats)
     first.on_close()
     again, other = speculator_with(tmp_path, COSTS), speculator_with(tmp_path, COSTS, of="another pair")
@@ -86,18 +86,18 @@ def test_stored_draft_statistics_continue_per_request_kind(tmp_path: Path) -> No
 
 
 def test_requests_of_another_kind_leave_draft_statistics_unchanged(tmp_path: Path) -> None:
-    stats, first = DraftStats(0.9, 1.5, 8.0, 5.0, 0.5), speculator_with(tmp_path, COSTS)
+    stats, first = DraftStats(0.9, 1.5, 0.5), speculator_with(tmp_path, COSTS)
     first.controllers["greedy"].begin(stats)
     first.on_close()
     second = speculator_with(tmp_path, COSTS)
-    second.controllers["sampled"].begin(DraftStats(0.5, 1.0, 3.0, 5.0, -2.0))
+    second.controllers["sampled"].begin(DraftStats(0.5, 1.0, -2.0))
     second.on_close()
     assert speculator_with(tmp_path, COSTS).controllers["greedy"].stats == stats
 
 
 def test_a_model_closes_even_if_statistics_cannot_be_written(tmp_path: Path) -> None:
     first = speculator_with(tmp_path / "cache", COSTS)
-    first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 8.0, 5.0, 0.5))
+    first.controllers["greedy"].begin(DraftStats(0.9, 1.5, 0.5))
     shutil.rmtree(tmp_path / "cache")
     (tmp_path / "cache").write_bytes(b"")
     first.on_close()

@@ -123,6 +123,59 @@ def test_the_cooldown_limits_the_cost_of_failed_probes() -> None:
     assert controller.cooldown_tokens == pytest.approx(lost / PROBE_SHARE, abs=2)
 
 
+H100_ROWS = {1: 1.0, 2: 1.1, 4: 1.41, 8: 2.25}
+
+
+def reject(controller: DraftController) -> int:
+    """A draft none of whose tokens is accepted; its length."""
+    length = controller.length(7)
+    if length:
+        draft, forward = 0.1 + 0.2 * length, controller.costs.forward(1 + length)
+        controller.record_step(1, 1 + length, length, draft, forward)
+        controller.record_accepted(length, 0)
+    return length
+
+
+def test_the_first_drafts_that_fail_are_few_and_short() -> None:
+    controller = new_controller(0.2, H100_ROWS)
+    lengths = list(iter(lambda: reject(controller), 0))
+    assert lengths == [1] * len(lengths)
+    assert 2 < len(lengths) < 6
+
+
+def test_the_first_rejections_do_not_end_drafts_as_published() -> None:
+    controller = new_controller(0.2, H100_ROWS)
+    assert reject(controller) == reject(controller) == 1
+    assert controller.length(7) > 0
+
+
+def paused() -> DraftController:
+    """A controller after a pause that failed drafts caused."""
+    controller = new_controller()
+    while reject(controller):
+        pass
+    controller.cooldown_tokens = 0
+    while controller.costs.baselines_due:
+        controller.record_baseline(1.0)
+    return controller
+
+
+def test_what_the_drafter_reads_after_a_pause_is_no_cost_of_a_draft_but_makes_the_next_pause_longer() -> None:
+    pauses = list[int]()
+    for missed in (0.0, 10.0):
+        controller = paused()
+        each = controller.costs.each
+        assert controller.length(7) == 1
+        controller.record_step(2, 2, 1, 0.3 + missed, controller.costs.forward(2))
+        controller.record_accepted(1, 1)
+        assert controller.length(7) == 1
+        assert controller.costs.each == each
+        while reject(controller):
+            pass
+        pauses.append(controller.cooldown_tokens)
+    assert pauses[1] == pytest.approx(pauses[0] + 10 / PROBE_SHARE, abs=2)
+
+
 def until_timed(controller: DraftController, seconds: float) -> int:
     """The number of steps with drafts until the baseline, which takes so long, is timed."""
     drafted = 0
