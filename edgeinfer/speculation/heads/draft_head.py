@@ -34,6 +34,10 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
 
 IDLE_STEPS = HEAD_BATCH
 """Steps of the target without a draft after which the head is idle: drafting pauses."""
+PROMPT_GROUP = 16
+"""Pairs that are processed before a draft come in whole groups; the draft takes the others. For numbers that
+aren't multiples of 16 a GPU has other variants of the kernels, which take milliseconds to load.
+"""
 KEPT_PAIRS = HEAD_BATCH // 2
 """Pairs that an idle head keeps for the next draft."""
 
@@ -163,8 +167,9 @@ class DraftHead(LoopDrafter):
         if last is None or last + 1 + MAX_DRAFTED > self._target.context:
             return None
         self._done = min(self._done, last)  # At least the last pair, which gives the logits.
-        if last + 1 - self._done > max(1, self.max_prompt):
-            self._process(last)
+        pending, group = last + 1 - self._done, min(PROMPT_GROUP, max(1, self.max_prompt))
+        if pending > max(1, self.max_prompt):
+            self._process(last - (pending - 1) % group)
         return list(history[self._observed.base + self._done + 1 :])
 
     def _draft_after(self, history: Sequence[int], request: DraftRequest) -> DraftedTokens | None:
