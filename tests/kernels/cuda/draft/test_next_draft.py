@@ -21,10 +21,12 @@ from edgeinfer_kernels.sizes.cuda_buffers import (
 )
 from harness.drafts import agreeing_head
 from tests.edgeinfer.speculation.test_drafting import always_draft
+from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.draft.test_head_loading import GPU, IDS, WITH_HEAD
 from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 
+DEVICE = "cuda" if HAS_GPU else "cpu"
 COMPLETION: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
 
 
@@ -33,11 +35,11 @@ COMPLETION: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
 def test_the_first_step_ends_with_the_tokens_that_the_target_continues_with(right: int, width: int) -> None:
     draft, before, start = [31, 32, 33], [11, 12, 13, 14, 15][: width - 1], 40
     best = [*draft[:right], 50, 51, 52, 53][:4]
-    words, verified = torch.full((2, STATE_WORDS), 7, dtype=torch.int32)
+    words, verified = torch.full((2, STATE_WORDS), 7, dtype=torch.int32, device=DEVICE)
     words[: width - 1] = torch.tensor(before)
     words[SEQUENCES_AT] = start
     verified[1:4] = torch.tensor(draft)
-    best_ids = torch.zeros((MAX_TOKENS, 2), dtype=torch.int32)
+    best_ids = torch.zeros((MAX_TOKENS, 2), dtype=torch.int32, device=DEVICE)
     best_ids[:4, 0] = torch.tensor(best)
     next_tokens_kernel[(1,)](words, verified, best_ids, 3, width - 1)
     expected = [*before, *best[: right + 1]][-width:]
