@@ -129,6 +129,15 @@ def sample_after_each(
         return backend.sample_batch(x, requests, recent)
 
 
+def expected_requests(backend: Backend[Any], sampler: Sampler, count: int) -> Sequence[Sequence[float]]:
+    """The requests of the next `count` tokens of `sampler`, as `sample_after_each` makes them; empty if they
+    depend on the tokens.
+    """
+    if penalties_are_on(sampler.settings):
+        return ()
+    return [_request(backend, sampler, 0, index) for index in range(count)]
+
+
 def samples_on(backend: Backend[Any], sampler: Sampler) -> bool:
     """Whether the backend samples with these parameters."""
     history_size = backend.capabilities.sampling_history

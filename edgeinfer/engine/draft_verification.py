@@ -6,7 +6,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.device_sampling import penalized, sample_after_each, samples_on
+from edgeinfer.engine.device_sampling import (
+    expected_requests,
+    penalized,
+    sample_after_each,
+    samples_on,
+)
 from edgeinfer.engine.guards import DEVICE_FAILURES, UsePermission
 from edgeinfer.engine.hidden_states import HiddenTap
 from edgeinfer.engine.kv_cache import KVCache
@@ -15,6 +20,7 @@ from edgeinfer_kernels.backend import PAGE, Backend, HiddenStates
 from edgeinfer_kernels.caches.ring_cache import RING_SPARE
 from edgeinfer_kernels.caches.tree_pages import tree_positions
 from edgeinfer_kernels.capabilities import Capabilities
+from edgeinfer_kernels.draft_loop import VerifyingStep
 
 
 class DraftVerification:
@@ -28,6 +34,8 @@ class DraftVerification:
     batch: int
     _use: UsePermission
     _hidden: HiddenTap | None
+    _sampler: Sampler | None
+    """Of the last chain, if it was verified by sampling: the next one is expected to be, too."""
 
     def _check(self, ids: Sequence[int], more: int = 0) -> None:
         """Raise if the cache has no space for `ids` and `more` tokens, which is reserved."""
@@ -57,7 +65,7 @@ class DraftVerification:
         """As `Engine.append_best`."""
         if not self.capabilities.finds_best or not self._is_step(len(ids)):
             return None
-        start = self._make_room(ids)
+        start, self._sampler = self._make_room(ids), None
         with DEVICE_FAILURES:
             best = self.backend.best_ids(ids, start)
         self._processed(ids)
@@ -66,15 +74,16 @@ class DraftVerification:
             return None
         return best
 
-    def prepare_verification(self, text: Sequence[int], count: int) -> tuple[int, int] | None:
+    def prepare_verification(self, text: Sequence[int], count: int) -> VerifyingStep | None:
         """Make room for the last token of a text, whose others are cached, and for a draft of `count` tokens
-        after it; that token and its position. None: a draft head can't start the step that verifies these.
+        after it; the step that verifies these. None: a draft head can't start it.
         """
         fits = self._is_step(1 + count) and 1 + count <= self.cache.free
         is_next = len(text) == len(self.cache.ids) + 1
         if not self.capabilities.starts_verification or not fits or not is_next:
             return None
-        return text[-1], self._make_room(text[-1:], count)
+        requests = expected_requests(self.backend, self._sampler, 1 + count) if self._sampler else ()
+        return VerifyingStep(text[-1], self._make_room(text[-1:], count), requests)
 
     def _make_room(self, ids: Sequence[int], more: int = 0) -> int:
         """Make room for the next tokens and `more`, which `_check` accepts; the position of the first."""
@@ -89,7 +98,8 @@ class DraftVerification:
         if not samples_on(self.backend, sampler) or not self._is_step(len(ids)):
             return None
         self._check(ids)
-        before = penalized(sampler, self.cache.ids)
+        self._sampler = sampler
+        before = list(penalized(sampler, self.cache.ids))  # the step adds to them
         x, paths = self._forward(ids), [ids[:end] for end in range(1, len(ids) + 1)]
         return sample_after_each(self.backend, x, before, paths, sampler)
 

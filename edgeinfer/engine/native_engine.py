@@ -59,6 +59,7 @@ class NativeEngine(CacheChanges, DraftVerification):
         self._joined: Backend[Any] | None = None
         """The backend of steps that all of them share."""
         self._hidden: HiddenTap | None = None
+        self._sampler: Sampler | None = None
         self.spill = SpillBudget()
         """As `Engine.spill`."""
         self._use = UsePermission(check_file, is_fork_safe=backend.capabilities.is_fork_safe)

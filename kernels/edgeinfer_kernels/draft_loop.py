@@ -23,6 +23,17 @@ class DraftSampling:
     min_p: float = 0.0
 
 
+class VerifyingStep(NamedTuple):
+    """The step that verifies a draft: the text's last token, and its position in the target. `requests`:
+    sampling requests for the tokens after it and after each of the draft's, if it is expected that they are
+    sampled; empty: the most probable ones.
+    """
+
+    token: int
+    start: int
+    requests: Sequence[Sequence[float]] = ()
+
+
 class DraftRequest(NamedTuple):
     """Parameters of a draft of at most len(min_probs) tokens.
 
@@ -31,8 +42,8 @@ class DraftRequest(NamedTuple):
     It ends after token i if that product is below min_probs_to_continue[i], if given; a backend that makes
     all tokens at once ignores these. `id_limit`: only token ids below this value may be drafted. `uniforms`:
     empty, or one uniform number in [0, 1) for each draft token, used to sample it; if empty, the argmax is
-    drafted. `last`: the text's last token and its position in the target, which starts the step that verifies
-    the draft as soon as it is made; no token is dropped then. None: it doesn't.
+    drafted. `step`: verifies the draft, and is started as soon as that is made; no token is dropped then.
+    None: no step is.
     """
 
     min_probs: Sequence[float]
@@ -40,7 +51,7 @@ class DraftRequest(NamedTuple):
     id_limit: int
     sampling: DraftSampling
     uniforms: Sequence[float] = ()
-    last: tuple[int, int] | None = None
+    step: VerifyingStep | None = None
 
 
 class DraftedTokens(NamedTuple):

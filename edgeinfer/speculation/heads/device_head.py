@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.trees.tree_growth import ROOT, Candidates, TreeGrowth
+from edgeinfer_kernels.draft_loop import VerifyingStep
 
 
 class DeviceHead(DraftHead):
@@ -17,7 +18,7 @@ class DeviceHead(DraftHead):
     _evaluated: tuple[int, ...] = ()
     """The nodes of the tree that have been evaluated, in the order of their rows."""
 
-    def _started_verification(self, history: Sequence[int], count: int) -> tuple[int, int] | None:
+    def _verifying_step(self, history: Sequence[int], count: int) -> VerifyingStep | None:
         return self._target.prepare_verification(history, count)
 
     def _candidates_after(self, history: Sequence[int], request: DraftRequest) -> Candidates | None:

@@ -30,7 +30,7 @@ from edgeinfer.speculation.loop_drafter import LoopDrafter
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, VerifyingStep
 
 IDLE_STEPS = HEAD_BATCH
 """Steps of the target without a draft after which the head is idle: drafting pauses."""
@@ -178,13 +178,13 @@ class DraftHead(LoopDrafter):
             return None
         end = self._done + len(tokens)
         self._set_states(end)
-        last = self._started_verification(history, len(request.min_probs))
-        drafted = self._backend.draft(tokens, self._done, request._replace(last=last))
+        step = self._verifying_step(history, len(request.min_probs))
+        drafted = self._backend.draft(tokens, self._done, request._replace(step=step))
         self._done = end
         return drafted
 
-    def _started_verification(self, history: Sequence[int], count: int) -> tuple[int, int] | None:
-        """As `last` of the request of a draft of `count` tokens after a text."""
+    def _verifying_step(self, history: Sequence[int], count: int) -> VerifyingStep | None:
+        """As `step` of the request of a draft of `count` tokens after a text."""
         return None
 
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:

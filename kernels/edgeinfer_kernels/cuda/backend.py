@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.cache.device_caches import DeviceCaches
 from edgeinfer_kernels.cuda.cache.layout import PAGES, TEXT, Layout, is_chunk, tokens_of_sequence
 from edgeinfer_kernels.cuda.cache.sequences import DeviceSequences
 from edgeinfer_kernels.cuda.current_device import current, on_device, on_open_device
-from edgeinfer_kernels.cuda.decode.captured_steps import BEST_OF_EACH, CapturedSteps
+from edgeinfer_kernels.cuda.decode.captured_steps import CapturedSteps
 from edgeinfer_kernels.cuda.decode.decode_step import DecodeStep
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceLogits, DeviceRows
 from edgeinfer_kernels.cuda.decode.device_sampling import DeviceSampling
@@ -30,6 +30,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     synchronize,
 )
 from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
+from edgeinfer_kernels.cuda.found_tokens import FoundTokens
 from edgeinfer_kernels.cuda.hidden_states import HiddenStatesBackend
 from edgeinfer_kernels.cuda.lora import EmbeddingLora, check_adaptable, device_lora
 from edgeinfer_kernels.cuda.offload.cpu_stages import DecodeExchange, PrefillExchange
@@ -59,6 +60,7 @@ ON_DEVICE = (
     "_verification",
     "_paths",
     "_batches",
+    "_found",
     "_sampling",
     "_caches",
     "_logits",
@@ -157,15 +159,10 @@ class CudaBackend(HiddenStatesBackend):
         self._sampling = DeviceSampling(self.steps, self._parts.sampling, cuda=self._cuda)
         self._ids = torch.zeros(self.batch, dtype=torch.int32, pin_memory=self._cuda)
         self._logits = DeviceLogits(self._parts, self.step, self.device)
-        self._batches = BatchSteps(
-            self.steps,
-            self._parts.sampling,
-            self._logits,
-            tokens_of_sequence("q4_0" in element_types(self._options.kv)),
-        )
-        self._verification = StartedVerification(
-            self.steps, self._parts.sampling, self._sequence, self.discard_ahead
-        )
+        self._found = FoundTokens(self.steps, self._parts.sampling)
+        of_sequence = tokens_of_sequence("q4_0" in element_types(self._options.kv))
+        self._batches = BatchSteps(self.steps, self._found, self._logits, of_sequence)
+        self._verification = StartedVerification(self.steps, self._found, self._sequence, self.discard_ahead)
         self._paths = PathSteps(launches)
         """Keeps the paths of draft trees."""
         self._pending: tuple[int, ...] = ()
@@ -267,6 +264,8 @@ class CudaBackend(HiddenStatesBackend):
         following: BatchPositions | None = None,
     ) -> list[int]:
         """As `Backend.sample_batch`; of a batch that took several steps the host samples."""
+        if following is None and not any(recent) and self._verification.is_taken:
+            return self._verification.tokens(requests)
         return self._batches.sample(requests, recent, following)
 
     @on_open_device
@@ -342,10 +341,11 @@ class CudaBackend(HiddenStatesBackend):
         self._batches.discard_ahead()
         self._select()
         if not parents and self._verification.take(ids, start):
-            return self._verification.best()
+            return self._verification.tokens()
         self.steps.set_state(ids, start, tree_rows(parents) if parents else ())
-        self.steps.run(len(ids), BEST_OF_EACH)
-        return self._batches.results(len(ids))
+        self.steps.run(len(ids))
+        self._found.launch_best(len(ids))
+        return self._found.read(len(ids))
 
     def tune(self, folder: Path, seconds: float) -> None:
         """Tune the tile configs of the step's kernels for this GPU and model: loaded from `folder`, or

@@ -44,8 +44,8 @@ REPLAYS = 4
 """How often a step is run, one after another, while it is timed, and the number of timings."""
 RING = 64
 """Maximum number of sampled tokens between the device and the host."""
-NONE, BEST, SAMPLE, BEST_OF_EACH = "none", "best", "draw", "best of each"
-"""Sampling mode after a step's logits: none, argmax, random sampling, or the argmax after each token."""
+NONE, BEST, SAMPLE = "none", "best", "draw"
+"""Sampling mode after a step's logits: none, argmax, or random sampling."""
 
 
 class CapturedSteps:
@@ -226,9 +226,6 @@ class CapturedSteps:
             self._run_split(tokens, mode, self.step.exchange, layout)
         elif not self._cuda:
             self._launch(self.width(tokens), mode, layout)
-        elif mode == BEST_OF_EACH:
-            self._graph(self.width(tokens), NONE, layout).replay()
-            self.find_best(tokens)
         else:
             self._graph(self.width(tokens), mode, layout).replay()
 
@@ -369,8 +366,6 @@ class CapturedSteps:
         elif mode == BEST:  # The ranks' logits are gathered: their programs' largest ones aren't.
             argmax(space.logits[:1], sampling.buffers, sampling.sampled, sampling.results)
             advance_kernel[(1,)](sampling.results, space.state, self.sampled, RING=RING)
-        elif mode == BEST_OF_EACH:
-            self._launch_best(tokens)
 
     def _capture(self, tokens: int, mode: str, layout: Layout) -> torch.cuda.CUDAGraph:
         """Compile and capture a step. The warm-up writes only to positions after the cached tokens.

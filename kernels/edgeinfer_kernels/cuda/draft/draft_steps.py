@@ -67,12 +67,12 @@ class DraftSteps:
         with too low a probability are dropped, unless the step that verifies them is started. A draft that
         was made ahead may be shorter than requested.
         """
-        verification = None if request.last is None else self._verification
+        verification = None if request.step is None else self._verification
         follows = verification is not None and self._next is not None and self._next.follows(ids)
         made = 0 if self._next is None else self._next.take(ids, start, follows=follows)
         count = min(len(request.min_probs), made or self._most)
-        if request.last is not None and verification is not None:
-            verification.prepare(*request.last, count, are_set=made > 0)
+        if request.step is not None and verification is not None:
+            verification.prepare(request.step, count, are_set=made > 0)
         if not made:
             self._launch(ids, start, count)
         if verification is None:

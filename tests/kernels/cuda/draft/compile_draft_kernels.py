@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.draft.states.state_ring import StateRing
 from edgeinfer_kernels.cuda.draft.target import HeadTarget
 from edgeinfer_kernels.cuda.draft.verification.next_draft import NextTokens
 from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
+from edgeinfer_kernels.cuda.found_tokens import FoundTokens
 from edgeinfer_kernels.cuda.tuning.step_shapes import usual_tuning
 from edgeinfer_kernels.cuda.tuning.targets import compile_launch, recorded_launches
 from edgeinfer_kernels.decoder import (
@@ -115,7 +116,9 @@ def launch_all(
         step.launch(tokens)
     parts.workspace.kept = None
     steps = CapturedSteps(step, parts.sampling)
-    verification = StartedVerification(steps, parts.sampling, steps.sequence, lambda: None)
+    verification = StartedVerification(
+        steps, FoundTokens(steps, parts.sampling), steps.sequence, lambda: None
+    )
     drafts = DraftSteps(steps, parts.sampling, verification)
     NextTokens(steps, verification, drafts.captured, lambda: None).launch(3, 4)
     drafts.launch_first(4)

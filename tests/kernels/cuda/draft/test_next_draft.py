@@ -27,7 +27,9 @@ from tests.kernels.cuda.draft.test_head_loading import unmeasured as unmeasured
 from tests.kernels.cuda.offload.conftest import small_gpu as small_gpu
 
 DEVICE = "cuda" if HAS_GPU else "cpu"
-COMPLETION: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
+GREEDY: dict[str, Any] = {"max_tokens": 24, "temperature": 0.0}
+SAMPLED: dict[str, Any] = {**GREEDY, "temperature": 0.7, "top_k": 4, "seed": 3}
+PENALIZED: dict[str, Any] = {**SAMPLED, "max_tokens": 8, "repeat_penalty": 1.3}
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
@@ -51,8 +53,9 @@ def test_the_first_step_ends_with_the_tokens_that_the_target_continues_with(righ
 
 
 @pytest.mark.usefixtures("unmeasured")
+@pytest.mark.parametrize("settings", [GREEDY, SAMPLED])
 def test_drafts_made_ahead_are_those_made_after_the_host_has_the_tokens(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     path = tmp_path / "agrees.gguf"
     monkeypatch.setattr(agreeing_head, "OUTPUT_FORMAT", "Q8_0")
@@ -75,7 +78,8 @@ def test_drafts_made_ahead_are_those_made_after_the_host_has_the_tokens(
         assert model.speculator is not None
         assert isinstance(model.speculator.drafter, DeviceHead)
         speculator, model.speculator = model.speculator, None
-        expected = model.generate(IDS, **COMPLETION).ids
+        expected = model.generate(IDS, **settings).ids
+        others = [(other, model.generate(IDS, **other).ids) for other in (PENALIZED, GREEDY, SAMPLED)]
         model.speculator = speculator
         always_draft(model, 3)
         found = []
@@ -86,7 +90,7 @@ def test_drafts_made_ahead_are_those_made_after_the_host_has_the_tokens(
                 if not is_ahead:
                     change.setattr(NextTokens, "follows", lambda self, ids: False)
                 model.engine.rewind(0)
-                completion = model.generate(IDS, **COMPLETION)
+                completion = model.generate(IDS, **settings)
             assert completion.ids == expected
             assert (sum(ahead) > 0) == is_ahead
             found.append(list(drafts))
@@ -95,9 +99,8 @@ def test_drafts_made_ahead_are_those_made_after_the_host_has_the_tokens(
         accepted = completion.speed.accepted_share
         assert accepted is not None
         assert 0 < accepted < 1
-        # A sampled completion, and the first greedy one after it, take no draft of another text.
-        ahead.clear()
-        model.generate(IDS, max_tokens=8, temperature=1.2, seed=3)
-        assert not any(ahead)
-        model.engine.rewind(0)
-        assert model.generate(IDS, **COMPLETION).ids == expected
+        # The first drafts after a completion that finds its tokens in another way are not of that way.
+        for other, wanted in others:
+            ahead.clear()
+            assert model.generate(IDS, **other).ids == wanted
+            assert any(ahead) == (other is not PENALIZED)

@@ -1,5 +1,5 @@
 """A draft that is made ahead: its launches follow the step that verifies the draft before it, while the host
-doesn't know yet which tokens are right. The device knows, if the completion takes the most probable ones.
+doesn't know yet which tokens are right. The device knows, as it finds the tokens that follow.
 """
 
 from collections.abc import Callable, Sequence
@@ -65,7 +65,8 @@ class NextTokens:
         self._recent = [*self._recent, *ids][-MAX_TOKENS:] if is_next else list(ids)[-MAX_TOKENS:]
         self._end = start + len(ids)
         made, count = (start, self._steps.sequence.states_at), 0
-        if follows and self._made is not None and self._made[:2] == made:
+        is_known = follows and self._verification.is_known_ahead
+        if is_known and self._made is not None and self._made[:2] == made:
             count, self._made = self._made[2], None
         self.discard()
         return count
@@ -97,7 +98,7 @@ class NextTokens:
         next_tokens_kernel[(1,)](
             self._steps.step.workspace.state,
             self._verification.words,
-            self._verification.best_ids,
+            self._verification.found.on_device,
             count,
             width - 1,
             num_warps=1,
