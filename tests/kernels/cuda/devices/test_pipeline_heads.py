@@ -46,7 +46,7 @@ def unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
 def drafts_after(model: Model) -> list[Draft]:
     """Drafts after a short text, and after one that is processed as a chunk."""
     drafts = []
-    for ids in (IDS, [8, 8, 3] * 8 + IDS):
+    for ids in (IDS, [40, 41, 7] * 8 + IDS):
         model.engine.rewind(0)
         model.engine.append(ids[:-1])
         request = DraftRequest(2, SamplingParams(temperature=0.0))
