@@ -135,7 +135,7 @@ class HeadFile:
                 return DeviceBlockDrafter(loaded, target.engine, heads[0], *given)
             head = DeviceHead(loaded, target.engine, heads[0], *given)
             if not is_tensor:
-                warm_up_drafts(loaded, target.gpu, head.short_vocabulary, trees=head.tree_width > 1)
+                warm_up_drafts(loaded, target.gpu, trees=head.tree_width > 1)
         except (GpuUnavailableError, DeviceMemoryError) as error:
             raise SettingError(f"draft: {self.name}: {error}") from error
         return head

@@ -220,12 +220,12 @@ def load_gpu_assistant(head: DraftHeadModel, source: ModelSource, target: Loaded
     return _warmed_up_head(loaded, gpu)
 
 
-def warm_up_drafts(loaded: HeadBackend, gpu: Gpu, rows: int, *, trees: bool) -> None:
+def warm_up_drafts(loaded: HeadBackend, gpu: Gpu, *, trees: bool) -> None:
     """As `HeadBackend.warm_up_drafts`, so that no completion waits for captures. Raises
     `GpuUnavailableError`; the head is closed then.
     """
     with _closing_if_unavailable(loaded, gpu):
-        loaded.warm_up_drafts(rows, trees=trees)
+        loaded.warm_up_drafts(trees=trees)
 
 
 def _warmed_up_head(loaded: H, gpu: Gpu) -> H:

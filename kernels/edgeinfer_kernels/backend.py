@@ -305,7 +305,7 @@ class Backend(Protocol[X]):
 
     def limit_output(self, rows: int) -> None:
         """Compute only the first rows of the output of a draft head from now on, a multiple of DRAFT_ROWS or
-        all: `draft` and `draft_level` draft no others, and `logits` may have no others.
+        all: `draft` drafts no others, and `logits` may have no others.
         """
         _refuse(self)
 

@@ -1,7 +1,6 @@
 """A draft head in the process of a rank of tensor parallel: it is whole, and reads what its rank has."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from edgeinfer.hugging_face.opening import open_file
@@ -41,7 +40,7 @@ class RankHead:
         if self._medusa is not None:
             return HeadReady(self._medusa.nbytes, heads=self._medusa.heads)
         heads = self._drafting
-        return HeadReady(heads.nbytes, replace(heads.capabilities, limits_output=False), heads.batch)
+        return HeadReady(heads.nbytes, heads.capabilities, heads.batch)
 
     @property
     def _drafting(self) -> CudaBackend:

@@ -13,7 +13,9 @@ from edgeinfer_kernels.draft_loop import VerifyingStep
 
 
 class DeviceHead(DraftHead):
-    """A head on the GPU of its target."""
+    """A head on the GPU of its target. It drafts from all rows of its output: on an H100 a short vocabulary
+    made completions 0 to 2 % faster, which isn't worth other graphs.
+    """
 
     _evaluated: tuple[int, ...] = ()
     """The nodes of the tree that have been evaluated, in the order of their rows."""

@@ -102,9 +102,9 @@ class DecodeStep:
     def tuning(self, tuning: Tuning) -> None:
         self.launches.tuning = tuning
 
-    def launch(self, tokens: int, *, first_logits: int = 0, head_rows: int = 0) -> None:
+    def launch(self, tokens: int, *, first_logits: int = 0) -> None:
         """From `state` to `logits`; the state of the blocks is updated. The tokens from `first_logits` on
-        have logits, of the first `head_rows` rows of the output; 0: of all.
+        have logits.
         """
         source = self.receive(1, None, 0.0, -1, tokens) if self.exchange else self.embed(tokens)
         stages = self.exchange.stages if self.exchange else None
@@ -124,7 +124,7 @@ class DecodeStep:
                 self.send(stages.after[number], tokens)
                 source = self.receive(stages.after[number], None, 0.0, number, tokens)
         if first_logits < tokens:
-            self._head(source, tokens, first_logits, head_rows)
+            self._head(source, tokens, first_logits)
         if kept is not None:
             keep_step(self.launches, kept, self.model.layer_count, tokens)
 
@@ -262,9 +262,9 @@ class DecodeStep:
         self.launches.norms.add_norm(None, None, 0.0, norm, out, tokens)
         self._head(Source(out, self.workspace.sum_squares[0]), tokens, 0)
 
-    def _head(self, source: Source, tokens: int, begin: int, rows: int = 0) -> None:
+    def _head(self, source: Source, tokens: int, begin: int) -> None:
         """The logits of the tokens from `begin` on; those of all ranks."""
-        self.launches.head(source, tokens, begin, rows)
+        self.launches.head(source, tokens, begin)
         if self.collective is None or not self.gathers_logits:
             return
         if self.collective.logit_peers is None:

@@ -254,12 +254,12 @@ class StepLaunches:
                 **options,
             )
 
-    def head(self, source: Source, tokens: int, begin: int = 0, rows: int = 0) -> None:
-        """The logits of the tokens from `begin` on, and the argmax of every program's rows; 0: all `rows`."""
+    def head(self, source: Source, tokens: int, begin: int = 0) -> None:
+        """The logits of the tokens from `begin` on, and the argmax of every program's rows."""
         model, space = self.model, self.workspace
         self._multiply_a((model.head,), source.activations, source.sum_squares, "head", tokens)
         out = space.own_logits, space.best, space.best_ids
-        self.logits(model.head, source, *out, tokens, begin, rows)
+        self.logits(model.head, source, *out, tokens, begin)
 
     def logits(
         self,
@@ -270,7 +270,6 @@ class StepLaunches:
         best_ids: Tensor,
         tokens: int,
         begin: int = 0,
-        rows: int = 0,
     ) -> None:
         """As `head`, with an output matrix, to rows of logits and of each program's argmax."""
         model, spec = self.model, self.model.spec
@@ -279,7 +278,7 @@ class StepLaunches:
             read = source.after(first)
             self.launch(
                 head_kernel,
-                ((rows or matrix.shapes.padded_rows) // (ROWS * config.groups),),
+                (matrix.shapes.padded_rows // (ROWS * config.groups),),
                 self.parts(matrix, first),
                 read.activations.words,
                 logits[first:],

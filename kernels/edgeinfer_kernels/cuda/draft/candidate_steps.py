@@ -22,12 +22,11 @@ class CandidateSteps:
         self._ids = torch.zeros(shape, dtype=torch.int32, pin_memory=cuda)
         self._probs = torch.zeros(shape, dtype=torch.float32, pin_memory=cuda)
 
-    def launch(self, rows: int, *, last: bool = False, head_rows: int = 0) -> None:
-        """Find those of the first rows, or of the step's last; only the first `head_rows` logits, 0: all."""
+    def launch(self, rows: int, *, last: bool = False) -> None:
+        """Find those of the first rows, or of the step's last one."""
         launches, buffers = self._launches, self._buffers
         space, model = launches.workspace, launches.model
-        vocabulary, most = model.spec.vocabulary_size, buffers.keys.shape[1]
-        slices = head_rows // buffers.slice or most
+        vocabulary, slices = model.spec.vocabulary_size, buffers.keys.shape[1]
         found = (buffers.keys, buffers.masses)
         launches.launch(
             level_slices_kernel,
@@ -50,7 +49,7 @@ class CandidateSteps:
             self._probs,
             vocabulary,
             slices,
-            SLICES=next_power_of_two(most),
+            SLICES=next_power_of_two(slices),
             MAPPED=model.output_ids is not None,
             warps=4,
         )

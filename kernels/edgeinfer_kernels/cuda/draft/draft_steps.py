@@ -49,8 +49,6 @@ class DraftSteps:
         self._steps, self._sampling = steps, sampling
         self._verification = verification
         self._others: tuple[DraftSteps, ...] = ()
-        self.rows = 0
-        """How many first rows of the output are drafted; 0: all."""
         self._device = steps.step.workspace.state.device
         self.captured = CapturedLaunches(self._device)
         cuda = self._device.type == "cuda"
@@ -187,10 +185,10 @@ class DraftSteps:
         synchronize(self._device)
 
     def _run(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        self.captured.run((*kind, self.rows), launch, self._changed)
+        self.captured.run(kind, launch, self._changed)
 
     def _prepare(self, kind: tuple[str, int], launch: Callable[[], None]) -> None:
-        self.captured.prepare((*kind, self.rows), launch, self._changed)
+        self.captured.prepare(kind, launch, self._changed)
 
     def _changed(self) -> list[torch.Tensor]:
         """What a launch before a capture changes besides positions after the text."""
@@ -213,22 +211,21 @@ class DraftSteps:
         """
         for other in self._others:
             other._steps.step.launch(tokens, first_logits=tokens)
-        first_logits = 0 if is_padded else tokens - 1
-        self._steps.step.launch(tokens, first_logits=first_logits, head_rows=self.rows)
+        self._steps.step.launch(tokens, first_logits=0 if is_padded else tokens - 1)
         self._select(0)
 
     def launch_further(self, count: int) -> None:
         """Launch the kernels of this many further steps."""
         for index in range(1, count + 1):
             tokens = index if self._others else 1
-            self._head(index)._launch_own(tokens, tokens - 1, self.rows)
+            self._head(index)._launch_own(tokens, tokens - 1)
             self._select(index)
 
-    def _launch_own(self, tokens: int, first_logits: int, rows: int) -> None:
+    def _launch_own(self, tokens: int, first_logits: int = 0) -> None:
         """Launch a step whose tokens read the head's own states."""
         self._space.reads_own = True
         try:
-            self._steps.step.launch(tokens, first_logits=first_logits, head_rows=rows)
+            self._steps.step.launch(tokens, first_logits=first_logits)
         finally:
             self._space.reads_own = False
 
@@ -239,17 +236,16 @@ class DraftSteps:
 
     def launch_root(self, tokens: int, is_padded: bool = False) -> None:
         """As `launch_first`, with the candidates after the last token."""
-        first_logits = 0 if is_padded else tokens - 1
-        self._steps.step.launch(tokens, first_logits=first_logits, head_rows=self.rows)
+        self._steps.step.launch(tokens, first_logits=0 if is_padded else tokens - 1)
         self._keep_last()
-        self._candidates.launch(1, last=True, head_rows=self.rows)
+        self._candidates.launch(1, last=True)
 
     def launch_level(self, tokens: int) -> None:
         """Launch the kernels of a step of a tree, and of the candidates after each of its tokens."""
-        self._launch_own(tokens, 0, self.rows)
+        self._launch_own(tokens)
         space = self._space
         keep_own(self._steps.step.launches, space.own, tokens, BY_ROW.value, raw=space.raw)
-        self._candidates.launch(tokens, head_rows=self.rows)
+        self._candidates.launch(tokens)
 
     def _select(self, index: int) -> None:
         """Keep the state of the step's last token, and make the draft token after it the next step's: of
@@ -258,8 +254,7 @@ class DraftSteps:
         head, following, repeated = self._head(index), self._head(index + 1), index if self._others else 0
         launches = head._steps.step.launches
         space, buffers = launches.workspace, head._sampling.buffers
-        vocabulary, most = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
-        slices = self.rows // buffers.slice or most
+        vocabulary, slices = launches.model.spec.vocabulary_size, buffers.keys.shape[1]
         head._keep_last(repeated)
         verification = self._verification
         launches.launch(
@@ -290,6 +285,6 @@ class DraftSteps:
             vocabulary,
             0 if verification is None else verification.vocabulary,
             slices,
-            SLICES=next_power_of_two(most),
+            SLICES=next_power_of_two(slices),
             warps=4,
         )

@@ -27,7 +27,7 @@ class HeadBackend(CudaBackend):
         target = self._options.target
         verification = None if target is None else target.verification
         self.drafts = DraftSteps(self.steps, self._parts.sampling, verification)
-        self.capabilities = replace(self.capabilities, max_draft_prompt=MAX_TOKENS, limits_output=True)
+        self.capabilities = replace(self.capabilities, max_draft_prompt=MAX_TOKENS)
 
     def _read(
         self,
@@ -47,10 +47,6 @@ class HeadBackend(CudaBackend):
         """As `Backend.draft`; the most probable tokens."""
         self._select()
         return self.drafts.draft(ids, start, request)
-
-    def limit_output(self, rows: int) -> None:
-        """As `Backend.limit_output`."""
-        self.drafts.rows = 0 if rows == self.spec.vocabulary_size else rows
 
     @on_open_device
     def draft_level(
@@ -72,17 +68,12 @@ class HeadBackend(CudaBackend):
         self.drafts.warm_up(widths[:-1], padded=widths[-1])
 
     @on_open_device
-    def warm_up_drafts(self, rows: int, *, trees: bool) -> None:
-        """Capture all drafts that a completion may have after `warm_up`: those of the first `rows` rows of
-        the output too, 0: there are none, and `trees`.
-        """
+    def warm_up_drafts(self, *, trees: bool) -> None:
+        """Capture all drafts that a completion may have after `warm_up`, with `trees` too."""
         *widths, padded = self.steps.widths
-        for limit in {0, rows}:
-            self.drafts.rows = limit
-            self.drafts.warm_up(widths, padded)
-            if trees:
-                self.drafts.warm_up_trees(widths, padded)
-        self.drafts.rows = 0
+        self.drafts.warm_up(widths, padded)
+        if trees:
+            self.drafts.warm_up_trees(widths, padded)
 
     def discard_ahead(self) -> None:
         """As `CudaBackend.discard_ahead`, drafts too."""

@@ -1,6 +1,6 @@
 """Draft heads on a GPU against the numpy formula: a target's states, pairs of a text, and whole drafts."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import torch
 from edgeinfer.model_config.layers.draft_head import read_draft_head
 from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.caches.layer_cache import pool_positions
+from edgeinfer_kernels.cuda import device_parts
 from edgeinfer_kernels.cuda.backend import CudaBackend
 from edgeinfer_kernels.cuda.decode.device_logits import DeviceRows
 from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
@@ -32,6 +33,8 @@ from tests.model_zoo import ZOO
 from tests.random_models import RandomModel
 
 CONTEXT, CHUNK, PAIRS = 64, 24, 30
+SLICE = 64
+"""Logits of a slice, of which the output of each model then has several."""
 LAYER = RandomModel("arcee", layers=1, draft_head=True, formats=("Q8_0",))
 MODELS = {
     "arcee": LAYER,
@@ -85,7 +88,10 @@ def exact(spec: DecoderSpec, weights: DecoderWeights) -> ReferenceBackend:
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest, device: str, tmp_path: Path) -> Iterator[Pair]:
+def pair(
+    request: pytest.FixtureRequest, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Pair]:
+    monkeypatch.setattr(device_parts, "SLICE", SLICE)
     with GGUFFile.open(MODELS[request.param].write(tmp_path / "model.gguf")) as file:
         config = read_config(file)
         spec, weights = config.specification(), read_weights(file, config)
@@ -237,6 +243,35 @@ def test_a_tree_continues_with_the_states_of_each_path(pair: Pair, given: int) -
         for depth, node in enumerate(path):
             logits, state = pair.exact_logits([nodes[node]], state, 20 + depth)
             assert agrees(found[node], logits[0], power)
+
+
+@pytest.mark.parametrize("pair", ["arcee"], indirect=True)
+def test_all_drafts_that_a_completion_can_have_are_captured_on_loading(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Captures are counted here, and launched instead."""
+    head, kinds = pair.head, list[tuple[str | int, ...]]()
+
+    def prepare(kind: tuple[str | int, ...], launch: Callable[[], None], changed: object = None) -> None:
+        kinds.append(kind)
+        launch()
+
+    monkeypatch.setattr(head.drafts.captured, "prepare", prepare)
+    ids = text(pair, 21)
+    read(pair, ids[:-1], (20,))
+    request = DraftRequest([0.0] * 3, [0.0] * 3, pair.head.spec.vocabulary_size, DraftSampling())
+    head.steps.use_widths((1, 2, 4))
+    head.warm_up_drafts(trees=True)
+    expected: set[tuple[str | int, ...]] = {(kind, width) for kind in ("first", "root") for width in (1, 2)}
+    expected |= {("next", 1, 2)}
+    expected |= {("padded", 4), ("root, padded", 4), *(("further", count) for count in range(1, 7))}
+    expected |= {("level", width) for width in (1, 2, 4)}
+    assert sorted(kinds) == sorted(expected)
+    head.set_hidden(DeviceRows(0, 4, False), 0)
+    assert len(head.draft(ids[1:5], 0, request).ids) == 3
+    kinds.clear()
+    head.warm_up_drafts(trees=False)
+    assert {kind for kind, *_ in kinds} == {"first", "padded", "next", "further"}
 
 
 @pytest.mark.parametrize("name", MODELS)
