@@ -49,13 +49,19 @@ def load_drafter(
     elif draft is None or loaded_target.placed.draft is None:
         return LoadedDrafter(lookup)
     else:
-        model = (
-            draft.load(source, loaded_target)
-            if isinstance(draft, HeadFile | MedusaFile)
-            else _draft_model(draft, source, target, loaded_target)
-        )
+        try:
+            model = (
+                draft.load(source, loaded_target)
+                if isinstance(draft, HeadFile | MedusaFile)
+                else _draft_model(draft, source, target, loaded_target)
+            )
+        except SettingError as error:
+            if draft.required or loaded_target.gpu is None:
+                raise
+            return LoadedDrafter(None, (f"drafting is off: {error}",))
         if not draft.required:
-            warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes)}"),)
+            memory = "GPU" if loaded_target.placed.has_gpu_head else "main"
+            warnings = (Detail(f"drafting with {model.name}: {_cost(model.nbytes, memory)}"),)
         if model.short_vocabulary:
             warnings += (Detail(short_note(model.name, model.short_vocabulary)),)
     return LoadedDrafter(ChainedDrafter([lookup, model]) if options.lookup_files else model, warnings)
@@ -67,8 +73,8 @@ def _check_hidden_layers(drafter: Drafter | None, engine: NativeEngine) -> None:
         engine.hand_out(drafter.hidden_layers, drafter.observe)
 
 
-def _cost(nbytes: int) -> str:
-    return f"{nbytes / 1e6:.0f} MB of main memory (draft=None leaves it out)"
+def _cost(nbytes: int, memory: str) -> str:
+    return f"{nbytes / 1e6:.0f} MB of {memory} memory (draft=None leaves it out)"
 
 
 def _layer_skipping(engine: NativeEngine) -> LayerSkipping:

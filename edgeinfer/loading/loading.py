@@ -185,7 +185,8 @@ def _drafting(
     """The drafter for the engine."""
     if source.specification.is_encoder:
         return LoadedDrafter(None)
-    if loaded.gpu is not None and not source.options.drafts_on_gpu:
+    drafts = source.options.drafts_on_gpu or loaded.placed.has_gpu_head
+    if loaded.gpu is not None and not drafts:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)
 

@@ -279,8 +279,8 @@ class LoadOptions:
 
     @property
     def drafts_on_gpu(self) -> bool:
-        """Whether to draft for a model on a GPU: only on request, because a step of several tokens isn't
-        bit-identical there.
+        """Whether to draft for a model on a GPU that has no draft head there: only on request, because a step
+        of several tokens isn't bit-identical there.
         """
         return bool(self.lookup_files) or self.draft not in (None, "auto")
 

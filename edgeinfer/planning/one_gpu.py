@@ -52,31 +52,35 @@ def plan_on_gpu(request: PlanRequest, machine: Machine, measured: Measured) -> D
 
 
 def plan_whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:
-    """All of the model on the GPU, with a required draft head if both fit. Raises `PlanError`: it doesn't
-    fit.
-    """
-    return with_draft_head(request, lambda own: _whole_on_gpu(own, machine), request.draft, NO_HEAD)
+    """All of the model on the GPU, with its draft head if both fit. Raises `PlanError`: it doesn't fit."""
+    return with_draft_head(
+        request, lambda own: _whole_on_gpu(own, machine), request.draft, NO_HEAD, automatic=True
+    )
 
 
 def with_draft_head(
-    request: PlanRequest, plan: Callable[[PlanRequest], DevicePlan], head: ModelSizes | None, note: str
+    request: PlanRequest,
+    plan: Callable[[PlanRequest], DevicePlan],
+    head: ModelSizes | None,
+    note: str,
+    *,
+    automatic: bool = False,
 ) -> DevicePlan:
     """The `plan` of a request, with a required draft head, of the sizes `head`, on the GPU; if it doesn't fit
-    there, or is None, without it and with the `note`. One that isn't required isn't used next to a GPU.
+    there, or is None, without it and with the `note`. One that isn't required is used if it's `automatic`.
     """
     if request.draft is None or not request.draft.is_draft_head:
         return plan(request)
     without = replace(request, draft=None, draft_required=False)
-    if not request.draft_required:
-        return plan(without)
-    if not request.draft.has_device_kernels:
-        return plan(without).noted(CPU_HEAD)
-    if head is not None:
+    if head is not None and request.draft.has_device_kernels and (automatic or request.draft_required):
         with suppress(PlanError, GpuUnavailableError, OutOfMemoryError):
-            planned = plan(replace(request, draft=head))
+            planned = plan(replace(request, draft=head, draft_required=True))
             if planned.memory.has_gpu_head:
                 return planned
-    return plan(without).noted(note)
+    planned = plan(without)
+    if not request.draft_required:
+        return planned
+    return planned.noted(note if request.draft.has_device_kernels else CPU_HEAD)
 
 
 def _whole_on_gpu(request: PlanRequest, machine: Machine) -> DevicePlan:

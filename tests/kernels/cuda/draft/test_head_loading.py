@@ -13,7 +13,9 @@ from edgeinfer.engine import draft_verification
 from edgeinfer.engine.device_sampling import sample_after_each
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
+from edgeinfer.loading import gpu_loading
 from edgeinfer.model_config.layers import draft_head
+from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_costs import MeasuredCosts
 from edgeinfer.speculation.drafter import DraftRequest
@@ -186,8 +188,33 @@ def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
 
 
 @pytest.mark.usefixtures("unmeasured")
-def test_auto_drafts_on_a_gpu_only_on_request(tmp_path: Path) -> None:
-    with edgeinfer.load(WITH_HEAD.write(tmp_path / "model.gguf"), **GPU) as model:
+def test_auto_drafts_on_a_gpu_with_a_head_of_the_file_that_fits_there(
+    tmp_path: Path, small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, **GPU) as model:
+        assert isinstance(drafter_of(model), DraftHead)
+        assert model.plan is not None
+        needed = model.plan.bytes_on("gpu")
+    small_gpu(needed - 1)
+    with edgeinfer.load(path, **GPU) as model:
+        assert model.speculator is None
+        assert not any("draft head" in line for line in model.warnings)
+    small_gpu(1 << 40)
+
+    def failing(*_: Any, **__: Any) -> Any:
+        raise GpuUnavailableError("no memory")
+
+    with monkeypatch.context() as change:
+        change.setattr(gpu_loading, "load_gpu_heads", failing)
+        with edgeinfer.load(path, **GPU) as model:
+            assert model.speculator is None
+            assert any("drafting is off" in line for line in model.warnings)
+            assert model.generate(IDS, **GREEDY).ids
+        with pytest.raises(SettingError, match="no memory"):
+            edgeinfer.load(path, draft="mtp", **GPU)
+    without = replace(WITH_HEAD, draft_head=False).write(tmp_path / "without.gguf")
+    with edgeinfer.load(without, **GPU) as model:
         assert model.speculator is None
 
 
