@@ -186,11 +186,14 @@ def test_a_plan_has_the_head_on_a_gpu_that_holds_the_model_and_on_no_other(path:
     items = {item.item: item for item in planned.plan.items}
     assert (planned.plan.draft, items["draft head"].device) == ("gpu", "gpu")
     assert not any("draft head" in line for line in planned.warnings)
-    assert plan_model(path, draft="auto", **machine).plan.draft is None
+    assert plan_model(path, draft="auto", **machine).plan.draft == "gpu"
     vram = planned.plan.bytes_on("gpu") - 1
     without = plan_model(path, draft="mtp", vram=vram, **machine)
     assert (without.plan.draft, without.plan.device) == (None, "gpu")
     assert any("too little memory for the draft head" in line for line in without.warnings)
+    automatic = plan_model(path, draft="auto", vram=vram, **machine)
+    assert (automatic.plan.draft, automatic.plan.device) == (None, "gpu")
+    assert not any("draft head" in line for line in automatic.warnings)
 
 
 def step(start: int, text: Sequence[int], width: int = 2) -> HiddenStep:
