@@ -251,7 +251,7 @@ def prepared(backend: B, gpu: Gpu, source: ModelSource, plan: MemoryPlan) -> B:
     """The backend, tuned for this GPU if its step reads enough, with its steps compiled; of all token counts
     if drafts need them, and of batches if several sequences are planned. Raises `GpuUnavailableError`.
     """
-    drafts = source.options.drafts_on_gpu or plan.has_gpu_head
+    drafts = source.options.drafts_on_gpu(has_head=plan.has_gpu_head)
     widths = ALL_STEP_SIZES if drafts else COMMON_STEP_SIZES
     can = backend.capabilities
     has_batches = plan.options.sequences > 1 and can.max_batch_tokens + can.max_joined_tokens > 0

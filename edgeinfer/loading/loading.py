@@ -185,7 +185,7 @@ def _drafting(
     """The drafter for the engine."""
     if source.specification.is_encoder:
         return LoadedDrafter(None)
-    drafts = source.options.drafts_on_gpu or loaded.placed.has_gpu_head
+    drafts = source.options.drafts_on_gpu(has_head=loaded.placed.has_gpu_head)
     if loaded.gpu is not None and not drafts:
         return LoadedDrafter(None)
     return load_drafter(draft, source, tokenizer, loaded)

@@ -277,12 +277,11 @@ class LoadOptions:
             )
         return self.vram
 
-    @property
-    def drafts_on_gpu(self) -> bool:
-        """Whether to draft for a model on a GPU that has no draft head there: only on request, because a step
-        of several tokens isn't bit-identical there.
+    def drafts_on_gpu(self, *, has_head: bool) -> bool:
+        """Whether to draft for a model on a GPU, which may have its draft head: without one only on request,
+        because a step of several tokens isn't bit-identical there.
         """
-        return bool(self.lookup_files) or self.draft not in (None, "auto")
+        return has_head or bool(self.lookup_files) or self.draft not in (None, "auto")
 
     @property
     def asks_sparse(self) -> bool:

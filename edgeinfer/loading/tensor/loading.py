@@ -43,7 +43,7 @@ def load_tensor_parallel(source: ModelSource, gpus: tuple[Gpu, ...], plan: Tenso
                 chunk=plan.options.chunk,
                 whole_caches=plan.options.whole_caches,
                 sums=SUMS,
-                drafts=source.options.drafts_on_gpu,
+                drafts=source.options.drafts_on_gpu(has_head=part.has_gpu_head),
                 tuned_seconds=TUNING_SECONDS if part.weight_bytes_per_token >= TUNED_FROM_BYTES else 0.0,
                 kept_states=KEPT_STATES if part.has_gpu_head else 0,
                 kept_layers=kept_layers(part),
