@@ -112,7 +112,7 @@ class PagedRequests:
         assert text is not None
         self.cache.extend(text, ids)
         left = len(ids) - text.length
-        count = left if left <= limit + SHORT_CHUNK else limit - text.length % (PAGES_PER_RUN * PAGE)
+        count = self._chunk(text.length, left, limit)
         if not self._reserve(live, count):
             return
         live.sequence.sampler.begin()
@@ -126,6 +126,16 @@ class PagedRequests:
             same = [other for other in others if other.phase == "waiting" and other.sequence.ids == ids]
             for each in (live, *(other for other in same if self._fork(live, other))):
                 self._first_token(each, logits)
+
+    def _chunk(self, done: int, left: int, limit: int) -> int:
+        """How many of the tokens that are left are read now: whole runs of pages, about `limit` tokens, and as
+        many as a step of the engine may have. No short chunk remains.
+        """
+        if left <= min(limit + SHORT_CHUNK, self._engine.batch):
+            return left
+        run = PAGES_PER_RUN * PAGE
+        count = min(limit - done % run, self._engine.batch)
+        return count - run if left - count <= SHORT_CHUNK and count > run else count
 
     @staticmethod
     def _first_token(live: LiveRequest, logits: npt.NDArray[np.float32]) -> None:

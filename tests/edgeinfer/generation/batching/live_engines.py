@@ -26,15 +26,22 @@ TOKENIZER = Tokenizer.from_metadata(vocabulary_metadata())
 
 
 def engine_of(
-    path: Path, build: Build = exact, positions: int = CONTEXT, others: int = 0, context: int = CONTEXT
+    path: Path,
+    build: Build = exact,
+    positions: int = CONTEXT,
+    others: int = 0,
+    context: int = CONTEXT,
+    batch: int = 32,
 ) -> NativeEngine:
-    """An engine for a file, with caches of `positions` tokens, and `others` for further sequences."""
+    """An engine for a file, with caches of `positions` tokens, and `others` for further sequences; `batch`:
+    maximum tokens of a step.
+    """
     file = GGUFFile.open(path)
     config = read_config(file)
     spec = config.specification()
     pool = DecoderState.allocate(spec, positions, "f32").pooled(1 + others)
     backend = build(spec, read_weights(file, config), pool.states[0])
-    engine = NativeEngine(spec, backend, context, 32, positions=positions)
+    engine = NativeEngine(spec, backend, context, batch, positions=positions)
     engine.join(pool)
     return engine
 

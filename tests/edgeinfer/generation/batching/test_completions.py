@@ -28,6 +28,17 @@ def test_several_prompts_give_the_completions_of_each(model: Model, count: int) 
     assert [completion.ids for completion in model.generate(prompts, **SETTINGS)] == alone
 
 
+def test_prompts_may_end_shortly_after_a_chunk(zoo_file: ZooFile) -> None:
+    """A few tokens more than a step of the engine may have."""
+    with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, context=600) as model:
+        size = model.engine.batch
+        prompts = [prompt(size + more, more) for more in (1, 16, 17, 64, size + 8)]
+        together = model.generate(prompts, max_tokens=3, temperature=0.0)
+    with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, context=600) as model:
+        alone = [model.generate(ids, max_tokens=3, temperature=0.0).ids for ids in prompts]
+    assert [completion.ids for completion in together] == alone
+
+
 def test_texts_and_chats_may_be_several_prompts(loaded: Model) -> None:
     texts = ["One", "Two and more"]
     expected = [loaded.generate(text, max_tokens=4, temperature=0.0).text for text in texts]

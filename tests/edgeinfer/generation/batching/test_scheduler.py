@@ -142,7 +142,7 @@ def test_requests_with_the_same_prompt_read_it_once(zoo_file: ZooFile) -> None:
 
 def test_each_step_gives_a_token_while_a_prompt_is_read(zoo_file: ZooFile) -> None:
     path = zoo_file("llama")
-    run = Run(engine_of(path, positions=1024, context=512))
+    run = Run(engine_of(path, positions=1024, context=512, batch=256))
     running = run.add(request(prompt(4), 60))
     for _ in range(3):
         run.step()
