@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import edgeinfer
@@ -27,12 +28,15 @@ def run(program: str, *arguments: str) -> None:
 @pytest.mark.slow
 def test_a_head_is_trained_continued_and_used(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    model, states = str(find_model("tiny").path), str(tmp_path / "states.npz")
+    model, texts = str(find_model("tiny").path), str(tmp_path / "texts.npz")
     first, second = (str(tmp_path / f"{name}.gguf") for name in ("first", "second"))
-    run("collect_states.py", "tiny", states, "--tokens", "2000", "--threads", "1")
-    brief = ("--minutes", "0.002", "--neurons", "64", "--vocabulary", "256", "--threads", "1")
-    run("train_draft_head.py", model, states, first, *brief, "--type", "F16")
-    run("train_draft_head.py", model, states, second, *brief, "--begin", first, "--passes", "2")
+    run("write_texts.py", model, texts, "--tokens", "512", "--row", "32", "--together", "16")
+    ids = np.load(texts)["ids"]
+    assert ids.shape == (16, 32)
+    assert len({*ids[:, -1].tolist()}) > 1
+    sizes = ("--neurons", "64", "--vocabulary", "256", "--passes", "2")
+    run("train_draft_head.py", model, texts, first, "--minutes", "0.002", *sizes, "--type", "F16")
+    run("train_draft_head.py", model, texts, second, "--minutes", "0", *sizes, "--begin", first)
     with edgeinfer.load("tiny", draft=second, device="cpu", threads=1, context=128) as loaded:
         assert loaded.speculator is not None
         assert loaded.speculator.drafter.name == "draft head"

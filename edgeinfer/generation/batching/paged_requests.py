@@ -128,8 +128,8 @@ class PagedRequests:
                 self._first_token(each, logits)
 
     def _chunk(self, done: int, left: int, limit: int) -> int:
-        """How many of the tokens that are left are read now: whole runs of pages, about `limit` tokens, and as
-        many as a step of the engine may have. No short chunk remains.
+        """How many of the tokens that are left are read now: whole runs of pages, about `limit` tokens, and
+        as many as a step of the engine may have. No short chunk remains.
         """
         if left <= min(limit + SHORT_CHUNK, self._engine.batch):
             return left
