@@ -97,9 +97,9 @@ class DraftTarget:
         Raises:
             SettingError: it can't be run.
         """
-        return self.nearest_head(required=required) or self.registered_head(required=required)
+        return self._nearest_head(required=required) or self._registered_head(required=required)
 
-    def nearest_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
+    def _nearest_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
         """The draft head in the model's file, else the first that fits of those next to it; None: there is
         none.
 
@@ -122,7 +122,7 @@ class DraftTarget:
             raise SettingError(problems[0])
         return None
 
-    def registered_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
+    def _registered_head(self, *, required: bool) -> HeadFile | MedusaFile | None:
         """The registry's draft head; None: there is none. Raises `SettingError`: it can't be run."""
         if self.config is None or self.config.is_encoder or self.head_path is None:
             return None
@@ -187,11 +187,10 @@ def open_draft(
 
 
 def _automatic(target: DraftTarget) -> tuple[OpenDraft | None, tuple[str, ...]]:
-    """As `open_draft` with "auto": the nearest head, else the draft model, else a registered head."""
+    """As `open_draft` with "auto": a head, else the draft model."""
     warnings = list[str]()
-    find_head = target.head if target.draft_path is None else target.nearest_head
     try:
-        if head := find_head(required=False):
+        if head := target.head(required=False):
             return head, ()
     except SettingError as error:
         warnings.append(Detail(f"the draft head isn't used: {error}"))

@@ -44,18 +44,18 @@ CODE = "".join(
     for name in ("price", "weight", "volume", "deposit")
 )
 EDITED = CODE.replace("cart", "basket").replace("rate)", "rate=0.0)")
+BUILTIN_DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
-    "draft model": {"draft": "auto"},
+    "draft model": {"draft": str(BUILTIN_DRAFT)},
     "draft head": {"draft": "mtp"},
-    "draft model, trees": {"draft": "auto", "draft_tree_width": 3},
+    "draft model, trees": {"draft": str(BUILTIN_DRAFT), "draft_tree_width": 3},
     "draft head, trees": {"draft": "mtp", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
 }
 CPU_ONLY = ("self",)
 """Layer skipping."""
-BUILTIN_DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
 CHAINS = (TreeShape(1, 1), TreeShape(3, 3), TreeShape(5, 5), TreeShape(7, 7))
 TREES = (TreeShape(3, 7), TreeShape(5, 7), TreeShape(5, 12), TreeShape(7, 15))
 """Levels and tokens of drafts of a fixed shape."""
@@ -91,12 +91,11 @@ def _drafters(device: str) -> dict[str, dict[str, Any]]:
     """The options of the drafters that a device supports."""
     if device == "cpu":
         return DRAFTERS
-    drafters = {
+    return {
         name: options
         for name, options in DRAFTERS.items()
         if options["draft"] not in CPU_ONLY and "draft_tree_width" not in options
     }
-    return {**drafters, "draft model": {"draft": str(BUILTIN_DRAFT)}}
 
 
 def forced_table(suite: DraftSuite) -> str:

@@ -11,14 +11,18 @@ import edgeinfer
 from edgeinfer import Model
 from edgeinfer.errors import SettingError
 from edgeinfer.loading.draft_vocabulary import same_tokens
+from edgeinfer.registry.registry import find_model
 from edgeinfer.results import Generation
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController
 from edgeinfer.speculation.draft_model import DraftModel
 from edgeinfer.speculation.drafter import ChainedDrafter, DraftRequest
+from edgeinfer.speculation.heads.draft_head import DraftHead
 from edgeinfer.speculation.loop_drafter import draft_sampling
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from tests.edgeinfer.conftest import ZooFile
+
+DRAFT_MODEL = find_model("tiny").draft_path
 
 BaselineCompletion = Callable[[str, tuple[tuple[str, Any], ...]], Generation]
 PROMPT = "Once upon a time, there was a little girl named Lily."
@@ -149,7 +153,7 @@ def test_logprobs_equal_baseline_decoding(plain: Model, drafting: Model) -> None
 
 
 def test_unseeded_sampling_accepts_most_draft_tokens() -> None:
-    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
+    with edgeinfer.load("tiny", draft=DRAFT_MODEL, device="cpu", threads=1, context=256) as model:
         always_draft(model, 3)
         shares = [
             model.generate(PROMPT, max_tokens=60, temperature=0.8).speed.accepted_share or 0.0
@@ -158,8 +162,8 @@ def test_unseeded_sampling_accepts_most_draft_tokens() -> None:
         assert max(shares) > 0.5
 
 
-def test_auto_uses_the_registry_draft_or_prompt_lookup(zoo_file: ZooFile) -> None:
-    for model, kind in (("tiny", DraftModel), (zoo_file("llama"), PromptLookup)):
+def test_auto_uses_the_registered_head_or_prompt_lookup(zoo_file: ZooFile) -> None:
+    for model, kind in (("tiny", DraftHead), (zoo_file("llama"), PromptLookup)):
         with edgeinfer.load(model, device="cpu", threads=1) as loaded:
             assert loaded.speculator is not None
             assert isinstance(loaded.speculator.drafter, kind)
@@ -177,7 +181,7 @@ def test_auto_reports_the_cost_of_the_draft() -> None:
         assert model.speculator is not None
         megabytes = f"{model.speculator.drafter.nbytes / 1e6:.0f} MB of main memory"
         assert [line for line in model.details if line.startswith("drafting with")] == [
-            f"drafting with edgeinfer-tiny-draft-5m-Q8_0: {megabytes} (draft=None leaves it out)"
+            f"drafting with draft head: {megabytes} (draft=None leaves it out)"
         ]
 
 
@@ -272,7 +276,7 @@ def test_the_first_drafter_with_a_draft_is_used() -> None:
 
 
 def test_a_draft_model_alternates_with_the_target_threads() -> None:
-    with edgeinfer.load("tiny", device="cpu", threads=1) as model:
+    with edgeinfer.load("tiny", draft=DRAFT_MODEL, device="cpu", threads=1) as model:
         assert model.speculator is not None
         drafter = model.speculator.drafter
         assert isinstance(drafter, DraftModel)
@@ -296,7 +300,7 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
 )
 def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> None:
     requested = SamplingParams(**settings)
-    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
+    with edgeinfer.load("tiny", draft=DRAFT_MODEL, device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         drafter: Any = model.speculator.drafter
         assert drafter.max_prompt == 16
@@ -314,7 +318,7 @@ def test_the_draft_loop_equals_single_draft_steps(settings: dict[str, Any]) -> N
 
 
 def test_sampled_drafts_include_their_distribution() -> None:
-    with edgeinfer.load("tiny", device="cpu", threads=1, context=256) as model:
+    with edgeinfer.load("tiny", draft=DRAFT_MODEL, device="cpu", threads=1, context=256) as model:
         assert model.speculator is not None
         ids = model.tokenizer.encode(PROMPT)
         drafts = [

@@ -39,7 +39,7 @@ def test_verbose_prints_budgets_and_speeds_after_the_same_table(edgeinfer: Comma
     assert verbose.startswith(short[: short.index("\n\nthe machine")])
     lines = verbose.splitlines()
     assert any(line.startswith("decode: ") for line in lines)
-    assert "gpu: 635 MiB of 8.00 GiB that may be used" in lines
+    assert "gpu: 651 MiB of 8.00 GiB that may be used" in lines
     assert not any(line.startswith(("decode: ", "gpu: ")) for line in short.splitlines())
 
 
@@ -134,7 +134,7 @@ def test_the_plan_of_this_machine_equals_loading(edgeinfer: CommandLine, repack:
     with library.load("tiny", device="cpu", threads=2, repack=repack) as model:
         assert model.plan is not None
         loaded = {(item.item, item.device): item.bytes for item in model.plan.items}
-    assert ("draft model", "cpu") in loaded
+    assert ("draft head", "cpu") in loaded
     assert {(item["item"], item["device"]): item["bytes"] for item in message["items"]} == loaded
 
 
@@ -143,8 +143,8 @@ def test_the_draft_that_loading_uses_is_planned(edgeinfer: CommandLine) -> None:
     for device, draft in (("cpu:", "auto"), ("cpu:", "none"), (LAPTOP, "auto"), (LAPTOP, "tiny")):
         outcome = edgeinfer("plan", "tiny", "--device", device, "--draft", draft, "--json")
         items = json.loads(outcome.out)["items"]
-        drafts.append([item["device"] for item in items if item["item"] == "draft model"])
-    assert drafts == [["cpu"], [], [], ["gpu"]]
+        drafts.append([item["device"] for item in items if item["item"].startswith("draft ")])
+    assert drafts == [["cpu"], [], ["gpu"], ["gpu"]]
     assert outcome.err == ""
 
 
@@ -155,12 +155,12 @@ def test_a_draft_that_loading_omits_is_not_planned(edgeinfer: CommandLine) -> No
         message = json.loads(outcome.out)
         sizes[ram] = {item["item"]: item["bytes"] for item in message["items"]}
         assert ("using prompt lookup instead" in outcome.err) == (ram != "1GiB")
-        assert ("draft model" in sizes[ram]) == (ram == "1GiB")
+        assert ("draft head" in sizes[ram]) == (ram == "1GiB")
     with library.load("tiny", device="cpu", threads=2, ram="37MiB") as model:
         assert model.plan is not None
         assert {item.item: item.bytes for item in model.plan.items} == sizes["37MiB"]
     outcome = edgeinfer("plan", "tiny", "--device", "cpu", "--threads", "2", "--context", "100000000")
-    assert "draft model" not in outcome.err
+    assert "draft head" not in outcome.err
     assert outcome.err.endswith("; with a context of 1024 it fits (--context)\n")
 
 

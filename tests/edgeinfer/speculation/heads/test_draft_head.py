@@ -281,13 +281,13 @@ def test_a_head_of_another_model_is_refused_in_one_line(zoo_file: ZooFile) -> No
     assert "\n" not in str(caught.value)
 
 
-def test_auto_uses_a_separate_head_only_if_there_is_no_draft_model() -> None:
+def test_auto_uses_the_registered_head_or_else_the_draft_model() -> None:
     model = find_model("tiny")
     with GGUFFile.open(model.path) as file:
         target = DraftTarget.of(model, file, read_config(file))
         for each, name in (
-            (target, model.draft_path),
-            (replace(target, draft_path=None), model.head_path),
+            (target, model.head_path),
+            (replace(target, head_path=None), model.draft_path),
             (replace(target, draft_path=None, head_path=None), None),
         ):
             draft, warnings = open_draft("auto", each)
