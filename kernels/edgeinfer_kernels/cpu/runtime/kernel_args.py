@@ -257,6 +257,9 @@ class NormArgs(Structure):
 class InputArgs(Structure):
     """Rows of activations as float32 and, if `quantized` is not 0, as int8 blocks; from `tile_tokens` tokens
     on as bfloat16 tiles in the same buffer.
+
+    own: 0, or an InputArgs of each thread, for steps of at most own_tokens tokens, of which every thread
+    computes all rows: on the first thread these rows, on others rows of that thread.
     """
 
     floats: Int
@@ -265,3 +268,5 @@ class InputArgs(Structure):
     quantized_stride: Int
     columns: Int
     tile_tokens: Int
+    own: Int
+    own_tokens: Int

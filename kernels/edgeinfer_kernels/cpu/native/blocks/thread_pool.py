@@ -77,8 +77,11 @@ def wake(pool, word, sleeping):
 
 @device_function
 def clear_counters(pool):
+    """Set the work counters to 0. Those that are 0 aren't written: their cache lines stay shared."""
     for counter in range(WORK_COUNTERS):
-        store_i64(pool.counters + CACHE_LINE * counter, 0)
+        at = pool.counters + CACHE_LINE * counter
+        if load_i64(at) != 0:
+            store_i64(at, 0)
 
 
 @device_function
@@ -175,7 +178,8 @@ def run_schedule(schedule, count, pool, thread):
     """Run the functions of a schedule in order; `count` points to their number.
 
     The work counters start at 0 for each function, as in a separate run. Without a barrier after a function,
-    it leaves the counters at 0 and ends token by token (see `next_token`), as the next function starts.
+    it leaves the counters at 0 and ends token by token (see `next_token`), as the next function starts. The
+    last one needs none either.
     """
     for index in range(load_i64(count)):
         each = schedule[index]
