@@ -291,19 +291,19 @@ def attention_block(block, step_args, pool, thread):
         gates, gate_stride = block.head_gates, block.head_gates_stride
         project(pool, 10, thread, tokens, block.gate_matrix, normed, gates, gate_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     store_heads(pool, 4, thread, block, step_args, share, scratch)
     if share == 0:
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     attend(pool, 5, thread, block, step_args, pieces, share, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if pieces > 1:
         merge_pieces(pool, 6, block, step_args, pieces)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     if block.sub_norm.address != 0:
         normalize_rows(pool, 7, thread, step_args, block.sub_norm, attn_out)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     elif not heads_fill_blocks(block):
         quantize_input(pool, 7, step_args, attn_out)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 8, thread, step_args, block, output, attn_out, scratch)

@@ -137,12 +137,12 @@ def feed_forward_block(block, step_args, pool, thread):
             project(pool, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
         up = hidden.floats
         project(pool, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
         activate_and_quantize(pool, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if block.sub_norm.address != 0:
         normalize_rows(pool, 6, thread, step_args, block.sub_norm, hidden)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 4, thread, step_args, block, down, hidden, scratch)
 
 

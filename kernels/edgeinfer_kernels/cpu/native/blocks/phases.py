@@ -85,7 +85,7 @@ def read_input(pool, thread, step_args, norm, target, matrix):
     if tokens > target.own_tokens:
         normalize_and_quantize(pool, 0, thread, step_args, norm, target)
         ahead, end = first_weights(pool, thread, tokens, matrix)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         return target
     own = InputArgs(target.own)[thread]
     for token in range(tokens):
@@ -210,9 +210,10 @@ def first_row(item, threads, chunk, chunks):
 def next_chunk(pool, counter, item, chunks, matrix):
     """The chunk of a matrix that a thread multiplies after `item`; its first one is that of its index.
 
-    A thread takes most chunks of its own range, or all of a small matrix: their weights stay in the cache of
-    its core, what a kernel prefetches after a chunk is used, and counting may take as long as a chunk. For
-    the last ones it takes the range that has the fewest completed chunks, as threads differ in speed.
+    A thread first takes the chunks of its range, most of them or, of a small matrix, all: their weights stay
+    in the cache of its core, what a kernel prefetches after a chunk is used, and counting may take as long as
+    a chunk. For the last ones it takes the range that has the fewest completed chunks, as threads differ in
+    speed.
     """
     threads = pool.threads
     fixed = threads * chunks
@@ -334,6 +335,6 @@ def project_residual(pool, counter, thread, step_args, block, matrix, source, sc
     project_chunks(
         pool, counter, thread, thread, tokens, matrix, source, out, stride, scratch, x, x_stride, scale
     )
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     if post_norm.kind != 0:
         add_residual(pool, counter + 1, thread, step_args, matrix, out, stride, post_norm, scale)

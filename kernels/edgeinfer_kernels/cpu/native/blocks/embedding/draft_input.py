@@ -41,6 +41,6 @@ def draft_input_block(block, step_args, pool, thread):
     matrix = block.eh_proj
     write_pairs(pool, 0, thread, block, step_args)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, matrix, block.pair, step_args.x, step_args.x_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
