@@ -121,6 +121,12 @@ class Backend(Protocol[X]):
         """(tokens, hidden_size) float32: the hidden states x after the final norm, the input of the head."""
         ...
 
+    def draft_states(self, x: X) -> Activations:
+        """As `final_norm`, for a draft head, whose drafts may differ by rounding; valid until the next
+        call.
+        """
+        return self.final_norm(x)
+
     def snapshot(self, end: int) -> StateArrays:
         """The state after the first `end` positions, in a backend-specific order and layout. Arrays in main
         memory are views.

@@ -71,7 +71,7 @@ class DraftHead(LoopDrafter):
         self._backend, self._target, self._nbytes = backend, target, nbytes
         self._on_close, self._batch = on_close, batch
         self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
-        norm = None if head.target_layers else target.backend.final_norm
+        norm = None if head.target_layers else target.backend.draft_states
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
 from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop, has_plain_ends
-from edgeinfer_kernels.cpu.hidden_states import KeptStates, TakenStates, own_state
+from edgeinfer_kernels.cpu.hidden_states import KeptStates, NormedStates, TakenStates, own_state
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -144,6 +144,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self._head = decoder.builder.head(spec.norm, self.weights) if head else 0
         if head:
             self._output = HeadOutput(HeadArgs.from_address(self._head), spec, self.weights.output_bias)
+        decoder.give_own_rows()
         self._x = float_rows(self._workspace.rows("x")[0], self.batch, padded(spec.hidden_size))
         self._step_args = StepArgs()
         self._step_address = addressof(self._step_args)
@@ -177,6 +178,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._step_run = self._schedules.whole(before, head, self._step_address)
         self._draft_loop: DraftLoop | None = None
         self._taken_states: TakenStates | None = None
+        self._normed_states: NormedStates | None = None
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -389,6 +391,15 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
+
+    def draft_states(self, x: Activations) -> Activations:
+        if not self._head:
+            return self.final_norm(x)
+        if self._normed_states is None:
+            norm, width = self._output.args.norm, self.spec.hidden_size
+            self._normed_states = NormedStates(self._kernels, norm, width)
+        found = self._normed_states.of(x)
+        return self.final_norm(x) if found is None else found
 
     def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
         return attention_scores(self, x, start)

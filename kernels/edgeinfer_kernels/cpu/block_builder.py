@@ -29,7 +29,7 @@ from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs, Recurrent
 from edgeinfer_kernels.decoder import DecoderWeights, ResidualBlock, ResidualWeights
 from edgeinfer_kernels.matrix import Matrix, Vector
 from edgeinfer_kernels.recurrent_state import RecurrentState
-from edgeinfer_kernels.sizes.cpu_workspace import Workspace
+from edgeinfer_kernels.sizes.cpu_workspace import OwnRows, Workspace
 
 NORM_KINDS = {"rms": 1, "layer": 2}
 NORMED = "normed"
@@ -84,12 +84,16 @@ class Call(NamedTuple):
     """A kernel, by name, and the address of the structure that it reads.
 
     `ends_by_token`: its last phase writes a token's x on the thread that reads it in the first phase of the
-    next kernel, so that no barrier is needed between them in a decode step.
+    next kernel, so that no barrier is needed between them in a decode step. `ends_everywhere`: after a decode
+    step every thread sees the x of all tokens. `begins_by_token`: its first phase reads a token's x on one
+    thread.
     """
 
     kernel: str
     block: int
     ends_by_token: bool = False
+    ends_everywhere: bool = False
+    begins_by_token: bool = False
 
 
 class BuiltBlock(NamedTuple):
@@ -101,6 +105,17 @@ class BuiltBlock(NamedTuple):
     """Those that run before the first of the blocks that share their input."""
     rope: RopeSpec | None = None
     """The RoPE whose table the kernels read."""
+
+
+def _own_inputs(shared: InputArgs, rows: OwnRows) -> Any:
+    """The InputArgs of each thread; the first thread's rows are the shared ones, which others read later."""
+    made = (InputArgs * rows.threads)()
+    for thread, args in enumerate(made):
+        floats, quantized = rows.of(thread) if thread else (shared.floats, shared.quantized)
+        args.floats, args.float_stride = floats, shared.float_stride
+        args.quantized, args.quantized_stride = quantized if shared.quantized else 0, shared.quantized_stride
+        args.columns, args.tile_tokens = shared.columns, shared.tile_tokens
+    return made
 
 
 class BlockBuilder:
@@ -126,6 +141,8 @@ class BlockBuilder:
         """The structures of the matrices that can have a LoRA adapter."""
         self.assignment_inputs: list[tuple[int, int]] = []
         """The InputArgs of token-expert assignments without float32 rows, and their rows per token."""
+        self._normed: list[int] = []
+        """The InputArgs of the normed x, except those that parallel blocks share."""
 
     def norm(self, norm: NormSpec, width: int, weight: Vector | None, bias: Vector | None = None) -> int:
         """A NormArgs structure; without a weight of kind 0, which copies its input."""
@@ -197,7 +214,7 @@ class BlockBuilder:
         if strides is not None:
             float_stride, quantized_stride = strides
         tiles = tiles and all(self._packed[id(matrix)].tile_kernel for matrix in takers)
-        return self.arena.fill(
+        args = self.arena.fill(
             InputArgs,
             floats=floats,
             float_stride=float_stride,
@@ -206,6 +223,24 @@ class BlockBuilder:
             columns=columns,
             tile_tokens=TILE_TOKENS if tiles else NO_TILES,
         )
+        if name == NORMED and not shared:
+            self._normed.append(args)
+        return args
+
+    def give_own_rows(self) -> None:
+        """Let each thread compute the normed x of steps of few tokens in rows that no other thread reads:
+        between all kernels that were built, every thread sees x.
+        """
+        rows, found = self.workspace.own_rows, dict[tuple[int, ...], int]()
+        if rows is None:
+            return
+        for at in self._normed:
+            args = InputArgs.from_address(at)
+            key = args.quantized, args.columns, args.tile_tokens
+            if key not in found:
+                found[key] = self.arena.keep_args(_own_inputs(args, rows))
+            args.own, args.own_tokens = found[key], rows.tokens
+        self._normed = []
 
     def norms(self, residual: ResidualBlock[Any], w: ResidualWeights[Any]) -> dict[str, float]:
         """The fields of the norms before and after a block, and its residual scale."""

@@ -158,6 +158,7 @@ class CpuShard:
     def _build(self) -> None:
         """Build one schedule of the kernels of all stages, and one for each stage."""
         self.decoder.build(self._options)
+        self.decoder.give_own_rows()
         calls, ropes = self.decoder.calls, self.decoder.ropes
         self._selected = [calls[index][0].block for index in calls if self._options(index).expert_weights]
         found = dict.fromkeys(ropes.get(index.layer) for index in calls)

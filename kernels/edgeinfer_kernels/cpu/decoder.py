@@ -201,7 +201,15 @@ class CpuDecoder:
         for index, block in reversed(built.items()):
             if block.before_layer:
                 self.calls[BlockIndex(index.layer, 0)][:0] = block.before_layer
+        every = chain.from_iterable(self.calls.values())
+        self.ends_everywhere = all(call.ends_everywhere for call in every)
+        """Whether every thread sees x after each kernel of a decode step."""
         self.ropes = {index.layer: block.rope for index, block in built.items() if block.rope is not None}
+
+    def give_own_rows(self) -> None:
+        """Let each thread compute the norms of short steps itself, if it sees x after every kernel."""
+        if self.ends_everywhere:
+            self.builder.give_own_rows()
 
     def functions(self) -> dict[str, int]:
         """The addresses of the kernels that the whole decoder needs, by name."""
@@ -210,12 +218,14 @@ class CpuDecoder:
 
     def schedules(self, functions: Mapping[str, int], joined: StatePool | None) -> StepSchedules:
         """The kernels of each layer in order. `joined`: the states that this decoder's state joins."""
-        calls = chain.from_iterable(self.calls.values())
+        calls = list(chain.from_iterable(self.calls.values()))
         by_token = {functions[call.kernel] for call in calls if call.ends_by_token}
-        by_token.add(functions["embed_block"])
+        if not self.ends_everywhere or (calls and calls[0].begins_by_token):
+            by_token.add(functions["embed_block"])
         layers = [self._layer_calls(layer, functions, joined) for layer in range(len(self.spec.layers))]
         x, stride = self.workspace.rows("x")
-        return StepSchedules(self.arena, functions["run_schedule"], layers, x, stride, by_token)
+        runner, everywhere = functions["run_schedule"], bool(calls) and self.ends_everywhere
+        return StepSchedules(self.arena, runner, layers, x, stride, by_token, ends_everywhere=everywhere)
 
     def _layer_calls(
         self, layer: int, functions: Mapping[str, int], joined: StatePool | None

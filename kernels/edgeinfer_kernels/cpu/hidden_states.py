@@ -6,13 +6,15 @@ import numpy as np
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
-from edgeinfer_kernels.blocks.embedding.draft_input import STATES
+from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec
-from edgeinfer_kernels.caches.layer_cache import padded
+from edgeinfer_kernels.caches.layer_cache import LANES, padded
+from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
-from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
+from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.runtime.embedding_args import AssistantInputArgs, DraftInputArgs, EagleInputArgs
+from edgeinfer_kernels.cpu.runtime.schedule import quick_address
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.reference.backend import final_norm
 
@@ -46,6 +48,25 @@ class KeptStates:
     def rows(self, x: Activations) -> list[Activations]:
         """The states of a step whose rows after the last layer are x."""
         return [self._buffers[each][: len(x)] if each in self._buffers else x for each in self._layers]
+
+
+class NormedStates:
+    """The states of a target after its final norm, for a draft head, by the compiled norm at the address
+    `norm`: numpy takes as long as a draft token of a small head.
+    """
+
+    def __init__(self, kernels: Kernels, norm: int, width: int) -> None:
+        self._norm, self._function = norm, kernels.function("norm_rows", 5)
+        self._rows = np.empty((2 * HEAD_BATCH, width), np.float32)
+        self._address = address(self._rows)
+
+    def of(self, x: Activations) -> Activations | None:
+        """The normed rows of x, valid until the next call; None: they aren't whole vectors, or too many."""
+        width = self._rows.shape[1]
+        if width % LANES or x.shape[1] != width or len(x) > len(self._rows) or not x.flags.c_contiguous:
+            return None
+        self._function(self._norm, quick_address(x), self._address, x.strides[0], len(x))
+        return self._rows[: len(x)]
 
 
 class TakenStates:

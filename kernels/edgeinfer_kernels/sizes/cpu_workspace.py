@@ -1,15 +1,19 @@
 """Buffers for a batch of tokens, shared by all layers; their sizes are computed before allocation."""
 
+from typing import NamedTuple
+
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.embedding import embedding_scratch
 from edgeinfer_kernels.cpu.layout.file_rows import file_rows_scratch
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, quantized_bytes
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, RING_ROWS, STEP_TOKENS, quantized_bytes
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
 PAGE = 4096
+OWN_COLUMNS_PER_THREAD = 128
+"""Columns of normed rows that a thread computes in the time by which one more thread lengthens a barrier."""
 
 
 def aligned(nbytes: int) -> int:
@@ -67,10 +71,25 @@ def states_bytes(sizes: ModelSizes, threads: int) -> int:
     return -(-max_bytes // PAGE) * PAGE
 
 
+def own_tokens(width: int, threads: int) -> int:
+    """Maximum tokens of a step whose normed rows each thread computes itself. Of one token any other thread
+    would compute them as long; of more tokens a barrier may take less time.
+    """
+    return min(STEP_TOKENS, 1 + threads * OWN_COLUMNS_PER_THREAD // width) if threads > 1 else 0
+
+
+def own_bytes(sizes: ModelSizes, threads: int) -> int:
+    """Bytes of these rows of all threads but the first, whose rows are the shared ones."""
+    rows = workspace_rows(sizes)
+    row = rows["normed"] + rows["normed.quantized"]
+    return max(0, threads - 1) * own_tokens(sizes.hidden_size, threads) * row
+
+
 def workspace_bytes(sizes: ModelSizes, batch: int, threads: int, repack: bool = True) -> int:
     """Bytes of a `Workspace` with these arguments."""
     rows = sum(workspace_rows(sizes).values())
     scratch = threads * scratch_stride(sizes, repack) + states_bytes(sizes, threads)
+    scratch += own_bytes(sizes, threads)
     return buffered_tokens(sizes, batch) * rows + scratch
 
 
@@ -81,6 +100,24 @@ def observed_bytes(head: ModelSizes, batch: int) -> int:
     decoded = 0 if head.decoded is None else head.decoded.rows * head.decoded.columns
     states = sum(columns * (batch + 2 * HEAD_BATCH) for columns in head.fused_widths)
     return 4 * (states + decoded)
+
+
+class OwnRows(NamedTuple):
+    """Normed rows of each thread but the first, `tokens` of each, from an address on; bytes of a float32 and
+    of a quantized row.
+    """
+
+    start: int
+    threads: int
+    tokens: int
+    float_bytes: int
+    quantized_bytes: int
+
+    def of(self, thread: int) -> tuple[int, int]:
+        """The addresses of the float32 and of the quantized rows of a thread."""
+        floats = self.tokens * self.float_bytes
+        at = self.start + (thread - 1) * (floats + self.tokens * self.quantized_bytes)
+        return at, at + floats
 
 
 class Workspace:
@@ -102,6 +139,12 @@ class Workspace:
         self.scratch_stride = scratch_stride(sizes, repack)
         self.scratch = arena.keep(allocate(self.scratch_stride * threads))
         self.states = arena.keep(allocate(states_bytes(sizes, threads)))
+        self.own_rows: OwnRows | None = None
+        """None: there is one thread."""
+        if threads > 1:
+            start = arena.keep(allocate(own_bytes(sizes, threads)))
+            strides = self._rows["normed"][1], self._rows["normed.quantized"][1]
+            self.own_rows = OwnRows(start, threads, own_tokens(sizes.hidden_size, threads), *strides)
 
     def rows(self, name: str) -> tuple[int, int]:
         """(address, bytes per token) of a buffer."""

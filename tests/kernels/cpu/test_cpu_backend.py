@@ -114,6 +114,29 @@ def test_any_number_of_threads_gives_the_same_logits(tmp_path: Path, threads: in
     assert np.array_equal(logits_of(path, cpu(threads=threads)), logits_of(path, cpu(threads=1)))
 
 
+@pytest.mark.parametrize("threads", [2, 5])
+def test_chunks_that_any_thread_may_take_give_the_same_logits(tmp_path: Path, threads: int) -> None:
+    """A feed-forward of more than FIXED_BYTES_PER_THREAD for each thread, and one KV head each or none."""
+    model = replace(ZOO["llama"], layers=2, feed_forward=8192, formats=("Q8_0",))
+    path, found = model.write(tmp_path / "model.gguf"), list[npt.NDArray[np.float32]]()
+    for count in (1, threads):
+        engine = engine_for(path, cpu(threads=count))
+        engine.append(IDS[:20])
+        found.append(np.stack([engine.append(IDS[20:21]), *engine.append_all(IDS[21:25])]))
+        engine.close()
+    assert np.array_equal(*found)
+
+
+def test_states_for_a_draft_head_are_those_of_the_final_norm(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
+    x = np.random.default_rng(3).normal(size=(6, engine.specification.hidden_size)).astype(np.float32)
+    expected = engine.backend.final_norm(x)
+    assert relative(engine.backend.draft_states(x), expected) < 1e-6
+    assert relative(engine.backend.draft_states(x[1:3]), expected[1:3]) < 1e-6
+    assert np.array_equal(engine.backend.draft_states(x[::2]), expected[::2])  # not contiguous
+    engine.close()
+
+
 @pytest.mark.parametrize(("name", "head_dim"), [("llama", 24), ("llama", 8), ("qwen3", 48), ("qwen3", 16)])
 def test_rope_takes_pairs_that_fill_no_vector(tmp_path: Path, name: str, head_dim: int) -> None:
     """Adjacent pairs (llama) and those of neox, of which 8 and 16 fill a vector."""

@@ -53,7 +53,8 @@ def build(
         **builder.scratch(),
     )
     before = builder.own_norm(residual, weights, w.inputs())
-    call = Call("attention_block", block, ends_by_token=True)
+    everywhere = weights.post_norm is None
+    call = Call("attention_block", block, ends_by_token=True, ends_everywhere=everywhere)
     return BuiltBlock((call,), before_parallel=before, rope=spec.rope)
 
 

@@ -37,4 +37,6 @@ def build(
         projected_stride=projected_stride,
         **builder.scratch(),
     )
-    return BuiltBlock((Call("feed_forward_block", block, ends_by_token=True),))
+    everywhere = weights.post_norm is None
+    call = Call("feed_forward_block", block, ends_by_token=True, ends_everywhere=everywhere)
+    return BuiltBlock((call,))

@@ -65,6 +65,10 @@ ACTIVATION_CODES = {"silu": 0, "gelu": 1, "relu": 2, "relu_squared": 3, "clamped
 CLAMPED_SWIGLU_SLOPE, CLAMPED_SWIGLU_LIMIT, MIN_WEIGHT_SUM = 1.702, 7.0, 2.0**-14
 """As in `specification.py`; defined here so that compiled code is rebuilt when they change."""
 GATING_CODES = {"softmax": 0, "sigmoid": 1, "softmax_of_selected": 2}
+FEW_TOKENS = 8
+"""Maximum number of tokens that are processed group by group, in the L1 cache, with their sums in registers,
+by a target with 32 of 64 bytes.
+"""
 TOKEN_TILE = 32
 """Tokens whose sums a GEMV kernel holds at a time."""
 TILE_TOKENS = 24

@@ -41,8 +41,6 @@ class DraftInputArgs(Structure):
     pair: Input
     state_offset: Int
     eh_proj: Matrix
-    projected: Int
-    projected_stride: Int
     scratch: Int
     scratch_stride: Int
 

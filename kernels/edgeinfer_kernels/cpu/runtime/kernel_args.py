@@ -11,18 +11,20 @@ from edgeinfer_kernels.cpu.runtime.structure import Float, Int, Structure, Word,
 class ThreadPoolArgs(Structure):
     """A thread pool.
 
-    generation: incremented for every run; negative: shutdown. arrived, barrier: number of threads at the
-    barrier, and number of completed barriers. sleeping, barrier_sleeping: threads that wait in the OS kernel,
-    for a run or at a barrier. yield_function, sleep_function, wait_function, wake_function: addresses of C
-    functions. wait_kind: of WAIT_KINDS. futex: number of the system call. function, block, step: arguments
-    of the run. counters: WORK_COUNTERS, one cache line each.
+    generation: incremented for every run; negative: shutdown. barrier: number of completed barriers;
+    arrivals: an int64 of each thread, one cache line each: this number after the barrier at which it has
+    arrived. sleeping, barrier_sleeping, first_sleeping: threads that wait in the OS kernel for a run, at a
+    barrier, and whether the first thread waits there for others. yield_function, sleep_function,
+    wait_function, wake_function: addresses of C functions. wait_kind: of WAIT_KINDS. futex: number of the
+    system call. function, block, step: arguments of the run. counters: WORK_COUNTERS, one cache line each.
     """
 
     generation: Word
-    arrived: Word
     barrier: Word
     sleeping: Word
     barrier_sleeping: Word
+    first_sleeping: Word
+    arrivals: Int
     threads: Int
     yield_function: Int
     sleep_function: Int
@@ -257,6 +259,9 @@ class NormArgs(Structure):
 class InputArgs(Structure):
     """Rows of activations as float32 and, if `quantized` is not 0, as int8 blocks; from `tile_tokens` tokens
     on as bfloat16 tiles in the same buffer.
+
+    own: 0, or an InputArgs of each thread, for steps of at most own_tokens tokens, of which every thread
+    computes all rows: on the first thread these rows, on others rows of that thread.
     """
 
     floats: Int
@@ -265,3 +270,5 @@ class InputArgs(Structure):
     quantized_stride: Int
     columns: Int
     tile_tokens: Int
+    own: Int
+    own_tokens: Int

@@ -114,7 +114,8 @@ class StepCall(NamedTuple):
 class StepSchedules:
     """Lists of kernels for `runner`, the kernel `run_schedule`; `layers`: those of each layer.
 
-    `by_token`: functions that need no barrier afterwards in a decode step.
+    `by_token`: functions that need no barrier afterwards in a decode step. `ends_everywhere`: then every
+    thread sees x after each layer.
     Kernels with the same RoPE and pages share a call: `step_args` are these calls with their RoPE tables,
     `pages` the pages of each. Hidden states are at `x`, `stride` bytes apart.
     """
@@ -127,9 +128,11 @@ class StepSchedules:
         x: int,
         stride: int,
         by_token: Collection[int],
+        *,
+        ends_everywhere: bool = False,
     ) -> None:
         self._arena, self._runner, self._layers = arena, runner, layers
-        self._by_token = by_token
+        self._by_token, self._ends_everywhere = by_token, ends_everywhere
         self.x, self.stride = x, stride
         calls = [(step.rope, step.pages) for layer in layers for step in layer]
         keys = dict.fromkeys(calls or [(None, None)])  # A Markov head has no layers.
@@ -185,8 +188,10 @@ class StepSchedules:
 
     def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
-        if before_head and steps[:-1]:  # It may be called for one of the rows only.
-            listed[-2] = (*steps[-2], 1)
+        if before_head and steps[:-1] and not self._ends_everywhere:
+            listed[-2] = (*steps[-2], 1)  # It may be called for one of the rows only.
+        if listed:  # A run ends with a barrier.
+            listed[-1] = (*steps[-1], 0)
         schedule = self._arena.fill_all(ScheduleStep, [ScheduleStep(*step) for step in listed])
         return self._runner, schedule, self._arena.keep(np.array([len(steps)], np.int64))
 

@@ -40,13 +40,14 @@ class ThreadPool:
 
     def _start(self) -> None:
         self._process = os.getpid()
-        self._memory = ctypes.create_string_buffer(ctypes.sizeof(ThreadPoolArgs) + CACHE_LINE)
+        nbytes = ctypes.sizeof(ThreadPoolArgs)
+        self._memory = ctypes.create_string_buffer(nbytes + CACHE_LINE * (1 + self.threads))
         self.address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
         args = ThreadPoolArgs.from_address(self.address)
         waiting = wait_functions()
         for name in WAIT_FIELDS:
             setattr(args, name, getattr(waiting, name))
-        args.threads = self.threads
+        args.threads, args.arrivals = self.threads, self.address + nbytes
         workers = [
             threading.Thread(target=self._serve, args=(self.address, thread, 0), daemon=True)
             for thread in range(1, self.threads)

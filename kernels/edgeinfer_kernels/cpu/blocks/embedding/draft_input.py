@@ -19,7 +19,6 @@ def build(
     """The kernel of a draft head's input. A drafted token's state is the row that the head has normed."""
     norm, w, width = residual.block.norm, weights.block, builder.width
     states, states_stride = builder.workspace.rows(STATES)
-    projected, projected_stride = builder.workspace.rows("projected")
     block = builder.arena.fill(
         DraftInputArgs,
         states=states,
@@ -30,8 +29,7 @@ def build(
         pair=builder.input(PAIR, 2 * width, [w.eh_proj]),
         state_offset=4 * width,
         eh_proj=builder.matrix(w.eh_proj),
-        projected=projected,
-        projected_stride=projected_stride,
         **builder.scratch(),
     )
-    return BuiltBlock((Call("draft_input_block", block, ends_by_token=True),))
+    call = Call("draft_input_block", block, ends_by_token=True, ends_everywhere=True, begins_by_token=True)
+    return BuiltBlock((call,))

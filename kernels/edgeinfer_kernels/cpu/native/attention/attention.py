@@ -29,11 +29,12 @@ from edgeinfer_kernels.cpu.native.attention.rope_heads import (
 from edgeinfer_kernels.cpu.native.attention.softmax import gather
 from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_weights,
-    normalize_and_quantize,
     normalize_rows,
     project,
+    project_from,
     project_residual,
     quantize_input,
+    read_input,
 )
 from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
@@ -218,7 +219,7 @@ def make_attend(gather_item):
         scores = scratch + ROWS_SCRATCH
         copied = scores + SCORES_PER_THREAD + state_bytes(block)
         own_items = 0
-        while True:
+        while thread * share < kv_heads:
             if share > 0:
                 item = own_items // share * kv_heads + thread * share + own_items % share
             else:
@@ -271,7 +272,6 @@ def attention_block(block, step_args, pool, thread):
     """
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
-    normed = block.normed
     attn_out = block.attn_out
     q_stride = block.q_stride
     kv_stride = block.kv_stride
@@ -279,33 +279,31 @@ def attention_block(block, step_args, pool, thread):
     q_matrix = block.q_matrix
     pieces = pieces_of(block, pool, tokens, last_position(step_args) + 1)
     share = share_of_heads(block, pool, tokens, pieces)
-    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
-    ahead, end = first_weights(pool, thread, tokens, q_matrix)
-    barrier_prefetching(pool, ahead, end)
+    normed = read_input(pool, thread, step_args, block.norm, block.normed, q_matrix)
     q = block.projected_q
     k = block.projected_k
     v = block.projected_v
-    project(pool, 1, thread, tokens, q_matrix, normed, q, q_stride, scratch)
+    first = project_from(pool, 1, thread, 0, tokens, q_matrix, normed, q, q_stride, scratch)
     if block.queries_only == 0:
-        project(pool, 2, thread, tokens, block.k_matrix, normed, k, kv_stride, scratch)
-        project(pool, 3, thread, tokens, block.v_matrix, normed, v, kv_stride, scratch)
+        first = project_from(pool, 2, thread, first, tokens, block.k_matrix, normed, k, kv_stride, scratch)
+        project_from(pool, 3, thread, first, tokens, block.v_matrix, normed, v, kv_stride, scratch)
     if block.gate_matrix.address != 0:
         gates, gate_stride = block.head_gates, block.head_gates_stride
         project(pool, 10, thread, tokens, block.gate_matrix, normed, gates, gate_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     store_heads(pool, 4, thread, block, step_args, share, scratch)
     if share == 0:
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     attend(pool, 5, thread, block, step_args, pieces, share, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if pieces > 1:
         merge_pieces(pool, 6, block, step_args, pieces)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     if block.sub_norm.address != 0:
         normalize_rows(pool, 7, thread, step_args, block.sub_norm, attn_out)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     elif not heads_fill_blocks(block):
         quantize_input(pool, 7, step_args, attn_out)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 8, thread, step_args, block, output, attn_out, scratch)

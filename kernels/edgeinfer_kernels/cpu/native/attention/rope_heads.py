@@ -212,14 +212,17 @@ def rope_and_store(block, step_args, token, index, head):
 def share_of_heads(block, pool, tokens, pieces):
     """Number of KV heads that a thread processes alone, with their query heads, so that no barrier is needed.
 
-    Nonzero only in a short step without KV splits in which all threads get the same number of heads. 0: each
-    phase distributes the heads.
+    Nonzero only in a short step without KV splits in which all threads get the same number of heads; or, with
+    one token, the first threads one each, as no more attend, unless each head takes the norm of a whole row.
+    0: each phase distributes the heads.
     """
     kv_heads = block.kv_heads
     threads = pool.threads
-    if tokens > STEP_TOKENS or pieces > 1 or kv_heads % threads != 0:
+    if tokens > STEP_TOKENS or pieces > 1:
         return 0
-    return kv_heads // threads
+    if tokens == 1 and kv_heads <= threads and block.qk_norm != 2:
+        return 1
+    return kv_heads // threads if kv_heads % threads == 0 else 0
 
 
 @device_function
@@ -233,7 +236,7 @@ def store_heads(pool, counter, thread, block, step_args, share, scratch):
     others = 0 if block.queries_only != 0 else 2
     every = share * (group + others) if share > 0 else heads + others * kv_heads
     own = 0
-    while True:
+    while thread * share < kv_heads:
         item = own if share > 0 else next_item(pool, counter)
         own += 1
         token = item // every

@@ -268,10 +268,11 @@ def draft_tokens(block, step_args, pool, thread):
     running = block.is_running
     while running != 0:
         run_schedule(block.schedule, block.steps, pool, thread)
+        meet_all(pool, thread, True, 0, 0)
         reduce_parts(pool, 0, block)
-        meet_all(pool, True, 0, 0)
+        meet_all(pool, thread, True, 0, 0)
         if thread == 0:
             add_draft_token(block, step)
-        meet_all(pool, True, 0, 0)
+        meet_all(pool, thread, True, 0, 0)
         running = block.is_running
         step += 1

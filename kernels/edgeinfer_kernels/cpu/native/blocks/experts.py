@@ -217,19 +217,19 @@ def route_block(block, step_args, pool, thread):
     """Compute the scores of a pre-attention router, which reads the layer's input."""
     source = block.router_input
     normalize_and_quantize(pool, 0, thread, step_args, block.router_norm, source)
-    barrier(pool)
+    barrier(pool, thread)
     score(pool, 1, thread, block, step_args.tokens, source, scratch_of(block, thread))
 
 
 @device_function
-def assign_rows(pool, block, tokens, scratch):
+def assign_rows(pool, thread, block, tokens, scratch):
     """Counters 3 and 4: assign rows to the assignments and, for several tokens, fill them."""
     if next_item(pool, 3) == 0:
         sort_by_expert(block, tokens, scratch)
-    barrier(pool)
+    barrier(pool, thread)
     if tokens > 1:
         gather(pool, 4, block, tokens)
-        barrier(pool)
+        barrier(pool, thread)
 
 
 @device_function
@@ -294,15 +294,15 @@ def route(pool, thread, block, step_args, scratch):
     """Counters 0 to 2, 14 and 15: from x to the selected experts and what they read; ends with a barrier."""
     normed = block.normed
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
-    barrier(pool)
+    barrier(pool, thread)
     if block.pre_attention_router == 0:
         score(pool, 1, thread, block, step_args.tokens, normed, scratch)
         scale_shared_input(pool, 14, block, step_args.tokens)
         project_latent(pool, thread, block, step_args, scratch)
-        barrier(pool)
+        barrier(pool, thread)
     select_experts(pool, 2, block, step_args, scratch)
     quantize_latent(pool, block, step_args)
-    barrier(pool)
+    barrier(pool, thread)
 
 
 @device_function
@@ -311,9 +311,9 @@ def read_selected(pool, thread, block, step_args, scratch):
     normed = block.normed
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     if block.latent_down.address != 0:
-        barrier(pool)
+        barrier(pool, thread)
         project_latent(pool, thread, block, step_args, scratch)
-        barrier(pool)
+        barrier(pool, thread)
         quantize_latent(pool, block, step_args)
 
 
@@ -348,7 +348,7 @@ def add_experts(pool, thread, block, step_args, scratch):
     out = block.out
     out_stride = block.out_stride
     shared = block.shared_up_matrix.address != 0
-    assign_rows(pool, block, tokens, scratch)
+    assign_rows(pool, thread, block, tokens, scratch)
     source = block.gathered if tokens > 1 else block.expert_input
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
@@ -357,11 +357,11 @@ def add_experts(pool, thread, block, step_args, scratch):
     project_experts(pool, 6, thread, block, tokens, up_matrix, source, up, hidden_stride, scratch)
     if shared:
         project_shared(pool, thread, block, tokens, block.shared_input, scratch)
-    barrier(pool)
+    barrier(pool, thread)
     activate_experts(pool, 9, block, tokens)
     if shared:
         activate_shared(pool, block, tokens)
-    barrier(pool)
+    barrier(pool, thread)
     down = block.down_matrix
     project_experts(pool, 11, thread, block, tokens, down, hidden, out, out_stride, scratch)
     if shared:
@@ -374,7 +374,7 @@ def add_results(pool, thread, block, step_args, scratch):
     """Counter 13 (with a latent projection also 0 and 1): the experts' results to x; starts with a
     barrier.
     """
-    barrier(pool)
+    barrier(pool, thread)
     if block.latent_up.address != 0:
         project_latent_back(pool, thread, block, step_args, scratch)
     if block.post_norm.address != 0:

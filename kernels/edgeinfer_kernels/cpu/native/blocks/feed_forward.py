@@ -9,18 +9,16 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     first_row,
     first_weights,
     multiply_input,
+    next_chunk,
     next_piece,
     normalize,
     normalize_and_quantize,
     normalize_rows,
     project,
     project_residual,
+    read_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
-    barrier_prefetching,
-    next_item,
-    next_token,
-)
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_token
 from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
@@ -29,7 +27,7 @@ from edgeinfer_kernels.cpu.native.simd.vector_math import activate, activate_gat
 from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS_PER_BLOCK, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import FeedForwardArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.embedding_args import EmbeddingNormArgs, PositionEmbeddingArgs
-from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
+from edgeinfer_kernels.cpu.runtime.kernel_args import NormArgs, StepArgs, ThreadPoolArgs
 from edgeinfer_kernels.cpu.runtime.recurrent_args import NormRowsArgs
 
 exports = Exports()
@@ -77,12 +75,11 @@ def activate_and_quantize(pool, counter, tokens, code, gate_matrix, up_matrix, g
 
 
 @device_function
-def project_activated(pool, counter, thread, block, tokens, scratch):
+def project_activated(pool, counter, thread, block, normed, tokens, scratch):
     """Phase: from the normed x to the hidden rows in the input format of W_down. The thread that computed a
     chunk of gate and up continues with it immediately: no barrier is needed, and the data is still in its L1
     cache.
     """
-    normed = block.normed
     hidden = block.hidden
     gate_matrix = block.gate_matrix
     up_matrix = block.up_matrix
@@ -114,7 +111,7 @@ def project_activated(pool, counter, thread, block, tokens, scratch):
                 activate_piece(
                     code, gate_matrix, up_matrix, gate + at, up + at, hidden, token, tokens, first, last
                 )
-        item = threads + next_item(pool, counter)
+        item = next_chunk(pool, counter, item, chunks, up_matrix)
 
 
 @exports.add("feed_forward_block", FeedForwardArgs, StepArgs, ThreadPoolArgs, int)
@@ -123,31 +120,29 @@ def feed_forward_block(block, step_args, pool, thread):
     tokens = step_args.tokens
     scratch = block.scratch
     scratch += thread * block.scratch_stride
-    normed = block.normed
     hidden = block.hidden
     gate_matrix = block.gate_matrix
     hidden_stride = hidden.float_stride
     down = block.down_matrix
-    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     up_matrix = block.up_matrix
-    ahead, end = first_weights(pool, thread, tokens, gate_matrix if gate_matrix.address != 0 else up_matrix)
-    barrier_prefetching(pool, ahead, end)
+    first_matrix = gate_matrix if gate_matrix.address != 0 else up_matrix
+    normed = read_input(pool, thread, step_args, block.norm, block.normed, first_matrix)
     gate = block.gate
     code = block.activation
     ahead, end = first_weights(pool, thread, tokens, down)
     if tokens <= STEP_TOKENS:
-        project_activated(pool, 1, thread, block, tokens, scratch)
+        project_activated(pool, 1, thread, block, normed, tokens, scratch)
     else:
         if gate_matrix.address != 0:
             project(pool, 1, thread, tokens, gate_matrix, normed, gate, hidden_stride, scratch)
         up = hidden.floats
         project(pool, 2, thread, tokens, up_matrix, normed, up, hidden_stride, scratch)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
         activate_and_quantize(pool, 3, tokens, code, gate_matrix, up_matrix, gate, hidden)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if block.sub_norm.address != 0:
         normalize_rows(pool, 6, thread, step_args, block.sub_norm, hidden)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 4, thread, step_args, block, down, hidden, scratch)
 
 
@@ -155,12 +150,9 @@ def feed_forward_block(block, step_args, pool, thread):
 def head_block(block, step_args, pool, thread):
     """logits = W_output · norm(x) for the tokens of a step."""
     scratch = block.scratch + thread * block.scratch_stride
-    normed = block.normed
     tokens = step_args.tokens
     matrix = block.matrix
-    normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
-    ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    normed = read_input(pool, thread, step_args, block.norm, block.normed, matrix)
     project(
         pool,
         1,
@@ -172,6 +164,13 @@ def head_block(block, step_args, pool, thread):
         block.logits_stride,
         scratch,
     )
+
+
+@exports.add("norm_rows", NormArgs, int, int, int, int)
+def norm_rows(norm, x, out, stride, tokens):
+    """out = norm(x) for rows of both that are `stride` bytes apart, on one thread."""
+    for token in range(tokens):
+        normalize(norm, x + token * stride, out + token * stride)
 
 
 @exports.add("norm_rows_block", NormRowsArgs, StepArgs, ThreadPoolArgs, int)

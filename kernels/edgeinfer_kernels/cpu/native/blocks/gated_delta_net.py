@@ -268,17 +268,17 @@ def recur_and_project(pool, counter, thread, step_args, block, scratch):
     """
     tokens, heads = step_args.tokens, block.heads
     ahead, end = first_weights(pool, thread, tokens, block.output_matrix)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     convolve(pool, counter, heads, step_args)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     recur(pool, counter + 1, heads, step_args, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     keep_rows(pool, counter + 2, heads.state, step_args)
     gate_heads(pool, counter + 3, heads, tokens)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     if heads.head_dim % ACTIVATIONS_PER_BLOCK != 0:
         quantize_input(pool, counter + 4, step_args, block.conv_out)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
     project_residual(
         pool, counter + 5, thread, step_args, block, block.output_matrix, block.conv_out, scratch
     )
@@ -297,7 +297,7 @@ def gated_delta_net_block(block, step_args, pool, thread):
     gates = rows + heads.gates_at
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, qkv)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, qkv, normed, rows, row_stride, scratch)
     project(pool, 2, thread, tokens, block.z_matrix, normed, heads.z, heads.z_stride, scratch)
     project(pool, 3, thread, tokens, block.beta_matrix, normed, gates, row_stride, scratch)
@@ -335,12 +335,12 @@ def kimi_delta_attention_block(block, step_args, pool, thread):
     decays = state.rows + heads.gates_at + heads.gate_bytes
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
     ahead, end = first_weights(pool, thread, tokens, block.q_matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project_inputs(pool, thread, block, tokens, scratch)
-    barrier(pool)
+    barrier(pool, thread)
     quantize_input(pool, 7, step_args, block.low_f)
     quantize_input(pool, 8, step_args, block.low_g)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     project(pool, 0, thread, tokens, block.f2_matrix, block.low_f, decays, state.row_stride, scratch)
     project(pool, 1, thread, tokens, block.g2_matrix, block.low_g, heads.z, heads.z_stride, scratch)
     recur_and_project(pool, 2, thread, step_args, block, scratch)

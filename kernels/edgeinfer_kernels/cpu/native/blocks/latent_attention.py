@@ -199,37 +199,37 @@ def latent_attention_block(block, step_args, pool, thread):
     pieces = pieces_of(attention, pool, tokens, last_position(step_args) + 1)
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, kv_matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, kv_matrix, normed, k, k_stride, scratch)
     if query_a.address != 0:
         project(pool, 2, thread, tokens, query_a, normed, latents.floats, latents.float_stride, scratch)
         ahead, end = first_weights(pool, thread, tokens, query)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
         normalize_query_latents(pool, 3, block, step_args)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         project(pool, 4, thread, tokens, query, latents, q, q_stride, scratch)
     else:
         project(pool, 4, thread, tokens, query, normed, q, q_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, output)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     split_queries(pool, 5, block, step_args, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     nope, head_bytes = block.nope_queries, 4 * attention.padded_head
     queries, query_stride = attention.queries, attention.query_stride
     project_heads(pool, 6, tokens, heads, key_matrix, nope, queries, query_stride, head_bytes, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if has_hadamard_keys(attention):
         hadamard_queries(pool, 7, block, step_args)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     attend_latents(pool, 8, thread, attention, step_args, pieces, 0, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     if pieces > 1:
         merge_heads(pool, 9, attention, step_args, pieces)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
     values, value_stride, value_bytes = attn_out.floats, attn_out.float_stride, 4 * block.value_dim
     sums = attention.attn_out
     project_heads(pool, 10, tokens, heads, value_matrix, sums, values, value_stride, value_bytes, scratch)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     quantize_input(pool, 11, step_args, attn_out)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 12, thread, step_args, block, output, attn_out, scratch)

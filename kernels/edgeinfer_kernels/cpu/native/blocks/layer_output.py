@@ -60,10 +60,10 @@ def per_layer_inputs_block(block, step_args, pool, thread):
     matrix = block.model_proj
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     out = block.projected_inputs
     project(pool, 1, thread, tokens, matrix, block.normed, out, block.inputs_stride, scratch)
-    barrier(pool)
+    barrier(pool, thread)
     combine_inputs(pool, 2, block, tokens)
 
 
@@ -113,12 +113,12 @@ def layer_output_block(block, step_args, pool, thread):
         gate, hidden, proj = block.inp_gate, block.hidden, block.proj
         normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
         ahead, end = first_weights(pool, thread, tokens, gate)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         project(pool, 1, thread, tokens, gate, block.normed, hidden.floats, hidden.float_stride, scratch)
         ahead, end = first_weights(pool, thread, tokens, proj)
-        ahead = barrier_prefetching(pool, ahead, end)
+        ahead = barrier_prefetching(pool, thread, ahead, end)
         gate_inputs(pool, 2, block, tokens)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         project(pool, 3, thread, tokens, proj, hidden, block.projected, block.projected_stride, scratch)
-        barrier_and_clear(pool)
+        barrier_and_clear(pool, thread)
     finish_layer(pool, 4, thread, block, step_args)

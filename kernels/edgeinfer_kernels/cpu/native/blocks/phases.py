@@ -7,7 +7,12 @@ separates a phase from the next one that reads its results.
 import numpy as np
 
 from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_and_clear, next_item, next_token
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
+    barrier_and_clear,
+    barrier_prefetching,
+    next_item,
+    next_token,
+)
 from edgeinfer_kernels.cpu.native.gemv.lora import add_lora, lora_products
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
@@ -19,14 +24,17 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     splat_f32,
     store_floats,
 )
-from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, load_f32
+from edgeinfer_kernels.cpu.native.simd.scalars import call_pointer_10, has_wide_registers, load_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import layer_norm, rms_norm
-from edgeinfer_kernels.cpu.runtime.abi import SHARED_INPUT
+from edgeinfer_kernels.cpu.runtime.abi import FEW_TOKENS, SHARED_INPUT
+from edgeinfer_kernels.cpu.runtime.kernel_args import InputArgs
 
 COLUMNS_PER_PIECE = 512
 ROW_CHUNKS_PER_THREAD = 8
 ROWS_PER_PAIR = 2 * ROWS_PER_GROUP
 """The kernels for several tokens process two groups of rows together."""
+FIXED_BYTES_PER_THREAD = 64 << 10
+"""Weights per thread of a matrix up to which each thread has a fixed range: a few us."""
 PREFETCH_BYTES = 128 << 10
 """Maximum bytes of weights that a thread prefetches at a barrier: they stay in the L2 cache."""
 
@@ -65,6 +73,26 @@ def normalize_and_quantize(pool, counter, thread, step_args, norm, target):
         normalize(norm, x, row)
         write_activations(row, target, token, tokens, 0, columns)
         token = next_token(pool, counter, tokens, token)
+
+
+@device_function
+def read_input(pool, thread, step_args, norm, target, matrix):
+    """Phase of counter 0 and its barrier: as `normalize_and_quantize`; returns the rows for this thread. In
+    steps of few tokens these may be rows of each thread, which needs no barrier: a barrier takes longer than
+    the rows. `matrix`: multiplies them first.
+    """
+    tokens = step_args.tokens
+    if tokens > target.own_tokens:
+        normalize_and_quantize(pool, 0, thread, step_args, norm, target)
+        ahead, end = first_weights(pool, thread, tokens, matrix)
+        barrier_prefetching(pool, thread, ahead, end)
+        return target
+    own = InputArgs(target.own)[thread]
+    for token in range(tokens):
+        row = own.floats + token * own.float_stride
+        normalize(norm, step_args.x + token * step_args.x_stride, row)
+        write_activations(row, own, token, tokens, 0, own.columns)
+    return own
 
 
 @device_function
@@ -156,7 +184,8 @@ def chunks_of(pool, matrix, tokens):
     """(rows per chunk, chunks per thread): the rows of a matrix are split into a contiguous range of chunks
     for each thread.
     """
-    return chunks_by(pool, matrix, ROWS_PER_PAIR if tokens > 1 else ROWS_PER_GROUP)
+    in_groups = FEW_TOKENS if has_wide_registers() != 0 else 1
+    return chunks_by(pool, matrix, ROWS_PER_PAIR if tokens > in_groups else ROWS_PER_GROUP)
 
 
 @device_function
@@ -178,20 +207,54 @@ def first_row(item, threads, chunk, chunks):
 
 
 @device_function
+def next_chunk(pool, counter, item, chunks, matrix):
+    """The chunk of a matrix that a thread multiplies after `item`; its first one is that of its index.
+
+    A thread first takes the chunks of its range, most of them or, of a small matrix, all: their weights stay
+    in the cache of its core, what a kernel prefetches after a chunk is used, and counting may take as long as
+    a chunk. For the last ones it takes the range that has the fewest completed chunks, as threads differ in
+    speed.
+    """
+    threads = pool.threads
+    fixed = threads * chunks
+    if matrix.rows // ROWS_PER_GROUP * matrix.group_bytes > threads * FIXED_BYTES_PER_THREAD:
+        fixed = threads * max(1, chunks * 3 // 4)
+    if item + threads < fixed:
+        return item + threads
+    if fixed == threads * chunks:
+        return fixed
+    return fixed + next_item(pool, counter)
+
+
+@device_function
+def threads_with_rows(pool, matrix, tokens):
+    """How many threads have a range of rows of a matrix."""
+    chunk, chunks = chunks_of(pool, matrix, tokens)
+    return (matrix.rows + chunk * chunks - 1) // (chunk * chunks)
+
+
+@device_function
 def project(pool, counter, thread, tokens, matrix, source, out, out_stride, scratch):
     """Phase: out[t] = matrix · source[t], without bias; the rows of the matrix are distributed in chunks."""
-    project_chunks(pool, counter, thread, tokens, matrix, source, out, out_stride, scratch, 0, 0, 1)
+    project_from(pool, counter, thread, 0, tokens, matrix, source, out, out_stride, scratch)
+
+
+@device_function
+def project_from(pool, counter, thread, first, tokens, matrix, source, out, out_stride, scratch):
+    """Phase: as `project`; the first range of rows is that of thread `first`. Returns the thread after the
+    last one with a range, for another matrix in the same phase.
+    """
+    index = (thread + pool.threads - first) % pool.threads
+    project_chunks(pool, counter, thread, index, tokens, matrix, source, out, out_stride, scratch, 0, 0, 1)
+    return (first + threads_with_rows(pool, matrix, tokens)) % pool.threads
 
 
 @device_function
 def project_chunks(
-    pool, counter, thread, tokens, matrix, source, out, out_stride, scratch, x, x_stride, scale
+    pool, counter, thread, index, tokens, matrix, source, out, out_stride, scratch, x, x_stride, scale
 ):
-    """Phase: as `project`; if `x` isn't 0, also x[t] += scale · (out[t] + bias).
-
-    A thread starts with the first chunk of its range and continues with the range that has the fewest
-    completed chunks. This is its own range while all threads are equally fast, so the data that a kernel
-    prefetches after its chunk is used.
+    """Phase: as `project` for the thread with the range `index`; if `x` isn't 0, also x[t] += scale · (out[t]
+    + bias).
     """
     rows = matrix.rows
     threads = pool.threads
@@ -200,7 +263,7 @@ def project_chunks(
     chunk, chunks = chunks_of(pool, matrix, tokens)
     lora = matrix.lora
     products = lora_products(lora, 0, thread, 0, source.floats, source.float_stride, tokens)
-    item = thread
+    item = index
     while item < threads * chunks:
         first = first_row(item, threads, chunk, chunks)
         if first < rows:
@@ -209,7 +272,7 @@ def project_chunks(
             add_lora(lora, 0, products, first, last, tokens, out, out_stride)
             for token in range(tokens if x != 0 else 0):
                 add_piece(x + token * x_stride, out + token * out_stride, matrix.bias, first, last, scale)
-        item = threads + next_item(pool, counter)
+        item = next_chunk(pool, counter, item, chunks, matrix)
 
 
 @device_function
@@ -268,9 +331,10 @@ def project_residual(pool, counter, thread, step_args, block, matrix, source, sc
     tokens, post_norm, scale = step_args.tokens, block.post_norm, block.residual_scale
     out, stride = block.projected, block.projected_stride
     x = step_args.x if post_norm.kind == 0 else 0
+    x_stride = step_args.x_stride
     project_chunks(
-        pool, counter, thread, tokens, matrix, source, out, stride, scratch, x, step_args.x_stride, scale
+        pool, counter, thread, thread, tokens, matrix, source, out, stride, scratch, x, x_stride, scale
     )
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     if post_norm.kind != 0:
         add_residual(pool, counter + 1, thread, step_args, matrix, out, stride, post_norm, scale)

@@ -60,17 +60,17 @@ def rwkv7_channel_mix_block(block, step_args, pool, thread):
     columns = mixed.columns
     normalize_rows(pool, 0, thread, step_args, block.norm, state)
     ahead, end = first_weights(pool, thread, tokens, key)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     while True:
         token, first, last = next_piece(pool, 1, columns)
         if token >= tokens:
             break
         mix_piece(state, step_args, block.lerp, mixed, token, first, last)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 2, thread, tokens, key, mixed, hidden.floats, hidden.float_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, value)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     keep_rows(pool, 3, state, step_args)
     square_hidden(pool, 4, block, tokens)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project_residual(pool, 5, thread, step_args, block, value, hidden, scratch)

@@ -58,6 +58,6 @@ def serve_device(schedule, service, pool, thread):
         call_pointer_4(each.function, each.block, step_args.address, pool.address, thread)
         completed = each.completed
         if each.has_barrier != 0 or step_args.tokens > (1 if completed != 0 else STEP_TOKENS):
-            meet_all(pool, True, 0, 0)
+            meet_all(pool, thread, True, 0, 0)
         if completed != 0 and thread == 0:
             atomic_store(words.answered, completed)

@@ -76,7 +76,7 @@ def streamed_block_begin(block, step_args, pool, thread):
 @exports.add("streamed_block_end", StreamedBlockArgs, StepArgs, ThreadPoolArgs, int)
 def streamed_block_end(block, step_args, pool, thread):
     """Release a block's weights, and read those of a later block into their slot."""
-    barrier(pool)
+    barrier(pool, thread)
     if thread != 0:
         return
     stream = block.stream

@@ -24,7 +24,7 @@ from edgeinfer_kernels.cpu.native.simd.dots import FOUR_TOKENS
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, splat_f32, store_floats
 from edgeinfer_kernels.cpu.native.simd.scalars import prefetch
-from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, TOKEN_TILE
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, CACHE_LINE, FEW_TOKENS, TOKEN_TILE
 
 PREFETCH_BYTES = 16384
 """Prefetch distance of weights: the bytes that a memory with 400 ns latency under load delivers in that time
@@ -34,10 +34,6 @@ on; reading alone 37. On two threads Q4_K and Q6_K gain 4 and 7 % more from 16 K
 TILE_PREFETCH_BYTES = 2048
 """The same if two groups are read at once and a tile's activations fill the L1 cache: with 8 KB for each
 group, eight tokens of Q4_0 took 1.9 times as long.
-"""
-FEW_TOKENS = 8
-"""Maximum number of tokens that are processed group by group, in the L1 cache, with their sums in
-registers.
 """
 
 

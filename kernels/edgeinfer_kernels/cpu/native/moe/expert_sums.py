@@ -165,8 +165,8 @@ def project_latent_back(pool, thread, block, step_args, scratch):
     tokens = step_args.tokens
     latent = block.latent_sum
     sum_latent(pool, 13, block, tokens)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     quantize_input(pool, 0, step_args, latent)
-    barrier(pool)
+    barrier(pool, thread)
     project(pool, 1, thread, tokens, block.latent_up, latent, block.sums, block.sums_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)

@@ -90,12 +90,12 @@ def predict_phase(pool, thread, block, step_args, own):
             out = block.predicted + token * block.predicted_stride
             multiply_listed_rows(rows, own, count, lanes, out, rows)
         first += count * threads
-    barrier(pool)
+    barrier(pool, thread)
     if block.rectified != 0:
         for token in range(thread, tokens, threads):
             x = step_args.x + token * step_args.x_stride
             rectify(block.predicted + token * block.predicted_stride, rank, x, norm)
-        barrier(pool)
+        barrier(pool, thread)
     for token in range(tokens):
         to = own + block.predicted_offset + token * block.predicted_quantized_stride
         quantize_blocks(block.predicted + token * block.predicted_stride, to, 0, rank)

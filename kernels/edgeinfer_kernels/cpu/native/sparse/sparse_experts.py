@@ -149,7 +149,7 @@ def add_sparse_experts(pool, thread, block, step_args, scratch):
     sparse = block.sparse
     own = sparse.scratch + thread * sparse.scratch_stride
     shared = block.shared_up_matrix.address != 0
-    assign_rows(pool, block, tokens, scratch)
+    assign_rows(pool, thread, block, tokens, scratch)
     source = block.expert_input
     if block.gate_matrix.address != 0:
         for token in range(tokens):
@@ -159,11 +159,11 @@ def add_sparse_experts(pool, thread, block, step_args, scratch):
     neurons_phase(pool, 5, thread, block, tokens, own, scratch)
     if shared:
         project_shared(pool, thread, block, tokens, block.shared_input, scratch)
-    barrier(pool)
+    barrier(pool, thread)
     down_phase(pool, 11, block, tokens, own)
     if shared:
         activate_shared(pool, block, tokens)
-        barrier(pool)
+        barrier(pool, thread)
         finish_shared(pool, thread, block, tokens, scratch)
     add_results(pool, thread, block, step_args, scratch)
 

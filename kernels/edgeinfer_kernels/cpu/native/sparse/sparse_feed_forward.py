@@ -258,12 +258,12 @@ def window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_out
     if thread == 0:
         window.last = 0
     while True:
-        barrier_and_clear(pool)
+        barrier_and_clear(pool, thread)
         if thread == 0:
             read_neurons(block, dense, tokens)
-        barrier(pool)
+        barrier(pool, thread)
         neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
-        barrier(pool)
+        barrier(pool, thread)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
         if window.last >= dense.hidden.columns:
             return
@@ -299,7 +299,7 @@ def finish_sums(pool, thread, block, step_args, by_outputs):
     sums += block.sums_offset
     stride = block.sums_stride
     if by_outputs == 0:
-        barrier(pool)
+        barrier(pool, thread)
         first, last = add_sums(thread, threads, block, tokens)
     else:
         outputs = block.down.outputs
@@ -309,7 +309,7 @@ def finish_sums(pool, thread, block, step_args, by_outputs):
         for token in range(tokens):
             x = step_args.x + token * step_args.x_stride
             add_piece(x, sums + token * stride, down.bias, first, last, scale)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     if post_norm.kind != 0:
         add_residual(pool, 5, thread, step_args, down, sums, stride, post_norm, scale)
 
@@ -329,7 +329,7 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
     normed = dense.normed
     prefetch_predictor(pool, thread, block, own)
     normalize_and_quantize(pool, 0, thread, step_args, dense.norm, normed)
-    barrier(pool)
+    barrier(pool, thread)
     for token in range(tokens):
         source = normed.quantized + token * normed.quantized_stride
         lanes = own + SPARSE_SCRATCH + token * block.lanes_stride
@@ -342,11 +342,11 @@ def sparse_feed_forward_block(block, step_args, pool, thread):
         window_rounds(pool, thread, block, dense, tokens, dense_scratch, own, by_outputs)
     else:
         neurons_phase(pool, 3, thread, block, dense, tokens, dense_scratch, own)
-        barrier(pool)
+        barrier(pool, thread)
         if dense.sub_norm.address != 0:
             normalize_rows(pool, 6, thread, step_args, dense.sub_norm, dense.hidden)
             for token in range(thread, tokens, pool.threads):
                 count_active(block, dense, token, 0, dense.hidden.columns)
-            barrier(pool)
+            barrier(pool, thread)
         down_phase(pool, thread, block, dense, tokens, own, by_outputs)
     finish_sums(pool, thread, block, step_args, by_outputs)

@@ -19,11 +19,11 @@ def assistant_input_block(block, step_args, pool, thread):
     if block.start < 0:
         quantize_input(pool, 0, step_args, own)
         ahead, end = first_weights(pool, thread, tokens, post)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         target = states.floats + block.state_offset
         project(pool, 1, thread, tokens, post, own, target, states.float_stride, scratch)
-        barrier_and_clear(pool)
+        barrier_and_clear(pool, thread)
     quantize_input(pool, 2, step_args, states)
     ahead, end = first_weights(pool, thread, tokens, pre)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 3, thread, tokens, pre, states, step_args.x, step_args.x_stride, scratch)

@@ -95,9 +95,9 @@ def convolved_input_block(block, step_args, pool, thread):
     matrix = block.projection
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.rows)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, matrix, block.rows, block.factors, block.factors_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     convolve_input(pool, 2, thread, block, step_args)
 
 
@@ -105,5 +105,5 @@ def convolved_input_block(block, step_args, pool, thread):
 def convolved_result_block(block, step_args, pool, thread):
     """x ← the residual plus the convolution of what the block before has added."""
     take_added(pool, 0, thread, block, step_args)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     convolve_result(pool, 1, thread, block, step_args)

@@ -8,7 +8,6 @@ from edgeinfer_kernels.cpu.native.blocks.thread_pool import (
 )
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
-from edgeinfer_kernels.cpu.native.simd.float_lanes import load_floats, store_floats
 from edgeinfer_kernels.cpu.runtime.embedding_args import DraftInputArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs, ThreadPoolArgs
 
@@ -34,29 +33,14 @@ def write_pairs(pool, counter, thread, block, step_args):
         token = next_token(pool, counter, tokens, token)
 
 
-@device_function
-def replace_x(pool, counter, thread, block, step_args):
-    """Phase: x ← projected."""
-    tokens = step_args.tokens
-    columns = block.hnorm.padded
-    token = thread
-    while token < tokens:
-        x = step_args.x + token * step_args.x_stride
-        row = block.projected + token * block.projected_stride
-        for i in range(0, columns, 16):
-            store_floats(x + 4 * i, load_floats(row + 4 * i))
-        token = next_token(pool, counter, tokens, token)
-
-
 @exports.add("draft_input_block", DraftInputArgs, StepArgs, ThreadPoolArgs, int)
 def draft_input_block(block, step_args, pool, thread):
-    """x ← W · [norm(x); norm(h)] for the tokens of a step."""
+    """x ← W · [norm(x); norm(h)] for the tokens of a step. No thread reads x once its pair is written."""
     tokens = step_args.tokens
     scratch = block.scratch + thread * block.scratch_stride
     matrix = block.eh_proj
     write_pairs(pool, 0, thread, block, step_args)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
-    project(pool, 1, thread, tokens, matrix, block.pair, block.projected, block.projected_stride, scratch)
-    barrier_and_clear(pool)
-    replace_x(pool, 2, thread, block, step_args)
+    barrier_prefetching(pool, thread, ahead, end)
+    project(pool, 1, thread, tokens, matrix, block.pair, step_args.x, step_args.x_stride, scratch)
+    barrier_and_clear(pool, thread)

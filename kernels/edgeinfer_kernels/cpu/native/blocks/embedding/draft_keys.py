@@ -36,8 +36,8 @@ def draft_keys_block(block, step_args, pool, thread):
     normed = block.normed
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, normed)
     ahead, end = first_weights(pool, thread, tokens, block.k_matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, block.k_matrix, normed, block.projected_k, stride, scratch)
     project(pool, 2, thread, tokens, block.v_matrix, normed, block.projected_v, stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     store_keys_and_values(pool, 3, block, step_args, scratch)

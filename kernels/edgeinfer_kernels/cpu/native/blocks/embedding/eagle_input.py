@@ -57,7 +57,7 @@ def eagle_input_block(block, step_args, pool, thread):
         matrix = block.fc
         write_features(pool, 0, thread, block, tokens)
         ahead, end = first_weights(pool, thread, tokens, matrix)
-        barrier_prefetching(pool, ahead, end)
+        barrier_prefetching(pool, thread, ahead, end)
         project(pool, 1, thread, tokens, matrix, block.features, block.own, block.own_stride, scratch)
-        barrier_and_clear(pool)
+        barrier_and_clear(pool, thread)
     write_pairs(pool, 2, thread, block, step_args)

@@ -44,7 +44,7 @@ def fused_states_block(block, step_args, pool, thread):
     matrix = block.fc
     write_states(pool, 0, thread, block, tokens)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, matrix, block.features, step_args.x, step_args.x_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     normalize_products(pool, 2, thread, block, step_args)

@@ -47,10 +47,10 @@ def medusa_head_block(block, step_args, pool, thread):
     linear, output, hidden = block.linear, block.output, block.hidden
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
     ahead, end = first_weights(pool, thread, tokens, linear)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, linear, block.normed, hidden.floats, hidden.float_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     add_activated(pool, 2, thread, block, step_args)
     ahead, end = first_weights(pool, thread, tokens, output)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 3, thread, tokens, output, hidden, block.logits, block.logits_stride, scratch)

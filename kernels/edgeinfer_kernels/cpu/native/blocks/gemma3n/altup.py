@@ -72,10 +72,10 @@ def altup_expand_block(block, step_args, pool, thread):
     padded, stride = all_streams.padded, all_streams.stride
     normalize_and_quantize(pool, 0, thread, step_args, block.norm, block.normed)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     out = all_streams.streams + block.at
     project(pool, 1, thread, tokens, matrix, block.normed, out, stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     token = thread
     while token < tokens:
         x = step_args.x + token * step_args.x_stride
@@ -166,14 +166,14 @@ def altup_correct_block(block, step_args, pool, thread):
     gate, hidden, proj = output.inp_gate, output.hidden, output.proj
     correct(pool, 0, thread, block, step_args)
     ahead, end = first_weights(pool, thread, tokens, gate)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, gate, output.normed, hidden.floats, hidden.float_stride, scratch)
     ahead, end = first_weights(pool, thread, tokens, proj)
-    ahead = barrier_prefetching(pool, ahead, end)
+    ahead = barrier_prefetching(pool, thread, ahead, end)
     gate_inputs(pool, 2, output, tokens)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 3, thread, tokens, proj, hidden, output.projected, output.projected_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     add_outputs(pool, 4, thread, block, tokens)
 
 
@@ -191,9 +191,9 @@ def altup_merge_block(block, step_args, pool, thread):
         write_activations(row, normed, token, tokens, 0, normed.columns)
         token = next_token(pool, 0, tokens, token)
     ahead, end = first_weights(pool, thread, tokens, matrix)
-    barrier_prefetching(pool, ahead, end)
+    barrier_prefetching(pool, thread, ahead, end)
     project(pool, 1, thread, tokens, matrix, normed, block.projected, block.projected_stride, scratch)
-    barrier_and_clear(pool)
+    barrier_and_clear(pool, thread)
     scale = splat_f32(block.scale)
     token = thread
     while token < tokens:
