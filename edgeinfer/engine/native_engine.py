@@ -112,6 +112,10 @@ class NativeEngine(CacheChanges, DraftVerification):
         for engine in (self, *self.others):
             engine._hidden = HiddenTap(engine.backend, layers, observer, count) if layers else None
 
+    def pause_hidden(self, tokens: int) -> None:
+        if self._hidden is not None:
+            self._hidden.pause = tokens
+
     def logits(self, x: HiddenStates) -> npt.NDArray[np.float32]:
         with DEVICE_FAILURES:
             return self.backend.logits(x)

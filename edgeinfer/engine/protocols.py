@@ -149,6 +149,10 @@ class Engine(Protocol):
         """
         ...
 
+    def pause_hidden(self, tokens: int) -> None:
+        """No hidden states are read for this many tokens from now on: they may be left out."""
+        ...
+
     def snapshot(self) -> Snapshot | None:
         """The cache content, to be restored later; None: not supported by this engine."""
         ...
@@ -264,6 +268,9 @@ class BasicEngine:
 
     def hand_out(self, layers: Sequence[int], observer: HiddenObserver) -> None:
         raise SettingError("draft: this engine hands out no hidden states; take 'lookup' or a draft model")
+
+    def pause_hidden(self, tokens: int) -> None:
+        return
 
     def draft(self, ids: Sequence[int], request: DraftRequest) -> DraftedTokens:
         raise NotImplementedError("this engine has no draft loop")

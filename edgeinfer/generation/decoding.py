@@ -82,6 +82,7 @@ class SpeculativeDecode:
         self._controller = speculator.controller_of(sequence.request.sampling)
         self._end_ids = tokenizer.end_ids
         self._count = count
+        engine.pause_hidden(self._controller.cooldown_tokens)
 
     def step(self, sequences: Sequence[GenerationSequence]) -> list[list[SampledToken]]:
         (sequence,) = sequences
@@ -93,6 +94,7 @@ class SpeculativeDecode:
             return [self._baseline.resume(sequence)]
         if controller.cooldown_tokens:
             controller.cooldown_tokens -= 1
+            self._engine.pause_hidden(controller.cooldown_tokens)
             return [self._baseline.next(sequence, ahead=controller.cooldown_tokens > 0)]
         draft = self._speculator.draft(ids, sampler, sequence.remaining - 1)
         if draft.ids:

@@ -159,6 +159,7 @@ class Drafter(Protocol):
     def observe(self, step: "HiddenStep") -> None:
         """Called after each step of the target that processes tokens of one text, with the hidden states of
         `hidden_layers`. Tokens after `step.start` that were observed before are no longer part of the text.
+        While drafting pauses for long, steps are left out: the next one then doesn't continue the last one.
         """
         return
 

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 from edgeinfer.engine.protocols import Engine
+from edgeinfer.generation.request import Prompt
 from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.results import Generation
@@ -61,7 +62,7 @@ def measured_speculator(engine: Engine, drafter: Drafter) -> Speculator:
     return speculator
 
 
-def answer_of(model: Model, prompt: str | Sequence[int], settings: dict[str, Any]) -> Answer:
+def answer_of(model: Model, prompt: Prompt, settings: dict[str, Any]) -> Answer:
     """Completions of a prompt."""
     return lambda: model.generate(prompt, **settings)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import edgeinfer
 from edgeinfer.benchmarking.tables import markdown
+from edgeinfer.generation.request import Prompt
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.results import Generation
@@ -33,8 +34,9 @@ from harness.drafts.comparison import (
 )
 from harness.drafts.planted_drafts import PlantedDrafter, ScriptedEngine
 
-TEXTS = {
+TEXTS: dict[str, Prompt] = {
     "story": STORY_START,
+    "request": [{"role": "user", "content": "Tell me a story about a brave hedgehog."}],
     "chat": 'Tom said, "Hi Sue!" Sue said, "Hi Tom! Do you want to play?" Tom said,',
     "random": "quz blorp ing ten of zz krel 7 ham",
 }

@@ -10,7 +10,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
-from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer.engine.hidden_states import RESUMED_TOKENS, HiddenStep
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import DraftTarget, open_draft
 from edgeinfer.model_config.weights import read_config
@@ -97,6 +97,28 @@ def test_an_idle_head_processes_nothing_and_drafts_again_after_the_last_tokens(
     second = drafting.generate([*first.prompt_ids, *first.ids], max_tokens=50, temperature=0.0)
     assert [*first.ids, *second.ids] == expected.ids
     assert 0 <= starts[0] <= HEAD_BATCH
+
+
+def test_in_a_long_pause_only_the_last_hidden_states_are_handed_out(
+    plain: Model, drafting: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, add = list[int](), ObservedStates.add
+
+    def counted(self: ObservedStates, ids: Sequence[int], states: Sequence[Any]) -> None:
+        added.extend(ids)
+        add(self, ids, states)
+
+    monkeypatch.setattr(ObservedStates, "add", counted)
+    always_draft(drafting, 4)
+    assert drafting.speculator is not None
+    for controller in drafting.speculator.controllers.values():
+        controller.cooldown_tokens = 100
+    paused = drafting.generate(PROMPT, max_tokens=100, temperature=0.0)
+    assert added == paused.ids[-RESUMED_TOKENS - 1 : -1]
+    text = [*paused.prompt_ids, *paused.ids]
+    expected, actual = (model.generate(text, **GREEDY) for model in (plain, drafting))
+    assert actual.ids == expected.ids
+    assert actual.speed.accepted_share is not None
 
 
 def test_a_prefix_is_reused_and_streams_alternate(plain: Model, drafting: Model) -> None:
