@@ -4,6 +4,7 @@ useless ones cost little.
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -14,6 +15,7 @@ from harness.drafts import timed_drafts
 from harness.drafts.planted_drafts import PlantedHead
 from harness.drafts.simulated_drafts import AS_PUBLISHED
 from harness.drafts.timed_drafts import H100, GpuCosts, Timing
+from tests.model_zoo import ZOO
 
 SEEDS = range(5)
 COSTS = [
@@ -24,8 +26,10 @@ TOKENS = 128
 
 
 @pytest.fixture
-def model() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", draft=None, context=1024, threads=1) as model:
+def model(tmp_path: Path) -> Iterator[Model]:
+    """Its size does not matter, as time is simulated."""
+    path = replace(ZOO["llama"], context=1024).write(tmp_path / "llama.gguf")
+    with edgeinfer.load(path, device="cpu", draft=None, context=1024, threads=1) as model:
         yield model
 
 
