@@ -179,12 +179,14 @@ class TimedHead(Drafter):
 
 
 class Timing:
-    """Completions of `tokens` tokens of the built-in model, with the costs of a GPU."""
+    """Completions of `tokens` tokens of a model, of any size, with the costs of a GPU."""
 
     def __init__(self, model: Model, costs: GpuCosts, tokens: int, rounds: int) -> None:
         assert isinstance(model.engine, NativeEngine)
         drawn = random.Random(1)
-        self._script = [drawn.randrange(FIRST, LAST) for _ in range(PROMPT + tokens)]
+        last = min(LAST, model.engine.vocabulary_size)
+        ids = [each for each in range(min(FIRST, last // 2), last) if each not in model.tokenizer.end_ids]
+        self._script = drawn.choices(ids, k=PROMPT + tokens)
         self._model, self._clock, self._tokens, self._rounds = model, Clock(), tokens, rounds
         self._engine = TimedTrees(model.engine, self._script, costs, self._clock)
 

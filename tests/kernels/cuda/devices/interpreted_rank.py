@@ -6,7 +6,9 @@ from edgeinfer.loading.tensor.rank import main
 from edgeinfer_kernels.cuda.tensor import chunk_sums
 from tests.kernels.cuda.conftest import HAS_GPU
 
-if __name__ == "__main__":
+
+def start() -> None:
+    """Serve the pipe whose file descriptor is the program's argument."""
     chunk_sums.PRODUCT_ELEMENTS = 16 * 32
     if HAS_GPU:
         main()
@@ -15,3 +17,7 @@ if __name__ == "__main__":
 
         with fixed_interpreter():
             main()
+
+
+if __name__ == "__main__":
+    start()

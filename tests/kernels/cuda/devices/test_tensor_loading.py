@@ -67,6 +67,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("started_ranks")
 def test_both_gpus_generate_what_one_does(tmp_path: Path) -> None:
     path = replace(ZOO["llama"], layers=2).write(tmp_path / "model.gguf")
     loaded: list[int] = []

@@ -1,5 +1,6 @@
 """Loads and stores of Triton's interpreter by compiled loops: its functions take 16 to 30 ns an element."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,8 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
 from triton.runtime import interpreter
+
+from tests.kernels.cuda.interpreted.recorded_arrays import Recorder
 
 Array = npt.NDArray[Any]
 BITS: dict[int, type[np.unsignedinteger[Any]]] = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -58,6 +61,12 @@ def _gather(addresses, mask, found):
 
 
 @njit(cache=True, nogil=True)
+def _gather_all(addresses, found):
+    for i in range(len(addresses)):
+        read_into(found, i, addresses[i])
+
+
+@njit(cache=True, nogil=True)
 def _scatter(addresses, mask, values):
     for i in range(len(addresses)):
         if mask[i]:
@@ -76,12 +85,66 @@ def load(addresses: Array, mask: Array, other: Array, dtype: "np.dtype[Any]") ->
     return found
 
 
+def load_all(addresses: Array, dtype: "np.dtype[Any]") -> Array:
+    """The elements at the addresses."""
+    found = np.empty(addresses.shape, dtype)
+    _gather_all(_flat(addresses), found.reshape(-1).view(BITS[found.itemsize]))
+    return found
+
+
 def store(addresses: Array, values: Array, mask: Array) -> None:
     """Write the values to the addresses where `mask` is set; of equal addresses, the last value stays."""
     _scatter(_flat(addresses), _flat(mask), _flat(values).view(BITS[values.itemsize]))
 
 
+_atomic_rmw = interpreter._interpreter.atomic_rmw
+Undo = list[Callable[[], None]]
+
+
+def keep(undo: Undo, addresses: Array, mask: Array, dtype: "np.dtype[Any]") -> None:
+    """Add to `undo` what restores the elements that a store will replace."""
+    replaced = load(addresses, mask, np.zeros(addresses.shape, dtype), dtype)
+    undo.append(lambda: store(addresses, replaced, mask))
+
+
+def _kept_store(undo: Undo, addresses: Array, values: Array, mask: Array) -> None:
+    keep(undo, addresses, mask, values.dtype)
+    store(addresses, values, mask)
+
+
+def _kept_atomic(undo: Undo, kind: Any, addresses: Array, values: Array, mask: Array, order: Any) -> Any:
+    keep(undo, addresses, mask, values.dtype)
+    return _atomic_rmw(kind, addresses, values, mask, order)
+
+
+KEPT: dict[Callable[..., Any], Callable[..., Any]] = {store: _kept_store, _atomic_rmw: _kept_atomic}
+"""Functions that write to memory -> the same with a list, to which they add what undoes them."""
+
+
+def recorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose calls are recorded while a launch is: what is in memory is no constant."""
+
+    def call(*args: Any) -> Any:
+        recorder = Recorder.current
+        return function(*args) if recorder is None else recorder.call(function, args, {})
+
+    return call
+
+
+def recorded_load(addresses: Any, mask: Any, other: Any, dtype: "np.dtype[Any]") -> Any:
+    """As `load`; a launch that always loads all elements is recorded without the mask."""
+    recorder = Recorder.current
+    if recorder is None:
+        return load(addresses, mask, other, dtype)
+    if isinstance(mask, np.ndarray) and mask.all():
+        return recorder.call(load_all, (addresses, dtype), {})
+    return recorder.call(load, (addresses, mask, other, dtype), {})
+
+
 def move_compiled(changes: pytest.MonkeyPatch) -> None:
-    """Install both."""
-    changes.setattr(interpreter._interpreter, "load", load)
-    changes.setattr(interpreter._interpreter, "store", store)
+    """Install both, and record what numpy's calls don't show."""
+    for name in ("_convert_float", "np_erf_fp32", "np_erf_fp64", "np_umulhi_u64"):
+        changes.setattr(interpreter, name, recorded(getattr(interpreter, name)))
+    changes.setattr(interpreter._interpreter, "load", recorded_load)
+    changes.setattr(interpreter._interpreter, "store", recorded(store))
+    changes.setattr(interpreter._interpreter, "atomic_rmw", recorded(_atomic_rmw))

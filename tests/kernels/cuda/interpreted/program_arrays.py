@@ -9,6 +9,7 @@ import triton.language as tl
 from triton.runtime import interpreter
 
 from tests.kernels.cuda.interpreted.programs import Numbers, ProgramGroup, one_value
+from tests.kernels.cuda.interpreted.recorded_arrays import Recorded
 
 Handle = Any
 """Triton's `TensorHandle`: an array and the type of its elements."""
@@ -89,7 +90,7 @@ def broadcast(self: Any, handle: Handle, shape: Any) -> Handle:
 
 def splat(self: Any, block: Any, handle: Handle) -> Handle:
     data, sizes = handle.data.reshape(-1), _sizes(block.shape)
-    if data.size == 1:
+    if data.size == 1 and type(data) is not Recorded:
         return _handle(np.full((1, *sizes), data[0], data.dtype), handle)
     return _handle(np.broadcast_to(of_rank(data, len(sizes) + 1), (data.size, *sizes)), handle)
 
