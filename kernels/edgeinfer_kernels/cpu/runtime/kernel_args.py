@@ -11,16 +11,18 @@ from edgeinfer_kernels.cpu.runtime.structure import Float, Int, Structure, Word,
 class ThreadPoolArgs(Structure):
     """A thread pool.
 
-    generation: incremented for every run; negative: shutdown. barrier: number of completed barriers;
-    arrivals: an int64 of each thread, one cache line each: this number after the barrier at which it has
-    arrived. sleeping, barrier_sleeping, first_sleeping: threads that wait in the OS kernel for a run, at a
-    barrier, and whether the first thread waits there for others. yield_function, sleep_function,
-    wait_function, wake_function: addresses of C functions. wait_kind: of WAIT_KINDS. futex: number of the
-    system call. function, block, step: arguments of the run. counters: WORK_COUNTERS, one cache line each.
+    generation: incremented for every run; negative: shutdown. barrier, ended: number of completed barriers,
+    and of those that a thread completes; arrivals: an int64 of each thread, one cache line each: this number
+    after the barrier at which it has arrived. sleeping, barrier_sleeping, first_sleeping: threads that wait
+    in the OS kernel for a run, at a barrier, and whether the first thread waits there for others.
+    yield_function, sleep_function, wait_function, wake_function: addresses of C functions. wait_kind: of
+    WAIT_KINDS. futex: number of the system call. function, block, step: arguments of the run. counters:
+    WORK_COUNTERS, one cache line each.
     """
 
     generation: Word
     barrier: Word
+    ended: Word
     sleeping: Word
     barrier_sleeping: Word
     first_sleeping: Word

@@ -11,6 +11,7 @@ from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.scalars import (
     atomic_add,
     atomic_load,
+    atomic_replace,
     atomic_store,
     call_pointer_0,
     call_pointer_1,
@@ -103,27 +104,45 @@ def await_change(pool, word, seen, sleeping, ahead, end):
 
 
 @device_function
+def have_arrived(pool, completed):
+    """Whether every thread is at the barrier after `completed` ones, or past it."""
+    for thread in range(pool.threads):
+        if atomic_load(pool.arrivals + CACHE_LINE * thread) == completed:
+            return False
+    return True
+
+
+@device_function
+def end_barrier(pool, completed, clear):
+    """End the barrier after `completed` ones, at which all threads are, unless another thread does."""
+    if atomic_replace(pool.ended, completed, completed + 1) != 0:
+        if clear:
+            clear_counters(pool)
+        atomic_store(pool.barrier, completed + 1)
+        wake(pool, pool.barrier, pool.barrier_sleeping)
+
+
+@device_function
 def meet_all(pool, thread, clear, ahead, end):
-    """Return when every thread of the pool has called this; the first one clears the counters if `clear`.
+    """Return when every thread of the pool has called this; the counters are 0 then if `clear`.
 
     A waiting thread prefetches the memory from `ahead` to `end`; returns the next address to prefetch. Each
     thread writes to a separate cache line, and only the first one reads them: on 16 cores, adding to one word
-    took several times as long.
+    took longer than all else. If the first one sleeps, the last one to arrive doesn't wait until it is awake.
     """
     completed = atomic_load(pool.barrier)
-    if thread != 0:
-        own = pool.arrivals + CACHE_LINE * thread
-        atomic_store(own, completed + 1)
+    own = pool.arrivals + CACHE_LINE * thread
+    atomic_store(own, completed + 1)
+    if thread == 0:
+        for other in range(1, pool.threads):
+            word = pool.arrivals + CACHE_LINE * other
+            ahead = await_change(pool, word, completed, pool.first_sleeping, ahead, end)
+        end_barrier(pool, completed, clear)
+    elif atomic_load(pool.first_sleeping) != 0:
+        if have_arrived(pool, completed):
+            end_barrier(pool, completed, clear)
         wake(pool, own, pool.first_sleeping)
-        return await_change(pool, pool.barrier, completed, pool.barrier_sleeping, ahead, end)
-    for other in range(1, pool.threads):
-        word = pool.arrivals + CACHE_LINE * other
-        ahead = await_change(pool, word, completed, pool.first_sleeping, ahead, end)
-    if clear:
-        clear_counters(pool)
-    atomic_store(pool.barrier, completed + 1)
-    wake(pool, pool.barrier, pool.barrier_sleeping)
-    return ahead
+    return await_change(pool, pool.barrier, completed, pool.barrier_sleeping, ahead, end)
 
 
 @device_function

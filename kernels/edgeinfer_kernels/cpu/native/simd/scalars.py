@@ -107,6 +107,14 @@ def atomic_store(builder, at, value):
     builder.store_atomic(value, builder.inttoptr(at, I64.as_pointer()), "seq_cst", 8)
 
 
+@operation(types.int64, (address, types.int64, types.int64))
+def atomic_replace(builder, at, seen, value):
+    """Store `value` if the word is `seen`; 1 if it was, else 0."""
+    pointer = builder.inttoptr(at, I64.as_pointer())
+    result = builder.cmpxchg(pointer, seen, value, "seq_cst", "seq_cst")
+    return builder.zext(builder.extract_value(result, 1), I64)
+
+
 @operation(types.void, (address, address, types.int64))
 def wait_on_address(builder, function, word, seen):
     """Windows' WaitOnAddress: returns when the int64 at `word` may no longer be `seen`."""
