@@ -7,6 +7,7 @@ import pytest
 
 import edgeinfer
 from edgeinfer import Model
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import ContextOverflowError, SettingError
 from tests.edgeinfer.conftest import ZooFile
 from tests.edgeinfer.fake_engine import FakeEngine, model_on, seeded_logits
@@ -31,6 +32,7 @@ def test_several_prompts_give_the_completions_of_each(model: Model, count: int) 
 def test_prompts_may_end_shortly_after_a_chunk(zoo_file: ZooFile) -> None:
     """A few tokens more than a step of the engine may have."""
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=1, context=600) as model:
+        assert isinstance(model.engine, NativeEngine)
         size = model.engine.batch
         prompts = [prompt(size + more, more) for more in (1, 16, 17, 64, size + 8)]
         together = model.generate(prompts, max_tokens=3, temperature=0.0)
