@@ -20,6 +20,10 @@ PROBE_CREDIT, MAX_CREDIT = 1.0, 8.0
 the deficit, a few bad drafts in a row would end drafts that pay."""
 STAKE = 0.3
 """The share of what may be lost that a draft of several tokens risks: short ones tell the most per loss."""
+KEPT_GAIN = 0.3
+"""The share of the predicted gain that a draft keeps which is made shorter for that: with a high cost of each
+draft, one token may never pay.
+"""
 PRIOR, PRIOR_WEIGHT = 0.75, 5.0
 """The acceptance of published heads' first tokens, and how many tokens it counts for."""
 MEMORY = 0.97
@@ -230,7 +234,8 @@ class DraftController:
             self._pause()
             return 0
         at_stake = STAKE * (self.account + MAX_DEFICIT)
-        while best > 1 and seconds[best] / seconds[0] - 1 > at_stake:
+        least = rates[0] + KEPT_GAIN * (rates[best] - rates[0])
+        while best > 1 and seconds[best] / seconds[0] - 1 > at_stake and rates[best - 1] >= least:
             best -= 1
         return max(1, best)
 

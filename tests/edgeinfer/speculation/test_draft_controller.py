@@ -113,6 +113,15 @@ def test_the_first_draft_is_a_short_probe() -> None:
     assert controller.length(7) >= 1
 
 
+def test_the_first_draft_is_not_shortened_to_one_that_gains_little() -> None:
+    """With a high cost of each draft, however long, one token hardly pays and five do."""
+    controller = DraftController()
+    controller.costs.begin(MeasuredCosts({1: 1.0, 2: 1.25, 4: 1.5, 8: 2.0}, 0.1, 0.3))
+    for _ in range(BASELINE_RUN):
+        controller.record_baseline(1.0)
+    assert 1 < controller.length(7) < 5
+
+
 def test_the_cooldown_limits_the_cost_of_failed_probes() -> None:
     controller = new_controller()
     controller.record_step(1, 3, 2, 0.5, 1.16)
