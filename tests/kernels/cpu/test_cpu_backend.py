@@ -124,7 +124,7 @@ def test_chunks_that_any_thread_may_take_give_the_same_logits(tmp_path: Path, th
         engine.append(IDS[:20])
         found.append(np.stack([engine.append(IDS[20:21]), *engine.append_all(IDS[21:25])]))
         engine.close()
-    assert np.array_equal(*found)
+    assert np.array_equal(found[0], found[1])
 
 
 def test_states_for_a_draft_head_are_those_of_the_final_norm(tmp_path: Path) -> None:
