@@ -36,7 +36,7 @@ from edgeinfer_kernels.cpu.native.blocks.phases import (
     quantize_input,
     read_input,
 )
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import barrier_prefetching, next_item, next_token
 from edgeinfer_kernels.cpu.native.gemv.quantize import write_activations
 from edgeinfer_kernels.cpu.native.simd.exports import Exports, device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -212,19 +212,17 @@ def make_attend(gather_item):
     @device_function
     def attend(pool, counter, thread, block, step_args, pieces, share, scratch):
         """Phase: softmax attention of every token and KV head; with several KV splits, `merge_pieces`
-        completes it. `share`: as for `store_heads`.
+        completes it. `share`: as for `store_heads`. Over many positions a thread that is slower than others
+        takes fewer items.
         """
         tokens = step_args.tokens
         kv_heads = block.kv_heads
         scores = scratch + ROWS_SCRATCH
         copied = scores + SCORES_PER_THREAD + state_bytes(block)
+        is_long = last_position(step_args) >= block.positions_per_piece
         own_items = 0
+        item = thread * share if share > 0 else thread
         while thread * share < kv_heads:
-            if share > 0:
-                item = own_items // share * kv_heads + thread * share + own_items % share
-            else:
-                item = next_item(pool, counter)
-            own_items += 1
             token = item // (kv_heads * pieces)
             if token >= tokens:
                 break
@@ -236,6 +234,13 @@ def make_attend(gather_item):
                 states = block.states + item * state_bytes(block)
                 if item % pieces < own:
                     gather_item(block, step_args, item, pieces, own, states, scores, copied)
+            own_items += 1
+            if share > 0:
+                item = own_items // share * kv_heads + thread * share + own_items % share
+            elif is_long:
+                item = pool.threads + next_item(pool, counter)
+            else:
+                item = next_token(pool, counter, tokens, item)
 
     return attend
 
@@ -244,22 +249,21 @@ attend = make_attend(make_gather_item(gather))
 
 
 @device_function
-def merge_pieces(pool, counter, block, step_args, pieces):
+def merge_pieces(pool, counter, thread, block, step_args, pieces):
     """Phase: merge the states of all KV splits of a token's KV head, and write its row of `attn_out`."""
     tokens = step_args.tokens
     padded = block.padded_value
     nbytes = state_bytes(block)
-    while True:
-        item = next_item(pool, counter)
+    item = thread
+    while item < tokens * block.kv_heads:
         token = item // block.kv_heads
-        if token >= tokens:
-            break
         own = pieces_of(block, pool, tokens, end_of(block, step_args, token))
         states = block.states + item * pieces * nbytes
         for piece in range(1, own):
             for offset in range(0, nbytes, STATE_BYTES + 4 * padded):
                 merge_state(states + offset, states + piece * nbytes + offset, padded)
         write_item(block, tokens, item, states)
+        item = next_token(pool, counter, tokens, item)
 
 
 exports = Exports()
@@ -298,7 +302,7 @@ def attention_block(block, step_args, pool, thread):
     attend(pool, 5, thread, block, step_args, pieces, share, scratch)
     ahead = barrier_prefetching(pool, thread, ahead, end)
     if pieces > 1:
-        merge_pieces(pool, 6, block, step_args, pieces)
+        merge_pieces(pool, 6, thread, block, step_args, pieces)
         ahead = barrier_prefetching(pool, thread, ahead, end)
     if block.sub_norm.address != 0:
         normalize_rows(pool, 7, thread, step_args, block.sub_norm, attn_out)

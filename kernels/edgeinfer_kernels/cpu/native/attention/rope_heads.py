@@ -12,7 +12,7 @@ from edgeinfer_kernels.cpu.native.attention.cache_writing import (
 )
 from edgeinfer_kernels.cpu.native.attention.hadamard_heads import hadamard_head
 from edgeinfer_kernels.cpu.native.blocks.phases import normalize
-from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_item
+from edgeinfer_kernels.cpu.native.blocks.thread_pool import next_token
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     add,
@@ -235,12 +235,11 @@ def store_heads(pool, counter, thread, block, step_args, share, scratch):
     group = heads // kv_heads
     others = 0 if block.queries_only != 0 else 2
     every = share * (group + others) if share > 0 else heads + others * kv_heads
-    own = 0
+    tokens = step_args.tokens
+    item = 0 if share > 0 else thread
     while thread * share < kv_heads:
-        item = own if share > 0 else next_item(pool, counter)
-        own += 1
         token = item // every
-        if token >= step_args.tokens:
+        if token >= tokens:
             break
         index = item - token * every
         if share > 0:  # The thread's query heads, then its key heads, then its value heads.
@@ -252,3 +251,4 @@ def store_heads(pool, counter, thread, block, step_args, share, scratch):
             else:
                 index += heads + kv_heads + thread * share - queries - share
         rope_and_store(block, step_args, token, index, scratch + ROWS_SCRATCH)
+        item = item + 1 if share > 0 else next_token(pool, counter, tokens, item)

@@ -172,10 +172,10 @@ def barrier_and_clear(pool, thread):
 
 @device_function
 def next_token(pool, counter, tokens, token):
-    """The token that a thread processes after `token`; its first one is its thread index.
+    """The token, or other item, that a thread processes after `token`; its first one is its thread index.
 
     In a short step, the same thread always processes the same tokens, so phases that work on one token each
-    need no barrier in between.
+    need no barrier in between. Its items take less time than counting them on many threads.
     """
     if tokens <= STEP_TOKENS:
         return token + pool.threads
