@@ -19,7 +19,7 @@ from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner, TreeShape, best_shape, node_probs
 from edgeinfer.speculation.verification import accepted_path, verify
 from tests.edgeinfer.fake_engine import FakeEngine, seeded_logits
-from tests.edgeinfer.speculation.test_drafting import PROMPT, always_draft
+from tests.edgeinfer.speculation.test_drafting import DRAFT_MODEL, PROMPT, always_draft
 
 SIZE = 6
 BUSHY = (-1, -1, 0, 0, 1, 2, 2, 5, 3, 8)
@@ -42,7 +42,8 @@ def plain() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def growing() -> Iterator[Model]:
-    with edgeinfer.load("tiny", device="cpu", threads=1, context=256, draft_tree_width=2) as model:
+    options: dict[str, Any] = {"draft": DRAFT_MODEL, "draft_tree_width": 2}
+    with edgeinfer.load("tiny", device="cpu", threads=1, context=256, **options) as model:
         assert model.speculator is not None
         assert isinstance(model.speculator.drafter, DraftModel)
         yield model
