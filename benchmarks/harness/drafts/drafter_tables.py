@@ -110,7 +110,7 @@ def _forced(suite: DraftSuite) -> Iterator[list[str]]:
     with ExitStack() as open_models:
         baseline = open_models.enter_context(load("tiny", draft=None, **options))
         variants: Variants = {"baseline": answer_of(baseline, STORY_START, suite.greedy)}
-        for drafter, draft in {"draft model": "auto", "draft head": "mtp"}.items():
+        for drafter, draft in {"draft model": str(BUILTIN_DRAFT), "draft head": "mtp"}.items():
             for width in (0, 3):
                 options |= {"draft": draft, "draft_tree_width": width}
                 model = open_models.enter_context(load("tiny", **options))
