@@ -13,7 +13,7 @@ ON_DEVICE = -2
 No states are handed out then.
 """
 RESUMED_TOKENS = 32
-"""The last tokens of a pause whose hidden states are handed out again: the text that a draft after it has."""
+"""The last tokens of a pause, whose hidden states are handed out: the text that a draft after it has."""
 
 
 class HiddenStep(NamedTuple):

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import edgeinfer
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.generation.request import Prompt
 from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
+from edgeinfer.registry.registry import find_model
 from edgeinfer.results import Generation
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.trees.tree_shape import TreeShape
@@ -46,12 +46,12 @@ CODE = "".join(
     for name in ("price", "weight", "volume", "deposit")
 )
 EDITED = CODE.replace("cart", "basket").replace("rate)", "rate=0.0)")
-BUILTIN_DRAFT = Path(edgeinfer.__file__).parent / "builtin" / "edgeinfer-tiny-draft-5m-Q8_0.gguf"
+BUILTIN_DRAFT = find_model("tiny").draft_path
 DRAFTERS: dict[str, dict[str, Any]] = {
     "baseline": {"draft": None},
-    "draft model": {"draft": str(BUILTIN_DRAFT)},
+    "draft model": {"draft": BUILTIN_DRAFT},
     "draft head": {"draft": "mtp"},
-    "draft model, trees": {"draft": str(BUILTIN_DRAFT), "draft_tree_width": 3},
+    "draft model, trees": {"draft": BUILTIN_DRAFT, "draft_tree_width": 3},
     "draft head, trees": {"draft": "mtp", "draft_tree_width": 3},
     "lookup": {"draft": "lookup"},
     "self": {"draft": "self"},
@@ -110,7 +110,7 @@ def _forced(suite: DraftSuite) -> Iterator[list[str]]:
     with ExitStack() as open_models:
         baseline = open_models.enter_context(load("tiny", draft=None, **options))
         variants: Variants = {"baseline": answer_of(baseline, STORY_START, suite.greedy)}
-        for drafter, draft in {"draft model": str(BUILTIN_DRAFT), "draft head": "mtp"}.items():
+        for drafter, draft in {"draft model": BUILTIN_DRAFT, "draft head": "mtp"}.items():
             for width in (0, 3):
                 options |= {"draft": draft, "draft_tree_width": width}
                 model = open_models.enter_context(load("tiny", **options))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.hidden_states import ON_DEVICE, HiddenStep
+from edgeinfer.engine.hidden_states import ON_DEVICE, RESUMED_TOKENS, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
@@ -38,8 +38,6 @@ PROMPT_GROUP = 16
 """Pairs that are processed before a draft come in whole groups; the draft takes the others. For numbers that
 aren't multiples of 16 a GPU has other variants of the kernels, which take milliseconds to load.
 """
-KEPT_PAIRS = HEAD_BATCH // 2
-"""Pairs that an idle head keeps for the next draft."""
 
 
 class DraftHead(LoopDrafter):
@@ -137,7 +135,7 @@ class DraftHead(LoopDrafter):
         if self._idle < IDLE_STEPS:
             self._process(self._observed.end - 1)
         else:
-            self._observed.restart(self._observed.end - KEPT_PAIRS)
+            self._observed.restart(self._observed.end - RESUMED_TOKENS)
             self._done = 0
 
     def _process(self, end: int) -> None:

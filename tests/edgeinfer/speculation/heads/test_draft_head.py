@@ -11,6 +11,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.engine.hidden_states import RESUMED_TOKENS, HiddenStep
+from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError, UnsupportedModelError
 from edgeinfer.loading.draft_file import DraftTarget, open_draft
 from edgeinfer.model_config.weights import read_config
@@ -85,6 +86,7 @@ def test_an_idle_head_processes_nothing_and_drafts_again_after_the_last_tokens(
     plain: Model, drafting: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draft_head, "IDLE_STEPS", 10)
+    monkeypatch.setattr(NativeEngine, "pause_hidden", lambda *_: None)  # as where lookup drafts all tokens
     starts: list[int] = []
     monkeypatch.setattr(CpuBackend, "set_hidden", lambda _, states, start: starts.append(start))
     expected = plain.generate(PROMPT, max_tokens=200, temperature=0.0)
