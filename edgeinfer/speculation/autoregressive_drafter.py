@@ -37,6 +37,10 @@ class AutoregressiveDrafter(Drafter):
         """The parameters that `_sampler` was made for."""
         self._buffer = np.empty(own_size, np.float32)
 
+    @property
+    def ends_drafts(self) -> bool:
+        return True
+
     @abstractmethod
     def _logits_after(self, history: Sequence[int]) -> npt.NDArray[np.float32] | None:
         """Logits after a text, writable; None: no draft is possible."""

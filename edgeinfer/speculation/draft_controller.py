@@ -205,6 +205,12 @@ class DraftController:
         tokens = expected_tokens(self.acceptance, self.level_shares)
         return self._affordable(tokens, self._seconds(min(limit, MAX_DRAFTED)))
 
+    def longest(self, length: int, limit: int) -> int:
+        """The most tokens of a path, at most `limit`, if the drafter ends it where no other token pays;
+        `length`: the best of all drafts alike.
+        """
+        return limit if self.is_profitable else length
+
     def lengths(self, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
         """Number of tokens to draft now for each of several texts, whose tokens are verified by one forward:
         at most `limits`, and at most `rows` with the token before each draft.

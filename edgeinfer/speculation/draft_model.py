@@ -30,8 +30,8 @@ class DraftModel(LoopDrafter):
         tree_width: int = 1,
         name: str = "draft model",
     ) -> None:
-        max_prompt = engine.capabilities.max_draft_prompt
-        super().__init__(engine.vocabulary_size, vocabulary_size, max_prompt, tree_width)
+        size, can = engine.vocabulary_size, engine.capabilities
+        super().__init__(size, vocabulary_size, can.max_draft_prompt, tree_width, loop_ends=can.ends_drafts)
         self.name = name
         self.engine = engine
         self._on_close = on_close

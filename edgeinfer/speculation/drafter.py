@@ -116,6 +116,13 @@ class Drafter(Protocol):
         return 1
 
     @property
+    def ends_drafts(self) -> bool:
+        """Whether its chains end after a token from which no other pays (`min_prob_to_continue`), so that
+        longer ones than usually pay can be requested.
+        """
+        return False
+
+    @property
     def short_vocabulary(self) -> int:
         """The number of first token ids from which it can draft in less time than from all; 0: it can't."""
         return 0
@@ -186,6 +193,10 @@ class ChainedDrafter(Drafter):
     @property
     def tree_width(self) -> int:
         return max(drafter.tree_width for drafter in self._drafters)
+
+    @property
+    def ends_drafts(self) -> bool:
+        return all(drafter.ends_drafts for drafter in self._drafters)
 
     @property
     def short_vocabulary(self) -> int:

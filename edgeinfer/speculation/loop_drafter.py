@@ -17,8 +17,9 @@ from edgeinfer_kernels.draft_loop import DraftedTokens, DraftSampling
 class LoopDrafter(AutoregressiveDrafter):
     """Drafts with the draft loop of a backend; token by token with other sampling parameters, or trees.
 
-    `max_prompt`: maximum tokens that the loop processes before it drafts; 0: there is no loop. `only_greedy`:
-    the loop drafts the most probable tokens, for completions with any sampling parameters.
+    `max_prompt`: maximum tokens that the loop processes before it drafts; 0: there is no loop. `loop_ends`:
+    it makes no token after one from which no other pays. `only_greedy`: it drafts the most probable tokens,
+    for completions with any sampling parameters.
     """
 
     def __init__(
@@ -28,16 +29,22 @@ class LoopDrafter(AutoregressiveDrafter):
         max_prompt: int,
         tree_width: int = 1,
         *,
+        loop_ends: bool,
         only_greedy: bool = False,
     ) -> None:
         super().__init__(own_size, vocabulary_size, tree_width)
         self.max_prompt = max_prompt
+        self._loop_ends = loop_ends
         self._only_greedy = only_greedy
         self._max_token = min(own_size, vocabulary_size)
         self._params_of_loop: SamplingParams | None = None
         self._loop_sampling: DraftSampling | None = None
         """The draft loop's sampling parameters for the latest parameters."""
         self._random = np.random.default_rng()
+
+    @property
+    def ends_drafts(self) -> bool:
+        return not self.max_prompt or self._loop_ends
 
     @abstractmethod
     def _draft_after(self, history: Sequence[int], request: draft_loop.DraftRequest) -> DraftedTokens | None:

@@ -198,15 +198,17 @@ class Speculator:
         return len(history) if following is None else following
 
     def _request(self, length: int, limit: int, params: SamplingParams, vocabulary: int) -> DraftRequest:
-        """A request for a chain of `length` tokens, or for a tree if the drafter makes some: while drafting
-        isn't known to pay, of at most this many levels. `vocabulary`: as of the request.
+        """A request for a chain of `length` tokens, or a longer one if the drafter ends it itself; or for a
+        tree if the drafter makes some. While drafting isn't known to pay, they have at most `length` levels.
+        `vocabulary`: as of the request.
         """
         controller, width = self.controller_of(params), self._tree_width
         if width == 1:
+            if self.drafter.ends_drafts:
+                length = min(controller.longest(length, limit), MAX_DRAFTED)
             return DraftRequest(length, params, *controller.min_probs(length), vocabulary=vocabulary)
-        levels = limit if controller.is_profitable else length
         planner = self.planners[self._kind(params)]
-        costs, acceptance = controller.costs, controller.acceptance
+        costs, acceptance, levels = controller.costs, controller.acceptance, controller.longest(length, limit)
         depth, nodes = planner.shape(costs, acceptance, levels, width, controller.level_shares)
         nodes = min(nodes, TreePass.max_nodes(self._engine))
         min_probs = controller.min_probs(nodes)

@@ -15,6 +15,7 @@ class Capabilities:
     - `has_recurrent_trees`: that is so with recurrent states too, if all their blocks take trees.
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
+    - `ends_drafts`: `draft` makes no token after one that is too unlikely to be reached.
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
       draft head there; 0: none.
     - `finds_best`: `best_ids` is supported.
@@ -39,6 +40,7 @@ class Capabilities:
     has_recurrent_trees: bool = False
     padded_tokens: int = 0
     max_draft_prompt: int = 0
+    ends_drafts: bool = False
     kept_states: int = 0
     finds_best: bool = False
     starts_verification: bool = False

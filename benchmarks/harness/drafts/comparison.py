@@ -13,6 +13,7 @@ from edgeinfer.generation.request import Prompt
 from edgeinfer.model import Model
 from edgeinfer.planning.model_plan import model_sizes
 from edgeinfer.results import Generation
+from edgeinfer.speculation.draft_controller import DraftController
 from edgeinfer.speculation.drafter import Drafter
 from edgeinfer.speculation.speculator import Speculator
 from harness.split_runs import overhead
@@ -60,6 +61,13 @@ def measured_speculator(engine: Engine, drafter: Drafter) -> Speculator:
     speculator = Speculator(engine, drafter)
     speculator.begin(speculator.measure(), {})
     return speculator
+
+
+def draft_always(controller: DraftController, length: int) -> None:
+    """Drafts of this length, whatever their cost and probability."""
+    setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
+    setattr(controller, "longest", lambda length, limit: length)  # noqa: B010
+    setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
 
 
 def answer_of(model: Model, prompt: Prompt, settings: dict[str, Any]) -> Answer:

@@ -28,6 +28,7 @@ from harness.drafts.comparison import (
     answer_of,
     as_baseline,
     cells,
+    draft_always,
     measured_speculator,
     report,
     shown,
@@ -129,9 +130,8 @@ def _of_shape(model: Model, shape: TreeShape, settings: dict[str, Any]) -> Answe
     def answer() -> Generation:
         speculator = model.speculator
         assert speculator is not None
-        controller, planner = speculator.controllers["greedy"], speculator.planners["greedy"]
-        setattr(controller, "length", lambda most: max(0, min(most, shape.depth)))  # noqa: B010
-        setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+        planner = speculator.planners["greedy"]
+        draft_always(speculator.controllers["greedy"], shape.depth)
         setattr(planner, "shape", lambda *given: shape._replace(depth=min(given[2], shape.depth)))  # noqa: B010
         completion: Generation = model.generate(STORY_START, **settings)
         return completion

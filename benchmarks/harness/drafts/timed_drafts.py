@@ -24,7 +24,7 @@ from edgeinfer.sampling import Sampler
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest
 from edgeinfer.speculation.speculator import Speculator
-from harness.drafts.comparison import best_decile
+from harness.drafts.comparison import best_decile, draft_always
 from harness.drafts.planted_drafts import PlantedHead, PlantedTrees, ScriptedTrees
 from harness.drafts.simulated_drafts import AS_PUBLISHED
 
@@ -215,9 +215,7 @@ class Timing:
         speculator = Speculator(self._engine, planted)
         speculator.begin(speculator.measure(), {})
         if length:
-            controller = speculator.controllers["greedy"]
-            setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
-            setattr(controller, "min_probs", lambda length: (0.0, 0.0))  # noqa: B010
+            draft_always(speculator.controllers["greedy"], length)
         return speculator
 
 

@@ -56,9 +56,10 @@ class DraftHead(LoopDrafter):
         tree_width: int = 1,
     ) -> None:
         size, spec, kept = target.vocabulary_size, target.specification, target.capabilities.kept_states
-        max_prompt = min(backend.capabilities.max_draft_prompt, HEAD_BATCH)
-        width = tree_width if backend.capabilities.max_tree_tokens else 1
-        super().__init__(size, size, max_prompt, width, only_greedy=kept > 0)
+        can = backend.capabilities
+        max_prompt = min(can.max_draft_prompt, HEAD_BATCH)
+        width, only_greedy = tree_width if can.max_tree_tokens else 1, kept > 0
+        super().__init__(size, size, max_prompt, width, loop_ends=can.ends_drafts, only_greedy=only_greedy)
         self.max_expanded = self.tree_width
         self._tree: HeadTree | None = None
         self._max_token = head.spec.vocabulary_size

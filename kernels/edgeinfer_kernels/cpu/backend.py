@@ -124,6 +124,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             max_tree_tokens=STEP_TOKENS if self.state.recent is None else 0,
             has_recurrent_trees=True,
             max_draft_prompt=min(MAX_DRAFT_TOKENS, self.batch) if self._can_draft else 0,
+            ends_drafts=True,
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,

@@ -106,6 +106,11 @@ def test_the_length_is_limited() -> None:
     assert 1 < controller.length(100) <= MAX_DRAFTED
 
 
+def test_a_draft_that_ends_itself_is_longer_once_drafting_gains() -> None:
+    assert new_controller().longest(2, 6) == 2
+    assert profitable().longest(2, 6) == 6
+
+
 def test_the_first_draft_is_a_short_probe() -> None:
     controller = new_controller()
     assert controller.length(7) == 1

@@ -42,6 +42,7 @@ def draft_always(controller: DraftController, length: int) -> None:
 
     setattr(controller, "lengths", lengths)  # noqa: B010
     setattr(controller, "length", lambda limit: max(0, min(limit, length)))  # noqa: B010
+    setattr(controller, "longest", lambda length, limit: length)  # noqa: B010
     setattr(controller, "min_probs", lambda length, texts=1: (0.0, 0.0))  # noqa: B010
     controller.cooldown_tokens = 0
 

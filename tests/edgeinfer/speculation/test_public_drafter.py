@@ -6,6 +6,8 @@ import pytest
 
 import edgeinfer
 from edgeinfer.errors import SettingError
+from edgeinfer.speculation.draft_controller import DraftStats
+from edgeinfer.speculation.draft_costs import MeasuredCosts
 from tests.edgeinfer.speculation.test_drafting import always_draft
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
@@ -41,6 +43,28 @@ def test_the_output_is_that_of_the_model(baseline: edgeinfer.Generation, spoiled
     assert actual.speed.accepted_share == (0.0 if spoiled else 1.0)
     assert {request.params.temperature for request in drafter.requests} == {0.0}
     assert max(request.max_tokens for request in drafter.requests) >= 4
+
+
+class Ending(Oracle):
+    """Ends a draft itself."""
+
+    ends_drafts = True
+
+
+@pytest.mark.parametrize("kind", [Oracle, Ending])
+def test_longer_drafts_are_requested_of_a_drafter_that_ends_them(
+    baseline: edgeinfer.Generation, kind: type[Oracle]
+) -> None:
+    drafter = kind([*baseline.prompt_ids, *baseline.ids])
+    with edgeinfer.load("tiny", device="cpu", threads=1, draft=drafter, context=128) as model:
+        assert model.speculator is not None
+        controller = model.speculator.controllers["greedy"]
+        controller.costs.begin(MeasuredCosts({1: 1.0, 2: 1.2, 4: 1.9, 8: 4.0}, 0.1))
+        controller.begin(DraftStats(0.75, 1.0, account=8.0))
+        model.generate(PROMPT, max_tokens=30, temperature=0.0)
+    first = drafter.requests[0]
+    assert (first.max_tokens == 7) if kind is Ending else (first.max_tokens < 4)
+    assert 0 < first.min_prob < first.min_prob_to_continue
 
 
 class Dropping(Oracle):
