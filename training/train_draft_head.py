@@ -60,11 +60,17 @@ class Head(nn.Module):
         self.names = list(start)
 
     def continue_from(self, path: Path) -> None:
-        """Take the weights of a head that was written before."""
+        """Take the weights of a head that was written before. If it has fewer neurons, the others give 0 at
+        first.
+        """
         file, prefix = GGUFFile.open(path), f"blk.{self.target.layers}"
+        neurons = file.tensors[f"{prefix}.ffn_up.weight"].shape[0]
+        self.w("ffn_down").data[:, neurons:] = 0
         for name in self.names:
-            values = np.array(file.decode(f"{prefix}.{name}.weight"), np.float32)
-            self.w(name).data = torch.from_numpy(values).reshape(self.w(name).shape).to(self.target.device)
+            tensor = f"{prefix}.{name}.weight"
+            values = np.array(file.decode(tensor), np.float32).reshape(file.tensors[tensor].shape)
+            known = tuple(slice(length) for length in values.shape)
+            self.w(name).data[known] = torch.from_numpy(values).to(self.target.device)
 
     def w(self, name: str) -> Tensor:
         return self.weights[name.replace(".", "/")]
@@ -109,11 +115,22 @@ class Head(nn.Module):
         )
 
 
+def cross_entropy(logits: Tensor, goal: Tensor) -> Tensor:
+    """The mean over all positions; the weights of a position's ids in `goal` need not add up to 1."""
+    x, weights = logits.float(), goal.float()
+    return (weights.sum(-1) * x.logsumexp(-1) - (weights * x).sum(-1)).mean()
+
+
+FUSED = torch.compile(cross_entropy)
+"""In few kernels: otherwise most of a step on a GPU passes in those of the loss."""
+
+
 class Step:
     """Rows of text with the target's states: what the head is trained and judged on."""
 
     def __init__(self, head: Head, ids: Tensor, vocabulary: int, passes: int) -> None:
         target = head.target
+        self._cross_entropy = FUSED if target.device.type == "cuda" else cross_entropy
         self._head, self._ids, self._passes = head, ids, passes
         self._output = target.output[:vocabulary]
         self._states = target.hidden(ids)
@@ -132,17 +149,15 @@ class Step:
             yield functional.linear(given, self._output)
 
     def loss(self, best_weight: float) -> Tensor:
-        """The loss of all passes."""
+        """The loss of all passes, but for the entropy of the target."""
         with torch.no_grad():
-            wanted = functional.linear(self._states, self._output).float().log_softmax(-1)
-            best = wanted.argmax(-1)
-        total = torch.zeros((), device=wanted.device)
+            goal = functional.linear(self._states, self._output).softmax(-1, torch.float32)
+            best = goal.argmax(-1, keepdim=True)
+            goal.scatter_add_(-1, best, torch.full(best.shape, best_weight, device=goal.device))
+            goal = goal.bfloat16()
+        total = torch.zeros((), device=goal.device)
         for j, logits in enumerate(self.drafts()):
-            drafted = logits.float().log_softmax(-1).flatten(0, 1)
-            goal = self._after(wanted, 1 + j).flatten(0, 1)
-            loss = functional.kl_div(drafted, goal, reduction="batchmean", log_target=True)
-            loss = loss + best_weight * functional.nll_loss(drafted, self._after(best, 1 + j).flatten())
-            total = total + PASS_WEIGHT**j * loss
+            total = total + PASS_WEIGHT**j * self._cross_entropy(logits, self._after(goal, 1 + j))
         return total
 
     def acceptance(self) -> list[float]:
@@ -264,7 +279,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu", help="of torch (%(default)s)")
     parser.add_argument("--rate", type=float, default=3e-3, help="learning rate (%(default)s)")
     parser.add_argument("--type", default="Q8_0", help="of its matrices (%(default)s)")
-    parser.add_argument("--begin", type=Path, help="a head of the same sizes to continue from, best in F16")
+    parser.add_argument("--begin", type=Path, help="a head to continue from, of no more neurons, best in F16")
     parser.add_argument("--threads", type=int, help="(all)")
     options = parser.parse_args()
     torch.manual_seed(1)
