@@ -28,6 +28,8 @@ PRIOR, PRIOR_WEIGHT = 0.75, 5.0
 """The acceptance of published heads' first tokens, and how many tokens it counts for."""
 MEMORY = 0.97
 """Weight of the acceptance so far after one more draft token."""
+SURENESS_WEIGHT = 5.0
+"""How many tokens count for it that a drafter is right as often as its probabilities say."""
 LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
 """The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
 SHORT_GAIN = 1.02
@@ -82,6 +84,23 @@ class Acceptance:
         return shares
 
 
+class Sureness:
+    """How many draft tokens are accepted, of those that their probabilities promise."""
+
+    def __init__(self) -> None:
+        self._accepted = self._expected = SURENESS_WEIGHT
+
+    def record(self, expected: float, *, accepted: bool) -> None:
+        """Record a verified token and its expected acceptance."""
+        self._expected = MEMORY * self._expected + expected
+        self._accepted = MEMORY * self._accepted + accepted
+
+    @property
+    def right_share(self) -> float:
+        """The accepted share of the expected tokens, at most 1."""
+        return min(1.0, max(0.01, self._accepted) / max(0.01, self._expected))
+
+
 def expected_tokens(rate: float, shares: Sequence[float]) -> list[float]:
     """The tokens of a forward with 0, 1, 2… draft tokens, for an acceptance of `rate` and its `shares`."""
     tokens, reached = [1.0], 1.0
@@ -109,6 +128,7 @@ class DraftController:
         """The share of tokens that are in the short vocabulary."""
         self._trust = 1.0
         """Exponent of the drafter's probabilities that makes them match the acceptance."""
+        self._sureness = Sureness()
         self._gain = 1.0
         """The predicted speed of the last draft, relative to baseline decoding."""
         self._is_cold = False
@@ -170,7 +190,9 @@ class DraftController:
         for index in range(min(accepted + (not missed), drafted)):
             self._accepted.record(index, accepted=index < accepted)
         for index, prob in enumerate(probs[: accepted + 1]):
-            surprise = prob**self._trust - (index < accepted)
+            expected = prob**self._trust
+            self._sureness.record(expected, accepted=index < accepted)
+            surprise = expected - (index < accepted)
             self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
 
     def record_node(self, level: int, *, accepted: bool) -> None:
@@ -208,8 +230,16 @@ class DraftController:
     def longest(self, length: int, limit: int) -> int:
         """The most tokens of a path, at most `limit`, if the drafter ends it where no other token pays;
         `length`: the best of all drafts alike.
+
+        A drafter that is surer than it is right doesn't end a draft in time: token i then is reached with the
+        i-th power of its accepted share of what it expects.
         """
-        return limit if self.is_profitable else length
+        if not self.is_profitable:
+            return length
+        right = self._sureness.right_share
+        worth = min(1.0, (self.costs.row(limit) + self.costs.token) * self._gain)
+        reached = limit if right**limit >= worth else int(math.log(worth) / math.log(right))
+        return max(length, min(limit, reached))
 
     def lengths(self, limits: Sequence[int], acceptances: Sequence[float], rows: int) -> list[int]:
         """Number of tokens to draft now for each of several texts, whose tokens are verified by one forward:

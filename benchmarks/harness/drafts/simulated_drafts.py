@@ -35,7 +35,9 @@ ACCEPTANCES: dict[str, Callable[[int, int], float]] = {
 }
 """By the number of the token, and its level in the draft."""
 LOADED, LOADED_FACTOR = "0.7, host loaded by turns", 2.0
-DRAFT_COSTS = (0.02, 0.15, 0.4)
+DRAFT_COSTS = ((0.0, 0.02), (0.0, 0.15), (0.0, 0.4), (0.3, 0.08))
+"""Of a draft, independent of its length, and of each of its tokens; the last as of a small model's draft head
+on a CPU."""
 ROW_COSTS = (0.03, 0.08, 0.3)
 DISTURBANCE = (0.1, 2.5)
 """How often a forward is disturbed, and how many times as long it then takes."""
@@ -43,6 +45,7 @@ NEUTRAL: dict[str, tuple[Any, str, float]] = {
     "deficit: little": (draft_controller, "MAX_DEFICIT", 0.5),
     "credit: as for probes": (draft_controller, "MAX_CREDIT", 1.0),
     "a draft may risk all": (draft_controller, "STAKE", math.inf),
+    "first drafts as short as may be": (draft_controller, "KEPT_GAIN", -1e9),
     "prior: two tokens": (draft_controller, "PRIOR_WEIGHT", 2.0),
     "memory of the acceptance 0.8": (draft_controller, "MEMORY", 0.8),
     "memory of the acceptance 0.99": (draft_controller, "MEMORY", 0.99),
@@ -56,16 +59,20 @@ NEUTRAL: dict[str, tuple[Any, str, float]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """A text, and the costs of a draft token and of each further token of a forward, in forwards."""
+    """A text, and the costs of a draft, of each of its tokens, and of each further token of a forward, in
+    forwards.
+    """
 
     acceptance: str
-    draft: float
+    draft: tuple[float, float]
     row: float
 
     def costs(self, length: int, token: int = 0) -> tuple[float, float]:
         """Seconds of a draft and of the forward after it."""
         factor = LOADED_FACTOR if self.acceptance == LOADED and token // 150 % 2 else 1.0
-        return factor * self.draft * length, factor * (1 + self.row * length)
+        fixed, each = self.draft
+        draft = fixed + each * length if length else 0.0
+        return factor * draft, factor * (1 + self.row * length)
 
 
 CASES = [Case(*each) for each in itertools.product(ACCEPTANCES, DRAFT_COSTS, ROW_COSTS)]
@@ -92,7 +99,8 @@ def controlled(case: Case, tokens: int, seed: int) -> float:
     """The speed with the controller, which knows the measured costs at first."""
     controller = DraftController()
     rows = {count: case.costs(count - 1)[1] for count in range(1, 9)}
-    controller.costs.begin(MeasuredCosts(rows, case.draft, 0.0))
+    fixed, each = case.draft
+    controller.costs.begin(MeasuredCosts(rows, each, fixed))
 
     def length_of() -> int:
         if controller.cooldown_tokens:
