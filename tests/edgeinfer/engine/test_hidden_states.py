@@ -8,6 +8,7 @@ import pytest
 import edgeinfer
 from edgeinfer.engine.hidden_states import OUTPUT_NORM, HiddenStep
 from edgeinfer.errors import SettingError
+from tests.edgeinfer.speculation.test_drafting import always_draft
 
 PROMPT = "Once upon a time, there was a little girl named Lily."
 
@@ -41,6 +42,7 @@ def test_a_drafter_observes_every_token_of_the_text(plain: edgeinfer.Model) -> N
     reader = Reader((0, OUTPUT_NORM))
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=reader, context=128) as model:
         reader.steps.clear()
+        always_draft(model, 1)  # no pause, in which steps are left out
         completion = model.generate(PROMPT, max_tokens=12, temperature=0.0)
     assert completion.ids == plain.generate(PROMPT, max_tokens=12, temperature=0.0).ids
     text = [*completion.prompt_ids, *completion.ids]
