@@ -15,7 +15,7 @@ from edgeinfer.benchmarking.machine import command_line, this_machine
 from edgeinfer.benchmarking.random_files import random_file, random_files_folder
 from edgeinfer.errors import SettingError
 from harness import suites
-from harness.drafts import drafter_tables, head_tables, simulated_drafts
+from harness.drafts import drafter_tables, head_tables, recorded_drafts, simulated_drafts
 from harness.drafts.agreeing_head import agreeing_file
 from harness.drafts.comparison import DraftSuite
 from harness.drafts.timed_drafts import timed_table
@@ -25,6 +25,8 @@ SIMULATED = (600, 5)
 """Tokens of a simulated completion, and seeds."""
 TIMED = (128, 16)
 """Tokens of a completion in simulated time, and rounds."""
+RECORDED = 150
+"""Tokens of a completion whose drafts are recorded."""
 
 
 def main() -> None:
@@ -95,6 +97,8 @@ def _tables(suite: DraftSuite, options: argparse.Namespace, requested: set[str])
         yield from simulated_drafts.tables(*((60, 1) if options.smoke else SIMULATED))
         timed = timed_table(*((16, 1) if options.smoke else TIMED))
         yield "simulated: planted heads with the costs of an H100", timed
+        recorded = recorded_drafts.table(24 if options.smoke else RECORDED)
+        yield "simulated: drafts of the built-in head", recorded
 
 
 def _agreeing_files(options: argparse.Namespace) -> list[Path]:

@@ -15,7 +15,7 @@ from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, Draft
 PROBE_SHARE, MAX_DEFICIT = 0.009, 2.0
 """What drafting may lose per token, and at once while it is predicted to pay; in tokens of baseline
 decoding."""
-PROBE_CREDIT, MAX_CREDIT = 1.0, 8.0
+PROBE_CREDIT, MAX_CREDIT = 1.0, 12.0
 """The most that the account holds for probes, and while drafting is predicted to pay: with little more than
 the deficit, a few bad drafts in a row would end drafts that pay."""
 STAKE = 0.3
@@ -28,8 +28,8 @@ PRIOR, PRIOR_WEIGHT = 0.75, 5.0
 """The acceptance of published heads' first tokens, and how many tokens it counts for."""
 MEMORY = 0.97
 """Weight of the acceptance so far after one more draft token."""
-SURENESS_WEIGHT = 5.0
-"""How many tokens count for it that a drafter is right as often as its probabilities say."""
+GAIN_MEMORY, GAIN_WEIGHT = 0.95, 4.0
+"""Weight of the gain so far after one more draft, and the cost that counts before the first one."""
 LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
 """The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
 SHORT_GAIN = 1.02
@@ -77,18 +77,36 @@ class Acceptance:
     @property
     def shares(self) -> list[float]:
         """The acceptance of each level, relative to `rate`."""
-        shares, before = list[float](), 1.0
+        shares, before = [], 1.0
         for right, expected in zip(self._right, self._expected, strict=True):
             before = (right + LEVEL_PRIOR * before) / (expected + LEVEL_PRIOR)
             shares.append(before)
         return shares
 
 
-class Sureness:
-    """How many draft tokens are accepted, of those that their probabilities promise."""
+class RecentGain:
+    """The speed of the last drafts and their forwards, relative to baseline decoding; little after few."""
 
     def __init__(self) -> None:
-        self._accepted = self._expected = SURENESS_WEIGHT
+        self._tokens = self._cost = GAIN_WEIGHT
+
+    def record(self, tokens: float, cost: float) -> None:
+        """Record the tokens of a step, and its cost in tokens of baseline decoding."""
+        self._tokens = GAIN_MEMORY * self._tokens + tokens
+        self._cost = GAIN_MEMORY * self._cost + cost
+
+    @property
+    def gain(self) -> float:
+        return self._tokens / self._cost
+
+
+class Sureness:
+    """How many draft tokens are accepted, of those that their probabilities promise; at first as many as of a
+    drafter that is always sure.
+    """
+
+    def __init__(self) -> None:
+        self._accepted, self._expected = PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT
 
     def record(self, expected: float, *, accepted: bool) -> None:
         """Record a verified token and its expected acceptance."""
@@ -131,6 +149,7 @@ class DraftController:
         self._sureness = Sureness()
         self._gain = 1.0
         """The predicted speed of the last draft, relative to baseline decoding."""
+        self._recent = RecentGain()
         self._is_cold = False
 
     @property
@@ -175,6 +194,7 @@ class DraftController:
             return
         share = self.costs.relative(texts)
         gained = tokens / texts - cost / share
+        self._recent.record(tokens / texts, cost / share)
         self.account = min(MAX_CREDIT, self.account + PROBE_SHARE + gained)
         # The drafter read the tokens that it missed: no reason to end drafts, but one to pause longer.
         self._owed += (spent - cost) / share if self._is_cold else 0.0
@@ -228,14 +248,12 @@ class DraftController:
         return self._affordable(tokens, self._seconds(min(limit, MAX_DRAFTED)))
 
     def longest(self, length: int, limit: int) -> int:
-        """The most tokens of a path, at most `limit`, if the drafter ends it where no other token pays;
+        """The most tokens of a draft, at most `limit`, if the drafter ends it where no other token pays;
         `length`: the best of all drafts alike.
 
         A drafter that is surer than it is right doesn't end a draft in time: token i then is reached with the
         i-th power of its accepted share of what it expects.
         """
-        if not self.is_profitable:
-            return length
         right = self._sureness.right_share
         worth = min(1.0, (self.costs.row(limit) + self.costs.token) * self._gain)
         reached = limit if right**limit >= worth else int(math.log(worth) / math.log(right))
@@ -262,7 +280,9 @@ class DraftController:
         """
         rates = _rates(tokens, seconds)
         best = rates.index(max(rates))
-        self._gain = rates[best] / rates[0]
+        if best == 0 and len(rates) > 1 and self._recent.gain > 1:
+            best = 1
+        self._gain = self._recent.gain
         self.account = min(self.account, MAX_CREDIT if best else PROBE_CREDIT)
         if self.is_profitable:
             self._owed, self._deficit = 0.0, MAX_DEFICIT

@@ -205,10 +205,11 @@ class Speculator:
         controller, width = self.controller_of(params), self._tree_width
         if width == 1:
             if self.drafter.ends_drafts:
-                length = min(controller.longest(length, limit), MAX_DRAFTED)
+                length = controller.longest(length, min(limit, MAX_DRAFTED))
             return DraftRequest(length, params, *controller.min_probs(length), vocabulary=vocabulary)
+        levels = limit if controller.is_profitable else length
         planner = self.planners[self._kind(params)]
-        costs, acceptance, levels = controller.costs, controller.acceptance, controller.longest(length, limit)
+        costs, acceptance = controller.costs, controller.acceptance
         depth, nodes = planner.shape(costs, acceptance, levels, width, controller.level_shares)
         nodes = min(nodes, TreePass.max_nodes(self._engine))
         min_probs = controller.min_probs(nodes)
