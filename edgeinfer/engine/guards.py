@@ -62,7 +62,7 @@ class UsePermission:
         """Raise if the engine is closed, or can't be used in this process, or its file was truncated."""
         if self._has_ended:
             raise EdgeInferError("the model has been closed; load it again")
-        if self._process not in (None, os.getpid()):
+        if self._process is not None and self._process != os.getpid():
             raise EdgeInferError(
                 "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
                 "child with multiprocessing's 'spawn'"

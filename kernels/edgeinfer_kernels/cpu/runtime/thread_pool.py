@@ -11,7 +11,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
-from edgeinfer_kernels.system.locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import call_in_child, fork_safe_lock
 from edgeinfer_kernels.system.waiting import wait_functions
 
 WAIT_FIELDS = (
@@ -36,10 +36,15 @@ class ThreadPool:
         self._serve = kernels.function("pool_serve", 3)
         self._shutdown = kernels.function("pool_shutdown", 1)
         self._lock = fork_safe_lock()
+        call_in_child(self._forked)
         self._start()
 
+    def _forked(self) -> None:
+        """This is a forked child, which has none of the threads."""
+        self._is_in_child = True
+
     def _start(self) -> None:
-        self._process = os.getpid()
+        self._process, self._is_in_child = os.getpid(), False
         nbytes = ctypes.sizeof(ThreadPoolArgs)
         self._memory = ctypes.create_string_buffer(nbytes + CACHE_LINE * (1 + self.threads))
         self.address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
@@ -65,7 +70,7 @@ class ThreadPool:
         Raises `BackendError`: the pool is closed, as at the end of the program.
         """
         with self._lock:
-            if os.getpid() != self._process:
+            if self._is_in_child:
                 self._end.detach()
                 self._start()
             elif not self._end.alive:
