@@ -121,11 +121,11 @@ class Backend(Protocol[X]):
         """(tokens, hidden_size) float32: the hidden states x after the final norm, the input of the head."""
         ...
 
-    def draft_states(self, x: X) -> Activations:
-        """As `final_norm`, for a draft head, whose drafts may differ by rounding; valid until the next
-        call.
+    def draft_states(self, x: X, first: int = 0, last: int | None = None) -> Activations:
+        """As `final_norm` of the rows first..last of x, for a draft head, whose drafts may differ by
+        rounding; valid until the next call.
         """
-        return self.final_norm(x)
+        return self.final_norm(x[first:last])
 
     def snapshot(self, end: int) -> StateArrays:
         """The state after the first `end` positions, in a backend-specific order and layout. Arrays in main
@@ -199,7 +199,8 @@ class Backend(Protocol[X]):
 
     def set_hidden(self, states: X, start: int) -> None:
         """The target's hidden states for the tokens of the next step, at `start`, of a draft head: after the
-        final norm for one of MTP, those after several layers in a row for one of EAGLE-3.
+        final norm for one of MTP, those after several layers in a row for one of EAGLE-3. They must not
+        change before that step.
         """
         _refuse(self)
 

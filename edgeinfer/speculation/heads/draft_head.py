@@ -122,11 +122,10 @@ class DraftHead(LoopDrafter):
         """
         self._idle += 1
         self._done = min(self._done, self._observed.begin(step))
-        for first in range(0, len(step.ids), self._batch):
-            part = slice(first, first + self._batch)
-            if len(step.ids[part]) > self._observed.free:
+        for ids, states in step.parts(self._batch):
+            if len(ids) > self._observed.free:
                 self._make_room()
-            self._observed.add(step.ids[part], [each[part] for each in step.states])
+            self._observed.add(ids, states)
         if self._observed.end - self._done > HEAD_BATCH:
             self._make_room()
 
@@ -176,8 +175,9 @@ class DraftHead(LoopDrafter):
             return None
         end = self._done + len(tokens)
         self._set_states(end)
-        step = self._verifying_step(history, len(request.min_probs))
-        drafted = self._backend.draft(tokens, self._done, request._replace(step=step))
+        if step := self._verifying_step(history, len(request.min_probs)):
+            request = request._replace(step=step)
+        drafted = self._backend.draft(tokens, self._done, request)
         self._done = end
         return drafted
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer_kernels.caches.state_rows import StateRows
 
 TAIL = 32
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
@@ -87,37 +88,38 @@ class ObservedText(ABC):
 
 
 class ObservedStates(ObservedText):
-    """With the states in main memory, those after several layers side by side. `norm`: the final norm of the
-    model, if the head reads states after it.
+    """With the states in main memory, those after several layers side by side. `norm`: the final norm of
+    some rows, as `Backend.draft_states`, if the head reads states after it.
     """
 
-    def __init__(self, capacity: int, width: int, norm: Callable[[Any], Any] | None = None) -> None:
+    def __init__(self, capacity: int, width: int, norm: Callable[[Any, int, int], Any] | None = None) -> None:
         super().__init__(capacity)
         self._norm = norm
-        self._rows = np.empty((capacity, width), np.float32)
+        self._rows = StateRows(capacity, width)
 
     def states(self, first: int, last: int) -> Any:
         """As `ObservedText.states`."""
-        rows = self.rows(first, last)
-        return rows if self._norm is None else self._norm(rows)
+        if self._norm is None:
+            return self.rows(first, last)
+        return self._norm(self._rows.array, first - self.first, last - self.first)
 
     def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
         at, column = self.end - self.first, 0
         for each in states:
-            self._rows[at : at + len(ids), column : column + each.shape[1]] = each
+            self._rows.write(at, each, column)
             column += each.shape[1]
         super().add(ids, states)
 
     def drop(self, first: int) -> None:
         """As `ObservedText.drop`."""
-        kept = self._rows[first - self.first : self.end - self.first].copy()
-        self._rows[: len(kept)] = kept
+        kept = self.rows(first, self.end).copy()
+        self._rows.array[: len(kept)] = kept
         super().drop(first)
 
     def rows(self, first: int, last: int) -> npt.NDArray[np.float32]:
         """A view of the states first..last."""
-        return self._rows[first - self.first : last - self.first]
+        return self._rows.array[first - self.first : last - self.first]
 
 
 class KeptStates(ObservedText):
