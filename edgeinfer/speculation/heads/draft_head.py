@@ -69,11 +69,11 @@ class DraftHead(LoopDrafter):
         self._backend, self._target, self._nbytes = backend, target, nbytes
         self._on_close, self._batch = on_close, batch
         self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
-        norm = None if head.target_layers else target.backend.draft_states
+        write_normed = None if head.target_layers else target.backend.write_draft_states
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept
-            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, norm)
+            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, write_normed)
         )
         self._done = 0
         """Number of pairs in the head's cache."""

@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import HiddenStep
 from edgeinfer_kernels.caches.state_rows import StateRows
 
-TAIL = 32
+TAIL = 16
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
 SPARE_STATES = 64
 """States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
@@ -88,38 +87,37 @@ class ObservedText(ABC):
 
 
 class ObservedStates(ObservedText):
-    """With the states in main memory, those after several layers side by side. `norm`: the final norm of
-    some rows, as `Backend.draft_states`, if the head reads states after it.
+    """With the states in main memory, those after several layers side by side. `write_normed`: writes some
+    after the final norm of the model, as `Backend.write_draft_states`, if the head reads these.
     """
 
-    def __init__(self, capacity: int, width: int, norm: Callable[[Any, int, int], Any] | None = None) -> None:
+    def __init__(
+        self, capacity: int, width: int, write_normed: Callable[[Any, StateRows], None] | None = None
+    ) -> None:
         super().__init__(capacity)
-        self._norm = norm
-        self._rows = StateRows(capacity, width)
+        self._write_normed = write_normed
+        self._rows = StateRows(np.empty((capacity, width), np.float32), 0, capacity)
 
-    def states(self, first: int, last: int) -> Any:
+    def states(self, first: int, last: int) -> StateRows:
         """As `ObservedText.states`."""
-        if self._norm is None:
-            return self.rows(first, last)
-        return self._norm(self._rows.array, first - self.first, last - self.first)
+        return self._rows[first - self.first : last - self.first]
 
     def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
-        at, column = self.end - self.first, 0
-        for each in states:
-            self._rows.write(at, each, column)
-            column += each.shape[1]
+        rows, column = self._rows[self.end - self.first :][: len(ids)], 0
+        if self._write_normed is not None:
+            self._write_normed(states[0], rows)
+        else:
+            for each in states:
+                rows.view[:, column : column + each.shape[1]] = each
+                column += each.shape[1]
         super().add(ids, states)
 
     def drop(self, first: int) -> None:
         """As `ObservedText.drop`."""
-        kept = self.rows(first, self.end).copy()
+        kept = self.states(first, self.end).view.copy()
         self._rows.array[: len(kept)] = kept
         super().drop(first)
-
-    def rows(self, first: int, last: int) -> npt.NDArray[np.float32]:
-        """A view of the states first..last."""
-        return self._rows.array[first - self.first : last - self.first]
 
 
 class KeptStates(ObservedText):

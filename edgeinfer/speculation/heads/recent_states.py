@@ -30,7 +30,7 @@ class RecentStates:
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept
-            else ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.draft_states)
+            else ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.write_draft_states)
         )
 
     def observe(self, step: HiddenStep) -> None:

@@ -12,6 +12,7 @@ from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.caches.layer_cache import padded
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
@@ -227,7 +228,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def kept_hidden(self, tokens: int) -> list[Activations]:
         return self._kept.rows(self._x, tokens)
 
-    def set_hidden(self, states: Activations, start: int) -> None:
+    def set_hidden(self, states: Activations | StateRows, start: int) -> None:
         self._taken().take(states, start)
 
     def _taken(self) -> TakenStates:
@@ -431,15 +432,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
 
-    def draft_states(self, x: Activations, first: int = 0, last: int | None = None) -> Activations:
+    def write_draft_states(self, x: Activations, out: StateRows) -> None:
         if self._normed_states is None and self._head:
             norm, width = self._output.args.norm, self.spec.hidden_size
             self._normed_states = NormedStates(self._kernels, norm, width)
-        if self._normed_states is not None:
-            found = self._normed_states.of(x, first, len(x) if last is None else last)
-            if found is not None:
-                return found
-        return self.final_norm(x[first:last])
+        if self._normed_states is None or not self._normed_states.write(x, out):
+            super().write_draft_states(x, out)
 
     def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
         return attention_scores(self, x, start)

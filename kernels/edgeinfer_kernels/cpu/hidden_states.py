@@ -6,15 +6,14 @@ import numpy as np
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
-from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, STATES
+from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec
-from edgeinfer_kernels.caches.layer_cache import padded
-from edgeinfer_kernels.caches.state_rows import RowAddresses
+from edgeinfer_kernels.caches.layer_cache import LANES, padded
+from edgeinfer_kernels.caches.state_rows import RowAddresses, StateRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
 from edgeinfer_kernels.cpu.runtime.embedding_args import AssistantInputArgs, DraftInputArgs, EagleInputArgs
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.reference.backend import final_norm
@@ -63,26 +62,23 @@ class NormedStates:
 
     def __init__(self, kernels: Kernels, norm: int, width: int) -> None:
         self._norm, self._function = norm, kernels.function("norm_rows", 5)
-        self._rows = np.empty((2 * HEAD_BATCH, width), np.float32)
-        self._address, self._row_bytes = address(self._rows), self._rows.strides[0]
-        self._views = [self._rows[:count] for count in range(len(self._rows) + 1)]
-        self._sources = RowAddresses(width)
+        self._row_bytes, self._is_whole = 4 * width, width % LANES == 0
+        self._addresses = RowAddresses(width)
 
-    def of(self, x: Activations, first: int, last: int) -> Activations | None:
-        """The normed rows first..last of x, valid until the next call; None: they aren't whole vectors, or
-        too many.
-        """
-        source, count = self._sources.of(x), last - first
-        if source is None or self._row_bytes % CACHE_LINE or count >= len(self._views):
-            return None
-        self._function(self._norm, source + first * self._row_bytes, self._address, self._row_bytes, count)
-        return self._views[count]
+    def write(self, x: Activations, out: StateRows) -> bool:
+        """Write the normed rows of x; False: they or those of `out` aren't whole vectors in order."""
+        source, target = self._addresses.of(x), self._addresses.of(out.array)
+        if source is None or target is None or not self._is_whole:
+            return False
+        row_bytes = self._row_bytes
+        self._function(self._norm, source, target + out.first * row_bytes, row_bytes, len(x))
+        return True
 
 
 class TakenStates:
     """The buffers in which the decoder of a draft head takes hidden states, and the arguments of the block
     that reads them; made once, because views of addresses take as long as a small kernel. A head of MTP reads
-    states of whole vectors where they are.
+    whole vectors where they are.
     """
 
     def __init__(self, decoder: CpuDecoder, batch: int) -> None:
@@ -92,27 +88,25 @@ class TakenStates:
         names = (STATES, OWN_STATES) if has_own else (STATES,)
         buffers = {name: decoder.workspace.rows(name) for name in names}
         self._rows = {name: float_rows(at, batch, stride // 4) for name, (at, stride) in buffers.items()}
-        self._address, stride = buffers[STATES]
-        self._in_place: DraftInputArgs | None = None
-        """The arguments of a head that reads normed states where they are."""
-        is_whole = stride == 4 * spec.hidden_size and not spec.has_raw_draft_states
-        if isinstance(self._args, DraftInputArgs) and is_whole:
-            self._in_place = self._args
-        self._sources = RowAddresses(spec.hidden_size)
+        self._address, self._stride = buffers[STATES]
+        is_whole = self._stride == 4 * spec.hidden_size
+        self._in_place = self._args if isinstance(self._args, DraftInputArgs) and is_whole else None
+        self._addresses = RowAddresses(spec.hidden_size)
 
-    def take(self, states: Activations, start: int) -> None:
+    def take(self, states: Activations | StateRows, start: int) -> None:
         """Take the target's hidden states for the next step, at `start`."""
         args = self._in_place
-        source = self._sources.of(states) if args else None
-        if args is None or source is None:
-            self._copy(states, start)
-        else:
-            args.states, args.start = source, start
+        if args is not None and isinstance(states, StateRows):
+            source = self._addresses.of(states.array)
+            if source is not None:
+                args.states, args.start = source + states.first * self._stride, start
+                return
+        self._copy(np.asarray(states), start)
 
     def _copy(self, states: Activations, start: int) -> None:
         """Copy states for the next step, at `start`."""
         self._rows[STATES][: len(states), : states.shape[1]] = states
-        if self._in_place:
+        if self._in_place is not None:
             self._in_place.states = self._address
         if self._args is not None:  # the states of block drafters have no position
             self._args.start = start

@@ -1,30 +1,24 @@
-"""Rows of hidden states are copied from any array, and addresses are those of the arrays that exist."""
+"""Slices of rows are those of the array, and addresses are those of the arrays that exist."""
 
 from typing import Any
 
 import numpy as np
-import pytest
 
 from edgeinfer_kernels.caches.state_rows import MAX_KNOWN, RowAddresses, StateRows
 
 
-@pytest.mark.parametrize("width", [1, 5, 64])
-def test_rows_are_copied_to_where_they_belong(width: int) -> None:
-    rows, given = StateRows(20, width), np.random.default_rng(1).normal(size=(7, width)).astype(np.float32)
-    rows.array[:] = expected = np.full((20, width), np.nan, np.float32)
-    for at, part in ((3, given), (0, given[2:4]), (12, given[::2]), (17, given[6:]), (19, given[:0])):
-        rows.write(at, part)
-        expected[at : at + len(part)] = part
-    np.testing.assert_array_equal(rows.array, expected)
-
-
-def test_states_of_several_layers_are_copied_side_by_side() -> None:
-    rows, given = StateRows(9, 6), np.arange(12, dtype=np.float32).reshape(4, 3)
-    rows.array[:] = 0
-    rows.write(2, given, 0)
-    rows.write(2, given + 100, 3)
-    np.testing.assert_array_equal(rows.array[2:6], np.concatenate([given, given + 100], axis=1))
-    assert not rows.array[6:].any()
+def test_a_slice_has_the_rows_of_the_array() -> None:
+    array = np.arange(20, dtype=np.float32).reshape(10, 2)
+    rows = StateRows(array, 2, 7)
+    assert len(rows) == 7
+    for first, last in ((0, 7), (1, 4), (3, 3), (5, 9)):
+        part = rows[first:last]
+        assert len(part) == len(array[2:9][first:last])
+        np.testing.assert_array_equal(part.view, array[2:9][first:last])
+        np.testing.assert_array_equal(np.concatenate([part, part]), np.concatenate([part.view, part.view]))
+    rows[1:3][1:].view[:] = -1
+    assert (array[4] == -1).all()
+    assert array.min(axis=1).tolist().count(-1) == 1
 
 
 def test_only_float32_rows_one_after_the_other_have_an_address() -> None:

@@ -13,6 +13,7 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.caches.layer_cache import LayerCache
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
@@ -173,10 +174,14 @@ def test_states_for_a_draft_head_are_those_of_the_final_norm(tmp_path: Path) -> 
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
     x = np.random.default_rng(3).normal(size=(6, engine.specification.hidden_size)).astype(np.float32)
     expected = engine.backend.final_norm(x)
-    assert relative(engine.backend.draft_states(x), expected) < 1e-6
-    assert relative(engine.backend.draft_states(x[1:3]), expected[1:3]) < 1e-6
-    assert relative(engine.backend.draft_states(x, 2, 5), expected[2:5]) < 1e-6
-    assert np.array_equal(engine.backend.draft_states(x[::2]), expected[::2])  # not contiguous
+    rows = StateRows(np.full((9, x.shape[1]), np.nan, np.float32), 0, 9)
+    engine.backend.write_draft_states(x, rows[2:8])
+    assert relative(rows[2:8].view, expected) < 1e-6
+    engine.backend.write_draft_states(x[1:3], rows[4:6])
+    assert relative(rows[4:6].view, expected[1:3]) < 1e-6
+    engine.backend.write_draft_states(x[::2], rows[3:6])  # not contiguous
+    assert np.array_equal(rows[3:6].view, expected[::2])
+    assert np.isnan(rows.array[[0, 1, 8]]).all()
     engine.close()
 
 
