@@ -38,7 +38,7 @@ class ObservedText(ABC):
     @property
     def free(self) -> int:
         """How many further states fit."""
-        return self._capacity - (self.end - self.first)
+        return self._capacity - (len(self._ids) - self.first)
 
     def begin(self, step: HiddenStep) -> int:
         """Drop what is no longer part of the text before a step; return how many tokens remain.
@@ -46,7 +46,7 @@ class ObservedText(ABC):
         All are dropped if the step doesn't continue them: the text then begins with the step.
         """
         kept = step.start - self.base
-        if not 0 <= kept <= self.end or not self._is_part_of(step.text, kept):
+        if not 0 <= kept <= len(self._ids) or not self._is_part_of(step.text, kept):
             self.base, kept = step.start, 0
         del self._ids[kept:]
         self.first = min(self.first, kept)
@@ -76,7 +76,7 @@ class ObservedText(ABC):
         to another text.
         """
         last = len(history) - 2 - self.base
-        if not self.first <= last < self.end or not self._is_part_of(history, last + 1):
+        if not self.first <= last < len(self._ids) or not self._is_part_of(history, last + 1):
             return None
         return last
 
@@ -104,7 +104,8 @@ class ObservedStates(ObservedText):
 
     def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
-        rows, column = self._rows[self.end - self.first :][: len(ids)], 0
+        at, column = len(self._ids) - self.first, 0
+        rows = self._rows[at : at + len(ids)]
         if self._write_normed is not None:
             self._write_normed(states[0], rows)
         else:

@@ -73,8 +73,8 @@ class DraftLoop:
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
         self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
         self._step_args = (DraftStepArgs * len(schedules.step_args))()
-        for draft_args, (_, step_args) in zip(self._step_args, schedules.step_args, strict=True):
-            draft_args.step = addressof(step_args)
+        for draft_args, (table, step_args) in zip(self._step_args, schedules.step_args, strict=True):
+            draft_args.step, draft_args.rope_bytes = addressof(step_args), table.stride
         self._block = self._fill(specification.logit_scale, steps, embed)
         self._args = DraftArgs.from_address(self._block)
         self._args.row_ids, (self._args.own, self._args.own_columns) = self._arena.keep(row_ids), own
@@ -120,8 +120,6 @@ class DraftLoop:
         schedules.fill(given, start, span=given + max_tokens)
         if self._slots is not None:
             schedules.fill_slots(self._slots.begin(start, given))
-        for index, (table, _) in enumerate(schedules.step_args):
-            self._step_args[index].rope_bytes = table.stride
         last = schedules.x + (given - 1) * schedules.stride
         fill_step(self._head_step, last, schedules.stride, 1, 0, 0)
         self._head.logits = self._logits_address

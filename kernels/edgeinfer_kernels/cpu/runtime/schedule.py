@@ -43,8 +43,8 @@ class RopeTable:
     def __init__(self, rope: RopeSpec | None) -> None:
         self._rope = rope
         self._start = self._end = 0
-        self.stride = 0
-        """Stride in bytes between positions, for the last result of `address_of`."""
+        self.stride = 0 if rope is None else rope.table(0, 1).nbytes
+        """Bytes between two positions."""
 
     def address_of(self, start: int, count: int) -> int:
         """Address of the cosines and sines of `count` positions from `start` on, 0 without RoPE; computed for
@@ -55,7 +55,7 @@ class RopeTable:
         if not self._start <= start <= start + count <= self._end:
             self._table = self._rope.table(start, count + ROPE_POSITIONS)
             self._start, self._end = start, start + len(self._table)
-            self._address, self.stride = address(self._table), self._table.strides[0]
+            self._address = address(self._table)
         return self._address + (start - self._start) * self.stride
 
 
