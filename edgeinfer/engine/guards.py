@@ -27,13 +27,14 @@ class ModelLock:
         self._owner: int | None = None
 
     def __enter__(self) -> None:
-        if self._owner == threading.get_ident() and self._lock.locked():
+        thread = threading.get_ident()
+        if self._owner == thread and self._lock.locked():
             raise EdgeInferError(
                 "the model is computing on this thread: a callback can't call it; call it after the callback"
             )
         with self._next:
             self._lock.acquire()
-        self._owner = threading.get_ident()
+        self._owner = thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -59,10 +59,11 @@ class ThreadPool:
         ]
         for worker in workers:
             worker.start()
+        self._open = [True]
+        """Empty after the end: `weakref.finalize.alive` runs Python code before every run."""
         kept_alive = (self._memory, self._kernels, waiting)
-        self._end = weakref.finalize(
-            self, _shutdown, self._process, self._lock, self._shutdown, self.address, workers, kept_alive
-        )
+        ending = self._process, self._lock, self._open, self._shutdown, self.address, workers, kept_alive
+        self._end = weakref.finalize(self, _shutdown, *ending)
 
     def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done.
@@ -73,7 +74,7 @@ class ThreadPool:
             if self._is_in_child:
                 self._end.detach()
                 self._start()
-            elif not self._end.alive:
+            elif not self._open:
                 raise BackendError("the model has been closed; load it again")
             self._run(self.address, function, block, step)
         for check in self.checks:
@@ -87,6 +88,7 @@ class ThreadPool:
 def _shutdown(
     process: int,
     lock: AbstractContextManager[object],
+    opened: list[bool],
     shutdown: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
@@ -96,6 +98,7 @@ def _shutdown(
     if os.getpid() != process:  # A forked child has no threads.
         return
     with lock:
+        opened.clear()
         shutdown(address)
     for worker in workers:
         worker.join()
