@@ -8,7 +8,7 @@ from typing import Any, Literal
 FinishReason = Literal["stop", "length", "context", "cancelled"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Token:
     """One token of a stream. `text` may be empty while a UTF-8 character is incomplete."""
 

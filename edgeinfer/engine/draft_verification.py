@@ -32,6 +32,8 @@ class DraftVerification:
     cache: KVCache
     capabilities: Capabilities
     batch: int
+    _step_tokens: int
+    """Maximum tokens of one step that verifies a draft."""
     _use: UsePermission
     _hidden: HiddenTap | None
     _sampler: Sampler | None
@@ -63,7 +65,7 @@ class DraftVerification:
 
     def append_best(self, ids: Sequence[int]) -> list[int] | None:
         """As `Engine.append_best`."""
-        if not self.capabilities.finds_best or not self._is_step(len(ids)):
+        if not self.capabilities.finds_best or len(ids) > self._step_tokens:
             return None
         start, self._sampler = self._make_room(ids), None
         with DEVICE_FAILURES:
@@ -78,7 +80,7 @@ class DraftVerification:
         """Make room for the last token of a text, whose others are cached, and for a draft of `count` tokens
         after it; the step that verifies these. None: a draft head can't start it.
         """
-        fits = self._is_step(1 + count) and 1 + count <= self.cache.free
+        fits = 1 + count <= min(self._step_tokens, self.cache.free)
         is_next = len(text) == len(self.cache.ids) + 1
         if not self.capabilities.starts_verification or not fits or not is_next:
             return None
@@ -95,17 +97,13 @@ class DraftVerification:
 
     def append_sampled(self, ids: Sequence[int], sampler: Sampler) -> list[int] | None:
         """As `Engine.append_sampled`."""
-        if not samples_on(self.backend, sampler) or not self._is_step(len(ids)):
+        if not samples_on(self.backend, sampler) or len(ids) > self._step_tokens:
             return None
         self._check(ids)
         self._sampler = sampler
         before = list(penalized(sampler, self.cache.ids))  # the step adds to them
         x, paths = self._forward(ids), [ids[:end] for end in range(1, len(ids) + 1)]
         return sample_after_each(self.backend, x, before, paths, sampler)
-
-    def _is_step(self, tokens: int) -> bool:
-        """Whether a step on the device can have as many tokens."""
-        return tokens <= min(self.capabilities.padded_tokens, self.batch)
 
     def holds_tree(self, parents: Sequence[int]) -> bool:
         """Whether a step can have a token and a tree after it, as `Backend.forward_tree`, and the cache their

@@ -27,13 +27,14 @@ class ModelLock:
         self._owner: int | None = None
 
     def __enter__(self) -> None:
-        if self._owner == threading.get_ident() and self._lock.locked():
+        thread = threading.get_ident()
+        if self._owner == thread and self._lock.locked():
             raise EdgeInferError(
                 "the model is computing on this thread: a callback can't call it; call it after the callback"
             )
         with self._next:
             self._lock.acquire()
-        self._owner = threading.get_ident()
+        self._owner = thread
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -62,7 +63,7 @@ class UsePermission:
         """Raise if the engine is closed, or can't be used in this process, or its file was truncated."""
         if self._has_ended:
             raise EdgeInferError("the model has been closed; load it again")
-        if self._process not in (None, os.getpid()):
+        if self._process is not None and self._process != os.getpid():
             raise EdgeInferError(
                 "a forked child cannot use the GPU of its parent: load the model in the child, or start the "
                 "child with multiprocessing's 'spawn'"

@@ -30,6 +30,13 @@ class HiddenStep(NamedTuple):
     text: Sequence[int]
     states: Sequence[HiddenStates]
 
+    def parts(self, size: int) -> list[tuple[Sequence[int], Sequence[HiddenStates]]]:
+        """The tokens in parts of at most `size`, each with its states."""
+        if len(self.ids) <= size:
+            return [(self.ids, self.states)]
+        parts = [slice(first, first + size) for first in range(0, len(self.ids), size)]
+        return [(self.ids[part], [each[part] for each in self.states]) for part in parts]
+
 
 HiddenObserver = Callable[[HiddenStep], None]
 
@@ -71,10 +78,12 @@ class HiddenTap:
         """
         if self.pause > RESUMED_TOKENS:
             return
-        kept = self._backend.kept_hidden(len(ids) if rows is None else 1 + max(rows))
-        kept = kept if rows is None else [each[list(rows)] for each in kept]
-        states = [
-            self._backend.final_norm(each) if layers == OUTPUT_NORM else each
-            for layers, each in zip(self._layers, kept, strict=True)
-        ]
+        states = self._backend.kept_hidden(len(ids) if rows is None else 1 + max(rows))
+        if rows is not None:
+            states = [each[list(rows)] for each in states]
+        if OUTPUT_NORM in self._layers:
+            states = [
+                self._backend.final_norm(each) if layers == OUTPUT_NORM else each
+                for layers, each in zip(self._layers, states, strict=True)
+            ]
         self._observer(HiddenStep(len(text) - len(ids), ids, text, states))

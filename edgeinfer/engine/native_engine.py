@@ -47,6 +47,7 @@ class NativeEngine(CacheChanges, DraftVerification):
         positions: int | None = None,
     ) -> None:
         self.specification = specification
+        self.vocabulary_size = specification.vocabulary_size
         self.backend = backend
         rings, padding = RingPositions(specification, context), backend.capabilities.padded_tokens
         self.cache = KVCache(context, backend.state_nbytes, rings, padding)
@@ -63,7 +64,8 @@ class NativeEngine(CacheChanges, DraftVerification):
         self.spill = SpillBudget()
         """As `Engine.spill`."""
         self._use = UsePermission(check_file, is_fork_safe=backend.capabilities.is_fork_safe)
-        self.capabilities = backend.capabilities
+        self.capabilities = can = backend.capabilities
+        self._step_tokens = min(max(can.padded_tokens, can.max_step_tokens), batch)
         self._batch_sampling = BatchSampling(backend)
 
     @property
@@ -77,10 +79,6 @@ class NativeEngine(CacheChanges, DraftVerification):
     def cached_prefix(self, text: Sequence[int]) -> int:
         """As `Engine.cached_prefix`."""
         return self.cache.cached_prefix(text)
-
-    @property
-    def vocabulary_size(self) -> int:
-        return self.specification.vocabulary_size
 
     @property
     def expert_counts(self) -> ExpertCounts:
@@ -156,13 +154,11 @@ class NativeEngine(CacheChanges, DraftVerification):
         self.cache.reserve(len(self.cache.ids) + len(ids) + more)
 
     def _check_ids(self, ids: Sequence[int]) -> None:
-        wrong = [i for i in ids if not 0 <= i < self.vocabulary_size]
-        if wrong or not ids:
-            raise ValueError(
-                f"token id {wrong[0]}: wanted 0 to {self.vocabulary_size - 1}"
-                if wrong
-                else "no tokens to read"
-            )
+        if not ids:
+            raise ValueError("no tokens to read")
+        if min(ids) < 0 or max(ids) >= self.vocabulary_size:
+            wrong = next(i for i in ids if not 0 <= i < self.vocabulary_size)
+            raise ValueError(f"token id {wrong}: wanted 0 to {self.vocabulary_size - 1}")
 
     def append(self, ids: Sequence[int], progress: Progress | None = None) -> npt.NDArray[np.float32]:
         """Process `ids`; return the logits (vocabulary,) after the last of them."""

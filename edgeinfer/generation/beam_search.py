@@ -142,7 +142,7 @@ class BeamSearch:
         text = Detokenizer(self._tokenizer.stream_decoder(), ())
         tokens: list[Token] = []
         for token_id, logprob in zip(beam.ids, beam.logprobs, strict=False):
-            tokens += text.push(Token(token_id, "", logprob=logprob))
+            tokens += text.push(Token(token_id, text.text_of(token_id), logprob=logprob))
         tokens += text.finish()
         speed = self._timer.speed(len(beam.ids), self._engine.bytes_per_token)
         if self._forwards:

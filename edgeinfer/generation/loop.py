@@ -89,7 +89,7 @@ class GenerationSequence:
             self.reason = self._complete_reason()
             return []
         self.ids.append(sampled.id)
-        token = described(sampled, self.request.logprobs)
+        token = described(sampled, self._text.text_of(sampled.id), self.request.logprobs)
         self.sampled.append(token)
         emitted = self._text.push(token)
         if self._text.stopped:
@@ -110,12 +110,12 @@ class GenerationSequence:
         return self._full_reason if closed else "stop"
 
 
-def described(sampled: SampledToken, top_n: int | None) -> Token:
-    """The token without its text, with its log-probability and the `top_n` best ones if requested."""
+def described(sampled: SampledToken, text: str, top_n: int | None) -> Token:
+    """The token with its log-probability and the `top_n` best ones if requested."""
     if top_n is None or sampled.logits is None:
-        return Token(sampled.id, "", sampled.drafted)
+        return Token(sampled.id, text, sampled.drafted)
     own, best = logprobs(sampled.logits, sampled.id, top_n)
-    return Token(sampled.id, "", sampled.drafted, logprob=own, top_logprobs=best)
+    return Token(sampled.id, text, sampled.drafted, logprob=own, top_logprobs=best)
 
 
 class GenerationTimer:

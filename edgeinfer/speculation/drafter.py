@@ -42,7 +42,7 @@ class Draft(NamedTuple):
     def child(self, node: int, token: int) -> int | None:
         """The index of a token after one; None: it wasn't drafted."""
         if not self.parents:
-            return node + 1 if self.ids[node + 1 : node + 2] == (token,) else None
+            return node + 1 if node + 1 < len(self.ids) and self.ids[node + 1] == token else None
         return next((index for index in self.children(node) if self.ids[index] == token), None)
 
     @property

@@ -267,7 +267,7 @@ class Speculator:
         """
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
-        if tree is None:
+        if tree is None and draft.parents:
             draft = draft.chain
         tokens = None if needs_logits else self._found_on_device(draft, tree, history, sampler, end_ids)
         if tokens is None:
@@ -277,8 +277,11 @@ class Speculator:
         if tree is not None:
             tree.keep(history[-1], accepted_path(draft, tokens[:-1]))
         self._engine.rewind(len(history) + len(tokens) - 1)
-        self._record(draft, tokens, time.perf_counter() - begin, self._kind(sampler.settings))
-        count.add(len(draft.ids), sum(token.drafted for token in tokens), len(tokens))
+        # All tokens but the last one are drafted ones, and maybe that one.
+        accepted = len(tokens) - 1 + tokens[-1].drafted
+        seconds, kind = time.perf_counter() - begin, self._kind(sampler.settings)
+        self._record(draft, tokens, accepted, seconds, kind)
+        count.add(len(draft.ids), accepted, len(tokens))
         return tokens
 
     def _found_on_device(
@@ -312,9 +315,11 @@ class Speculator:
             sampler.accept(token.id)
         return tokens
 
-    def _record(self, draft: Draft, tokens: Sequence[SampledToken], seconds: float, kind: str) -> None:
-        """Record a forward with a draft that took `seconds` and gave `tokens`."""
-        controller, accepted = self.controllers[kind], sum(token.drafted for token in tokens)
+    def _record(
+        self, draft: Draft, tokens: Sequence[SampledToken], accepted: int, seconds: float, kind: str
+    ) -> None:
+        """Record a forward that took `seconds` and gave `tokens`, with this many `accepted` of a draft."""
+        controller = self.controllers[kind]
         controller.record_step(len(tokens), 1 + len(draft.ids), *(self._drafting or (0, 0.0)), seconds)
         if draft.parents:
             self._record_tree(draft, tokens, kind)

@@ -57,7 +57,9 @@ class StreamDecoder:
 
 
 class Detokenizer:
-    """Adds text to tokens; buffers those whose text is incomplete (part of a character or stop string)."""
+    """Finds the text of tokens; buffers those whose text is incomplete (part of a character or stop
+    string).
+    """
 
     def __init__(self, decoder: "TextDecoder", stop: Sequence[str]) -> None:
         self._decoder = decoder
@@ -68,11 +70,13 @@ class Detokenizer:
     def stopped(self) -> bool:
         return self._stops.found is not None
 
+    def text_of(self, token_id: int) -> str:
+        """The text that can be emitted after one more token."""
+        return self._stops.push(self._decoder.push(token_id))
+
     def push(self, token: Token) -> list[Token]:
-        """The tokens that can be emitted now, with their text."""
-        shown = self._stops.push(self._decoder.push(token.id))
-        # `dataclasses.replace` would take three times as long, on the path between two steps.
-        self._pending.append(Token(token.id, shown, token.drafted, token.logprob, token.top_logprobs))
+        """The tokens that can be emitted after this one, the last of `text_of`, which has its text."""
+        self._pending.append(token)
         complete = self.stopped or not (self._stops.holds or self._decoder.pending)
         return self._release() if complete else []
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edgeinfer_kernels.caches.layer_cache import LANES
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
@@ -121,11 +122,9 @@ class Backend(Protocol[X]):
         """(tokens, hidden_size) float32: the hidden states x after the final norm, the input of the head."""
         ...
 
-    def draft_states(self, x: X) -> Activations:
-        """As `final_norm`, for a draft head, whose drafts may differ by rounding; valid until the next
-        call.
-        """
-        return self.final_norm(x)
+    def write_draft_states(self, x: X, out: StateRows) -> None:
+        """Write what `final_norm` returns, for a draft head, whose drafts may differ by rounding."""
+        out.view[:] = self.final_norm(x)
 
     def snapshot(self, end: int) -> StateArrays:
         """The state after the first `end` positions, in a backend-specific order and layout. Arrays in main
@@ -199,7 +198,8 @@ class Backend(Protocol[X]):
 
     def set_hidden(self, states: X, start: int) -> None:
         """The target's hidden states for the tokens of the next step, at `start`, of a draft head: after the
-        final norm for one of MTP, those after several layers in a row for one of EAGLE-3.
+        final norm for one of MTP, those after several layers in a row for one of EAGLE-3. They must not
+        change before that step. In main memory they may be StateRows.
         """
         _refuse(self)
 

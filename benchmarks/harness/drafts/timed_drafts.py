@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.engine.native_engine import NativeEngine
@@ -114,15 +113,15 @@ class TimedTrees(ScriptedTrees):
         self.wait()
         self._pass(self.costs.forward(tokens) + self.costs.host * (tokens == 1))
 
-    def append_all(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
+    def append_best(self, ids: Sequence[int]) -> list[int] | None:
         """As the scripted engine's."""
         self._step_of(len(ids))
-        return super().append_all(ids)
+        return super().append_best(ids)
 
-    def append_tree(self, ids: Sequence[int], parents: Sequence[int]) -> npt.NDArray[np.float32]:
+    def best_of_tree(self, ids: Sequence[int], parents: Sequence[int]) -> list[int] | None:
         """As the scripted engine's."""
         self._step_of(len(ids))
-        return super().append_tree(ids, parents)
+        return super().best_of_tree(ids, parents)
 
     def next(self, history: Sequence[int], ahead: bool) -> int:
         """A step of the last token of a text, as the GPU samples."""

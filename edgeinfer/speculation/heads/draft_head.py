@@ -70,11 +70,11 @@ class DraftHead(LoopDrafter):
         self._backend, self._target, self._nbytes = backend, target, nbytes
         self._on_close, self._batch = on_close, batch
         self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
-        norm = None if head.target_layers else target.backend.draft_states
+        write_normed = None if head.target_layers else target.backend.write_draft_states
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept
-            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, norm)
+            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, write_normed)
         )
         self._done = 0
         """Number of pairs in the head's cache."""
@@ -123,11 +123,10 @@ class DraftHead(LoopDrafter):
         """
         self._idle += 1
         self._done = min(self._done, self._observed.begin(step))
-        for first in range(0, len(step.ids), self._batch):
-            part = slice(first, first + self._batch)
-            if len(step.ids[part]) > self._observed.free:
+        for ids, states in step.parts(self._batch):
+            if len(ids) > self._observed.free:
                 self._make_room()
-            self._observed.add(step.ids[part], [each[part] for each in step.states])
+            self._observed.add(ids, states)
         if self._observed.end - self._done > HEAD_BATCH:
             self._make_room()
 
@@ -177,8 +176,9 @@ class DraftHead(LoopDrafter):
             return None
         end = self._done + len(tokens)
         self._set_states(end)
-        step = self._verifying_step(history, len(request.min_probs))
-        drafted = self._backend.draft(tokens, self._done, request._replace(step=step))
+        if step := self._verifying_step(history, len(request.min_probs)):
+            request = request._replace(step=step)
+        drafted = self._backend.draft(tokens, self._done, request)
         self._done = end
         return drafted
 

@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from edgeinfer.engine.hidden_states import HiddenStep
+from edgeinfer_kernels.caches.state_rows import StateRows
 
-TAIL = 32
+TAIL = 16
 """Tokens that are compared to recognize a text. Two texts with the same ones only give a useless draft."""
 SPARE_STATES = 64
 """States that a target on a GPU may overwrite before the head reads them: those of rejected tokens."""
@@ -38,7 +38,7 @@ class ObservedText(ABC):
     @property
     def free(self) -> int:
         """How many further states fit."""
-        return self._capacity - (self.end - self.first)
+        return self._capacity - (len(self._ids) - self.first)
 
     def begin(self, step: HiddenStep) -> int:
         """Drop what is no longer part of the text before a step; return how many tokens remain.
@@ -46,7 +46,7 @@ class ObservedText(ABC):
         All are dropped if the step doesn't continue them: the text then begins with the step.
         """
         kept = step.start - self.base
-        if not 0 <= kept <= self.end or not self._is_part_of(step.text, kept):
+        if not 0 <= kept <= len(self._ids) or not self._is_part_of(step.text, kept):
             self.base, kept = step.start, 0
         del self._ids[kept:]
         self.first = min(self.first, kept)
@@ -76,7 +76,7 @@ class ObservedText(ABC):
         to another text.
         """
         last = len(history) - 2 - self.base
-        if not self.first <= last < self.end or not self._is_part_of(history, last + 1):
+        if not self.first <= last < len(self._ids) or not self._is_part_of(history, last + 1):
             return None
         return last
 
@@ -87,37 +87,38 @@ class ObservedText(ABC):
 
 
 class ObservedStates(ObservedText):
-    """With the states in main memory, those after several layers side by side. `norm`: the final norm of the
-    model, if the head reads states after it.
+    """With the states in main memory, those after several layers side by side. `write_normed`: writes some
+    after the final norm of the model, as `Backend.write_draft_states`, if the head reads these.
     """
 
-    def __init__(self, capacity: int, width: int, norm: Callable[[Any], Any] | None = None) -> None:
+    def __init__(
+        self, capacity: int, width: int, write_normed: Callable[[Any, StateRows], None] | None = None
+    ) -> None:
         super().__init__(capacity)
-        self._norm = norm
-        self._rows = np.empty((capacity, width), np.float32)
+        self._write_normed = write_normed
+        self._rows = StateRows(np.empty((capacity, width), np.float32), 0, capacity)
 
-    def states(self, first: int, last: int) -> Any:
+    def states(self, first: int, last: int) -> StateRows:
         """As `ObservedText.states`."""
-        rows = self.rows(first, last)
-        return rows if self._norm is None else self._norm(rows)
+        return self._rows[first - self.first : last - self.first]
 
     def add(self, ids: Sequence[int], states: Sequence[Any]) -> None:
         """As `ObservedText.add`."""
-        at, column = self.end - self.first, 0
-        for each in states:
-            self._rows[at : at + len(ids), column : column + each.shape[1]] = each
-            column += each.shape[1]
+        at, column = len(self._ids) - self.first, 0
+        rows = self._rows[at : at + len(ids)]
+        if self._write_normed is not None:
+            self._write_normed(states[0], rows)
+        else:
+            for each in states:
+                rows.view[:, column : column + each.shape[1]] = each
+                column += each.shape[1]
         super().add(ids, states)
 
     def drop(self, first: int) -> None:
         """As `ObservedText.drop`."""
-        kept = self._rows[first - self.first : self.end - self.first].copy()
-        self._rows[: len(kept)] = kept
+        kept = self.states(first, self.end).view.copy()
+        self._rows.array[: len(kept)] = kept
         super().drop(first)
-
-    def rows(self, first: int, last: int) -> npt.NDArray[np.float32]:
-        """A view of the states first..last."""
-        return self._rows[first - self.first : last - self.first]
 
 
 class KeptStates(ObservedText):

@@ -30,17 +30,16 @@ class RecentStates:
         self._observed: ObservedText = (
             KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
             if kept
-            else ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.final_norm)
+            else ObservedStates(KEPT_STATES, spec.hidden_size, target.backend.write_draft_states)
         )
 
     def observe(self, step: HiddenStep) -> None:
         """As `Drafter.observe`: keep the last states."""
         self._observed.begin(step)
-        for first in range(0, len(step.ids), KEPT_STATES // 2):
-            part = slice(first, first + KEPT_STATES // 2)
-            if len(step.ids[part]) > self._observed.free:
+        for ids, states in step.parts(KEPT_STATES // 2):
+            if len(ids) > self._observed.free:
                 self._observed.drop(self._observed.end - KEPT_STATES // 2)
-            self._observed.add(step.ids[part], [each[part] for each in step.states])
+            self._observed.add(ids, states)
 
     def before_last(self, history: Sequence[int]) -> Any:
         """The state at the token before the last one of a text; None: it isn't known."""

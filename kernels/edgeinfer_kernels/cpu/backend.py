@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from ctypes import addressof, memmove
+from ctypes import addressof, c_int64, memmove
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -12,6 +12,7 @@ from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.caches.layer_cache import padded
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
@@ -19,7 +20,7 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
-from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop, has_plain_ends
+from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop, has_plain_ends, has_plain_logits
 from edgeinfer_kernels.cpu.hidden_states import KeptStates, NormedStates, TakenStates, own_state
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
@@ -28,6 +29,7 @@ from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import (
+    BestTokens,
     HeadOutput,
     PositionTable,
     fill_slots,
@@ -100,7 +102,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """The states that `state` joins."""
         self._joined: JoinedStates | None = None
         self.on_hidden: OnHidden | None = None
-        self._kept = KeptStates()
+        self._kept = KeptStates(spec.hidden_size)
         placement = WeightPlacement(
             weights.matrices(head=options.head),
             options.in_file,
@@ -133,6 +135,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             can_evict=True,
             takes_lora=True,
             hands_out_hidden=True,
+            finds_best=self._best is not None,
             limits_output=self._head != 0,
             is_fork_safe=self.decoder.windows is None and self.decoder.stream is None,
         ).limited_to(self.spec)
@@ -168,18 +171,29 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self.state.recent is not None:
             for args in (self._step_args, *(args for _, args in self._schedules.step_args)):
                 args.recent = address(self.state.recent.table)
-        self._step_ids = np.zeros(STEP_TOKENS, np.int64)
-        self._step_ids_address = address(self._step_ids)
+        # Lists are copied to and from arrays of ctypes in half the time of numpy's.
+        self._step_ids = (c_int64 * STEP_TOKENS)()
+        self._step_ids_address = addressof(self._step_ids)
         embed = self._embedding.block
         if embed:
             self._embed_args = EmbedArgs.from_address(embed)
         before = [(self._functions["embed_block"], embed)] if embed else []
+        self._best = self._best_tokens()
         if self._head:
             head = self._functions["head_block"], self._head
-            self._step_run = self._schedules.whole(before, head, self._step_address)
+            self._step_run = self._schedules.whole(before, [head], self._step_address)
+        if self._best:
+            self._best_calls = [head, (self._functions["best_tokens_block"], self._best.block)]
+            self._best_runs = [self._schedules.whole(before, self._best_calls, self._step_address)]
         self._draft_loop: DraftLoop | None = None
         self._taken_states: TakenStates | None = None
         self._normed_states: NormedStates | None = None
+
+    def _best_tokens(self) -> BestTokens | None:
+        """Where a step's best tokens are found; None: only from the logits on the host."""
+        is_plain = has_plain_logits(self.spec, self.weights) and self.weights.output_ids is None
+        size, scale = self.spec.vocabulary_size, self.spec.logit_scale
+        return BestTokens(size, scale) if self._head and is_plain else None
 
     def embed(self, ids: Sequence[int]) -> Activations:
         if len(ids) > self.batch:
@@ -210,12 +224,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self.pool.run(*self._schedules.of_layers(range(first, last)))
 
     def keep_hidden(self, layers: Sequence[int]) -> None:
-        self._kept = KeptStates(layers, len(self.spec.layers), (self.batch, self.spec.hidden_size))
+        self._kept = KeptStates(self.spec.hidden_size, layers, len(self.spec.layers), self.batch)
 
     def kept_hidden(self, tokens: int) -> list[Activations]:
-        return self._kept.rows(self._x[:tokens, : self.spec.hidden_size])
+        return self._kept.rows(self._x, tokens)
 
-    def set_hidden(self, states: Activations, start: int) -> None:
+    def set_hidden(self, states: Activations | StateRows, start: int) -> None:
         self._taken().take(states, start)
 
     def _taken(self) -> TakenStates:
@@ -252,13 +266,39 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def step_logits(self, ids: Sequence[int], start: int) -> npt.NDArray[np.float32]:
         """As `Backend.step_logits`, in one run of the thread pool."""
-        count, schedules = len(ids), self._schedules
         if self._kept.inner:
             x = self.embed(ids)
             self.forward(x, start)
             return self.logits(x)
+        self._fill_whole(ids, start)
+        whole = self._output.rows(len(ids))
+        self.pool.run(*self._step_run)
+        return self._output.logits(whole)
+
+    def best_ids(self, ids: Sequence[int], start: int, parents: Sequence[int] = ()) -> list[int]:
+        """As `Backend.best_ids`, of a chain in one run of the thread pool."""
+        assert self._best is not None
+        if parents or self._kept.inner:
+            x = self.embed(ids)
+            if parents:
+                self.forward_tree(x, start, parents)
+            else:
+                self.forward(x, start)
+            fill_step(self._step_args, quick_address(x), x.strides[0], len(ids), 0, 0)
+            runs = [(*call, self._step_address) for call in self._best_calls]
+        else:
+            self._fill_whole(ids, start)
+            runs = self._best_runs
+        self._output.args.logits = self._best.logits
+        for run in runs:
+            self.pool.run(*run)
+        return self._best.first(len(ids))
+
+    def _fill_whole(self, ids: Sequence[int], start: int) -> None:
+        """Fill the arguments of a schedule from the embedding to the head."""
+        count, schedules = len(ids), self._schedules
         if self._embedding.block:
-            self._step_ids[:count] = ids
+            self._step_ids[:count] = list(ids)
             self._embed_args.ids = self._step_ids_address
             if self.spec.per_layer_width:
                 self.decoder.write_per_layer(ids)
@@ -268,9 +308,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
         schedules.fill(count, start)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
-        whole = self._output.rows(count)
-        self.pool.run(*self._step_run)
-        return self._output.logits(whole)
 
     @property
     def _can_draft(self) -> bool:
@@ -287,12 +324,15 @@ class CpuBackend(MainMemoryBackend[Activations]):
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
             )
         self._touch_recent(start, len(ids) + len(request.min_probs))
-        request = request._replace(id_limit=min(request.id_limit, self._output.vocabulary))
+        if request.id_limit > self._output.vocabulary:
+            request = request._replace(id_limit=self._output.vocabulary)
         return self._draft_loop.run(self.pool, ids, start, request)
 
     def limit_output(self, rows: int) -> None:
         """As `Backend.limit_output`."""
         self._output.limit(rows)
+        if self._best:
+            self._best.args.vocabulary = rows
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`."""
@@ -393,14 +433,12 @@ class CpuBackend(MainMemoryBackend[Activations]):
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
 
-    def draft_states(self, x: Activations) -> Activations:
-        if not self._head:
-            return self.final_norm(x)
-        if self._normed_states is None:
+    def write_draft_states(self, x: Activations, out: StateRows) -> None:
+        if self._normed_states is None and self._head:
             norm, width = self._output.args.norm, self.spec.hidden_size
             self._normed_states = NormedStates(self._kernels, norm, width)
-        found = self._normed_states.of(x)
-        return self.final_norm(x) if found is None else found
+        if self._normed_states is None or not self._normed_states.write(x, out):
+            super().write_draft_states(x, out)
 
     def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
         return attention_scores(self, x, start)

@@ -46,7 +46,7 @@ from edgeinfer_kernels.pages import Bytes
 from edgeinfer_kernels.sizes.cpu_workspace import Workspace, buffered_tokens, group_offset
 from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 
-ALWAYS_USED = ("embed_block", "attention_block", "head_block", "run_schedule")
+ALWAYS_USED = ("embed_block", "attention_block", "head_block", "best_tokens_block", "run_schedule")
 """Kernels that every whole decoder needs; layers name the others."""
 
 

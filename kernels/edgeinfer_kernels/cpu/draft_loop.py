@@ -30,11 +30,14 @@ Integers = npt.NDArray[np.int64]
 
 
 def has_plain_ends(spec: DecoderSpec, weights: DecoderWeights) -> bool:
-    """Whether the loop can continue with the embedding of a token, and its logits need only a scale after the
-    head.
-    """
-    has_plain_logits = not spec.logit_soft_cap and weights.output_bias is None
-    return has_plain_logits and not spec.per_layer_width and not spec.has_raw_draft_states
+    """Whether the loop can continue with the embedding of a token, and its logits are plain."""
+    is_plain = has_plain_logits(spec, weights)
+    return is_plain and not spec.per_layer_width and not spec.has_raw_draft_states
+
+
+def has_plain_logits(spec: DecoderSpec, weights: DecoderWeights) -> bool:
+    """Whether the logits need only a scale after the head."""
+    return not spec.logit_soft_cap and weights.output_bias is None
 
 
 class DraftLoop:
@@ -70,14 +73,14 @@ class DraftLoop:
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
         self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
         self._step_args = (DraftStepArgs * len(schedules.step_args))()
-        for draft_args, (_, step_args) in zip(self._step_args, schedules.step_args, strict=True):
-            draft_args.step = addressof(step_args)
+        for draft_args, (table, step_args) in zip(self._step_args, schedules.step_args, strict=True):
+            draft_args.step, draft_args.rope_bytes = addressof(step_args), table.stride
         self._block = self._fill(specification.logit_scale, steps, embed)
         self._args = DraftArgs.from_address(self._block)
         self._args.row_ids, (self._args.own, self._args.own_columns) = self._arena.keep(row_ids), own
         self._logits_address, self._given_address = address(self._logits), addressof(self._given)
         self._uniforms_address = addressof(self._uniforms)
-        self._selected: tuple[int, DraftSampling] | None = None
+        self._sampling: DraftSampling | None = None
 
     def _fill(self, logit_scale: float, steps: tuple[int, int], embed: int) -> int:
         """Allocate the arguments of the loop."""
@@ -111,14 +114,12 @@ class DraftLoop:
             raise ValueError(
                 f"{given} tokens, {max_tokens} draft tokens; wanted 1 to {MAX_DRAFT_TOKENS} of each"
             )
-        if self._selected != (request.id_limit, request.sampling):
+        if request.sampling is not self._sampling or request.id_limit != args.id_limit:
             self._choose(request.id_limit, request.sampling)
         schedules = self._schedules
         schedules.fill(given, start, span=given + max_tokens)
         if self._slots is not None:
             schedules.fill_slots(self._slots.begin(start, given))
-        for index, (table, _) in enumerate(schedules.step_args):
-            self._step_args[index].rope_bytes = table.stride
         last = schedules.x + (given - 1) * schedules.stride
         fill_step(self._head_step, last, schedules.stride, 1, 0, 0)
         self._head.logits = self._logits_address
@@ -146,7 +147,7 @@ class DraftLoop:
         reach, args = -math.log(sampling.min_p) if sampling.min_p > 0 else WIDEST_REACH, self._args
         args.id_limit, args.temperature = id_limit, sampling.temperature
         args.top_k, args.top_p, args.reach = sampling.top_k, sampling.top_p, min(reach, WIDEST_REACH)
-        self._selected = id_limit, sampling
+        self._sampling = sampling
 
     def _candidates_of(self, found: int) -> tuple[tuple[Integers, Floats], ...]:
         """The ids of the candidates of each draft token, ascending, and their weights."""

@@ -6,30 +6,32 @@ import numpy as np
 
 from edgeinfer_kernels.backend import Activations
 from edgeinfer_kernels.blocks.embedding.assistant_input import AssistantInputSpec
-from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH, STATES
+from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.fused_states import FusedStatesSpec
 from edgeinfer_kernels.caches.layer_cache import LANES, padded
+from edgeinfer_kernels.caches.state_rows import RowAddresses, StateRows
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder
-from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
+from edgeinfer_kernels.cpu.layout.packed_matrix import float_rows
 from edgeinfer_kernels.cpu.runtime.embedding_args import AssistantInputArgs, DraftInputArgs, EagleInputArgs
-from edgeinfer_kernels.cpu.runtime.schedule import quick_address
 from edgeinfer_kernels.decoder import BlockIndex
 from edgeinfer_kernels.reference.backend import final_norm
 
 
 class KeptStates:
-    """Buffers for the hidden states after some numbers of layers. `shape`: (tokens, hidden size) of a step.
+    """Buffers for the hidden states after some numbers of layers, in steps of at most `batch` tokens.
 
     Those after all `count` layers are not copied: they are the rows that the layers have changed.
     """
 
-    def __init__(self, layers: Sequence[int] = (), count: int = 0, shape: tuple[int, int] = (0, 0)) -> None:
-        self._layers, self._count = tuple(layers), count
+    def __init__(self, width: int, layers: Sequence[int] = (), count: int = 0, batch: int = 0) -> None:
+        self._width, self._layers, self._count = width, tuple(layers), count
         self.inner = sorted({each for each in layers if each < count})
         """The numbers of layers whose states are copied."""
-        self._buffers = {each: np.empty(shape, np.float32) for each in self.inner}
+        self._buffers = {each: np.empty((batch, width), np.float32) for each in self.inner}
+        self._views = dict[int, list[Activations]]()
+        """By the number of tokens: making a view takes as long as much of a small step's Python."""
 
     def keep(self, layer: int, x: Activations) -> None:
         """Copy the hidden states before a layer, if they are requested."""
@@ -45,9 +47,12 @@ class KeptStates:
             self.keep(end, x)
             first = end
 
-    def rows(self, x: Activations) -> list[Activations]:
-        """The states of a step whose rows after the last layer are x."""
-        return [self._buffers[each][: len(x)] if each in self._buffers else x for each in self._layers]
+    def rows(self, x: Activations, tokens: int) -> list[Activations]:
+        """The states of a step of some tokens, whose rows after the last layer are the first of x."""
+        if tokens not in self._views:
+            every = (self._buffers.get(each, x) for each in self._layers)
+            self._views[tokens] = [rows[:tokens, : self._width] for rows in every]
+        return self._views[tokens]
 
 
 class NormedStates:
@@ -57,21 +62,23 @@ class NormedStates:
 
     def __init__(self, kernels: Kernels, norm: int, width: int) -> None:
         self._norm, self._function = norm, kernels.function("norm_rows", 5)
-        self._rows = np.empty((2 * HEAD_BATCH, width), np.float32)
-        self._address = address(self._rows)
+        self._row_bytes, self._is_whole = 4 * width, width % LANES == 0
+        self._addresses = RowAddresses(width)
 
-    def of(self, x: Activations) -> Activations | None:
-        """The normed rows of x, valid until the next call; None: they aren't whole vectors, or too many."""
-        width = self._rows.shape[1]
-        if width % LANES or x.shape[1] != width or len(x) > len(self._rows) or not x.flags.c_contiguous:
-            return None
-        self._function(self._norm, quick_address(x), self._address, x.strides[0], len(x))
-        return self._rows[: len(x)]
+    def write(self, x: Activations, out: StateRows) -> bool:
+        """Write the normed rows of x; False: they or those of `out` aren't whole vectors in order."""
+        source, target = self._addresses.of(x), self._addresses.of(out.array)
+        if source is None or target is None or not self._is_whole:
+            return False
+        row_bytes = self._row_bytes
+        self._function(self._norm, source, target + out.first * row_bytes, row_bytes, len(x))
+        return True
 
 
 class TakenStates:
     """The buffers in which the decoder of a draft head takes hidden states, and the arguments of the block
-    that reads them; made once, because views of addresses take as long as a small kernel.
+    that reads them; made once, because views of addresses take as long as a small kernel. A head of MTP reads
+    whole vectors where they are.
     """
 
     def __init__(self, decoder: CpuDecoder, batch: int) -> None:
@@ -81,11 +88,28 @@ class TakenStates:
         names = (STATES, OWN_STATES) if has_own else (STATES,)
         buffers = {name: decoder.workspace.rows(name) for name in names}
         self._rows = {name: float_rows(at, batch, stride // 4) for name, (at, stride) in buffers.items()}
+        self._address, self._stride = buffers[STATES]
+        is_whole = self._stride == 4 * spec.hidden_size
+        self._in_place = self._args if isinstance(self._args, DraftInputArgs) and is_whole else None
+        self._addresses = RowAddresses(spec.hidden_size)
 
-    def take(self, states: Activations, start: int) -> None:
-        """Copy the target's hidden states for the next step, at `start`."""
+    def take(self, states: Activations | StateRows, start: int) -> None:
+        """Take the target's hidden states for the next step, at `start`."""
+        args = self._in_place
+        if args is not None and isinstance(states, StateRows):
+            source = self._addresses.of(states.array)
+            if source is not None:
+                args.states, args.start = source + states.first * self._stride, start
+                return
+        self._copy(np.asarray(states), start)
+
+    def _copy(self, states: Activations, start: int) -> None:
+        """Copy states for the next step, at `start`."""
         self._rows[STATES][: len(states), : states.shape[1]] = states
-        self._start_at(start)
+        if self._in_place is not None:
+            self._in_place.states = self._address
+        if self._args is not None:  # the states of block drafters have no position
+            self._args.start = start
 
     def take_own(self, x: Activations, start: int) -> None:
         """As `take`, with the head's own hidden states after its last layer: an assistant takes them normed,
@@ -95,14 +119,11 @@ class TakenStates:
         is_raw = spec.specs(EagleInputSpec) or spec.has_raw_draft_states
         states = x if is_raw else final_norm(spec, weights, np.asarray(x)).astype(np.float32)
         if OWN_STATES not in self._rows:
-            self.take(states, start)
+            self._copy(states, start)
             return
         self._rows[OWN_STATES][: len(states), : states.shape[1]] = states
-        self._start_at(-1)
-
-    def _start_at(self, start: int) -> None:
-        if self._args is not None:  # the states of block drafters have no position
-            self._args.start = start
+        if self._args is not None:
+            self._args.start = -1
 
 
 def own_state(decoder: CpuDecoder) -> tuple[int, int]:

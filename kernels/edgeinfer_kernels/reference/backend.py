@@ -15,6 +15,7 @@ from edgeinfer_kernels.blocks.embedding.draft_input import STATES
 from edgeinfer_kernels.blocks.embedding.eagle_input import OWN_STATES, EagleInputSpec
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
@@ -111,9 +112,9 @@ class ReferenceBackend(MainMemoryBackend[Array]):
     def kept_hidden(self, tokens: int) -> list[Array]:
         return [self._kept[layers][:tokens] for layers in self._kept_layers]
 
-    def set_hidden(self, states: Array, start: int) -> None:
+    def set_hidden(self, states: Array | StateRows, start: int) -> None:
         self.shared.pop(OWN_STATES, None)
-        self.shared[STATES] = states
+        self.shared[STATES] = np.asarray(states)
 
     def set_own_hidden(self, x: Array, start: int) -> None:
         if self.spec.specs(EagleInputSpec):

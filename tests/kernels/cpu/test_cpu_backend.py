@@ -13,9 +13,11 @@ from edgeinfer.model_config.weights import read_config, read_weights, rope_facto
 from edgeinfer_kernels.blocks.attention import AttentionState
 from edgeinfer_kernels.caches.cache_types import CacheType
 from edgeinfer_kernels.caches.layer_cache import LayerCache
+from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.features import UnsupportedProcessorError
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units
+from edgeinfer_kernels.cpu.runtime.schedule import BestTokens
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
@@ -127,13 +129,59 @@ def test_chunks_that_any_thread_may_take_give_the_same_logits(tmp_path: Path, th
     assert np.array_equal(found[0], found[1])
 
 
+@pytest.mark.parametrize(
+    ("name", "is_found"),
+    [("llama", True), ("command-r", True), ("qwen35", True), ("gemma2", False), ("gemma3n", False)],
+)
+def test_the_best_tokens_are_those_of_the_logits(tmp_path: Path, name: str, is_found: bool) -> None:
+    """Those of scaled ones too; where logits have a soft cap, the host finds them."""
+    engine = engine_for(ZOO[name].write(tmp_path / "model.gguf"), cpu())
+    assert engine.capabilities.finds_best == is_found
+    for inner in ((), (1,)):  # hidden states between two layers take a step for each part
+        engine.backend.keep_hidden(inner)
+        for count in (1, 4, 16):
+            engine.rewind(0)
+            engine.append(IDS[:20])
+            expected = engine.append_all(IDS[20 : 20 + count]).argmax(axis=1).tolist()
+            engine.rewind(20)
+            assert engine.append_best(IDS[20 : 20 + count]) == (expected if is_found else None)
+            assert len(engine.ids) == 20 + count * is_found
+    assert engine.append_best(IDS[:17]) is None  # too many for a step
+    engine.close()
+
+
+def test_the_best_tokens_of_a_tree_are_those_of_the_logits(tmp_path: Path) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
+    engine.append(IDS[:20])
+    parents = (-1, -1, 0, 2, 1, 2)
+    ids = IDS[20 : 21 + len(parents)]
+    assert engine.best_of_tree(ids, parents) == engine.append_tree(ids, parents).argmax(axis=1).tolist()
+    engine.close()
+
+
+def test_a_step_with_an_invalid_logit_is_left_to_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
+    engine.append(IDS[:20])
+    monkeypatch.setattr(BestTokens, "first", lambda _, count: [*range(1, count), -1])
+    assert engine.append_best(IDS[20:24]) is None
+    assert engine.ids == IDS[:20]
+    engine.close()
+
+
 def test_states_for_a_draft_head_are_those_of_the_final_norm(tmp_path: Path) -> None:
     engine = engine_for(ZOO["llama"].write(tmp_path / "model.gguf"), cpu())
     x = np.random.default_rng(3).normal(size=(6, engine.specification.hidden_size)).astype(np.float32)
     expected = engine.backend.final_norm(x)
-    assert relative(engine.backend.draft_states(x), expected) < 1e-6
-    assert relative(engine.backend.draft_states(x[1:3]), expected[1:3]) < 1e-6
-    assert np.array_equal(engine.backend.draft_states(x[::2]), expected[::2])  # not contiguous
+    rows = StateRows(np.full((9, x.shape[1]), np.nan, np.float32), 0, 9)
+    engine.backend.write_draft_states(x, rows[2:8])
+    assert relative(rows[2:8].view, expected) < 1e-6
+    engine.backend.write_draft_states(x[1:3], rows[4:6])
+    assert relative(rows[4:6].view, expected[1:3]) < 1e-6
+    engine.backend.write_draft_states(x[::2], rows[3:6])  # not contiguous
+    assert np.array_equal(rows[3:6].view, expected[::2])
+    assert np.isnan(rows.array[[0, 1, 8]]).all()
     engine.close()
 
 

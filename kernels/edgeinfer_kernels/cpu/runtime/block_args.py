@@ -267,6 +267,17 @@ class HeadArgs(Structure):
 
 
 @structure()
+class BestTokensArgs(Structure):
+    """The largest of the scaled logits of a step's tokens: `vocabulary` float32 of each; ids: int64."""
+
+    logits: Int
+    logits_stride: Int
+    vocabulary: Int
+    scale: Float
+    ids: Int
+
+
+@structure()
 class EmbedArgs(Structure):
     """Embeddings of the rows `ids`, int64.
 

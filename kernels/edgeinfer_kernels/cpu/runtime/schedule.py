@@ -3,7 +3,7 @@ the addresses of hidden states, positions, and RoPE tables, and the rows of logi
 """
 
 from collections.abc import Collection, Sequence
-from ctypes import addressof, c_char
+from ctypes import addressof, c_char, c_int64
 from sys import getrefcount
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from edgeinfer_kernels.blocks.common.rope import RopeSpec
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
 from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
-from edgeinfer_kernels.cpu.runtime.block_args import HeadArgs
+from edgeinfer_kernels.cpu.runtime.block_args import BestTokensArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import MatrixArgs, ScheduleStep, StepArgs, TokenArgs
 from edgeinfer_kernels.decoder import DecoderSpec
 from edgeinfer_kernels.recurrent_state import RecurrentStep
@@ -43,8 +43,8 @@ class RopeTable:
     def __init__(self, rope: RopeSpec | None) -> None:
         self._rope = rope
         self._start = self._end = 0
-        self.stride = 0
-        """Stride in bytes between positions, for the last result of `address_of`."""
+        self.stride = 0 if rope is None else rope.table(0, 1).nbytes
+        """Bytes between two positions."""
 
     def address_of(self, start: int, count: int) -> int:
         """Address of the cosines and sines of `count` positions from `start` on, 0 without RoPE; computed for
@@ -55,7 +55,7 @@ class RopeTable:
         if not self._start <= start <= start + count <= self._end:
             self._table = self._rope.table(start, count + ROPE_POSITIONS)
             self._start, self._end = start, start + len(self._table)
-            self._address, self.stride = address(self._table), self._table.strides[0]
+            self._address = address(self._table)
         return self._address + (start - self._start) * self.stride
 
 
@@ -150,12 +150,16 @@ class StepSchedules:
             self._made[key] = self._listed(self._steps(layers))
         return self._made[key]
 
-    def whole(self, before: Sequence[tuple[int, int]], head: tuple[int, int], head_args: int) -> Run:
-        """The schedule of `before` (called like the first layer), all layers and the head."""
+    def whole(
+        self, before: Sequence[tuple[int, int]], after: Sequence[tuple[int, int]], head_args: int
+    ) -> Run:
+        """The schedule of `before` (called like the first layer), all layers, and the head with what follows
+        it.
+        """
         args = next(iter(self._step_args_of.values()))
         first = [(function, block, args) for function, block in before]
-        steps = [*first, *self._steps(range(len(self._layers))), (*head, head_args)]
-        return self._listed(steps, before_head=True)
+        last = [(function, block, head_args) for function, block in after]
+        return self._listed([*first, *self._steps(range(len(self._layers))), *last], len(last))
 
     def fill_slots(self, slots: RecurrentStep, before: int = 0) -> None:
         """Fill the slots of recurrent states in all calls; `before`: as in `StepArgs`."""
@@ -186,10 +190,11 @@ class StepSchedules:
             for step in self._layers[layer]
         ]
 
-    def _listed(self, steps: Sequence[tuple[int, int, int]], before_head: bool = False) -> Run:
+    def _listed(self, steps: Sequence[tuple[int, int, int]], after: int = 0) -> Run:
+        """The schedule of these steps, of which the head and others `after` the layers are the last."""
         listed = [(*step, int(step[0] not in self._by_token)) for step in steps]
-        if before_head and steps[:-1] and not self._ends_everywhere:
-            listed[-2] = (*steps[-2], 1)  # It may be called for one of the rows only.
+        if after and steps[:-after] and not self._ends_everywhere:
+            listed[-after - 1] = (*steps[-after - 1], 1)  # The head may be called for one of the rows only.
         if listed:  # A run ends with a barrier.
             listed[-1] = (*steps[-1], 0)
         schedule = self._arena.fill_all(ScheduleStep, [ScheduleStep(*step) for step in listed])
@@ -218,6 +223,30 @@ class UnpackedRows:
         made = np.empty((STEP_TOKENS, self._columns), np.float32)
         self._kept = [made, *self._kept][:MAX_KEPT]
         return made[:count]
+
+
+class BestTokens:
+    """The tokens of the largest logits of a step, and the logits, which nothing else reads: what the kernel
+    `best_tokens_block` with these `args` writes and reads. `scale`: of the logits.
+    """
+
+    def __init__(self, vocabulary: int, scale: float = 1.0) -> None:
+        self._logits = np.empty((STEP_TOKENS, padded(vocabulary)), np.float32)
+        self._ids = (c_int64 * STEP_TOKENS)()
+        self.args = BestTokensArgs(
+            logits=address(self._logits),
+            logits_stride=self._logits.strides[0],
+            vocabulary=vocabulary,
+            scale=scale,
+            ids=addressof(self._ids),
+        )
+        self.block = addressof(self.args)
+        self.logits = self.args.logits
+        """The address of the logits."""
+
+    def first(self, count: int) -> list[int]:
+        """The token of each of the first rows; -1: a logit isn't finite."""
+        return self._ids[:count]
 
 
 class HeadOutput:

@@ -11,7 +11,7 @@ from edgeinfer_kernels.backend import BackendError
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
-from edgeinfer_kernels.system.locks import fork_safe_lock
+from edgeinfer_kernels.system.locks import call_in_child, fork_safe_lock
 from edgeinfer_kernels.system.waiting import wait_functions
 
 WAIT_FIELDS = (
@@ -36,10 +36,15 @@ class ThreadPool:
         self._serve = kernels.function("pool_serve", 3)
         self._shutdown = kernels.function("pool_shutdown", 1)
         self._lock = fork_safe_lock()
+        call_in_child(self._forked)
         self._start()
 
+    def _forked(self) -> None:
+        """This is a forked child, which has none of the threads."""
+        self._is_in_child = True
+
     def _start(self) -> None:
-        self._process = os.getpid()
+        self._process, self._is_in_child = os.getpid(), False
         nbytes = ctypes.sizeof(ThreadPoolArgs)
         self._memory = ctypes.create_string_buffer(nbytes + CACHE_LINE * (1 + self.threads))
         self.address = -(-ctypes.addressof(self._memory) // CACHE_LINE) * CACHE_LINE
@@ -54,10 +59,11 @@ class ThreadPool:
         ]
         for worker in workers:
             worker.start()
+        self._open = [True]
+        """Empty after the end: `weakref.finalize.alive` runs Python code before every run."""
         kept_alive = (self._memory, self._kernels, waiting)
-        self._end = weakref.finalize(
-            self, _shutdown, self._process, self._lock, self._shutdown, self.address, workers, kept_alive
-        )
+        ending = self._process, self._lock, self._open, self._shutdown, self.address, workers, kept_alive
+        self._end = weakref.finalize(self, _shutdown, *ending)
 
     def run(self, function: int, block: int, step: int) -> None:
         """Run the kernel at address `function` on every thread; return when all are done.
@@ -65,10 +71,10 @@ class ThreadPool:
         Raises `BackendError`: the pool is closed, as at the end of the program.
         """
         with self._lock:
-            if os.getpid() != self._process:
+            if self._is_in_child:
                 self._end.detach()
                 self._start()
-            elif not self._end.alive:
+            elif not self._open:
                 raise BackendError("the model has been closed; load it again")
             self._run(self.address, function, block, step)
         for check in self.checks:
@@ -82,6 +88,7 @@ class ThreadPool:
 def _shutdown(
     process: int,
     lock: AbstractContextManager[object],
+    opened: list[bool],
     shutdown: Callable[[int], None],
     address: int,
     workers: list[threading.Thread],
@@ -91,6 +98,7 @@ def _shutdown(
     if os.getpid() != process:  # A forked child has no threads.
         return
     with lock:
+        opened.clear()
         shutdown(address)
     for worker in workers:
         worker.join()

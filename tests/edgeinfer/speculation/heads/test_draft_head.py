@@ -237,7 +237,7 @@ def test_observed_states_follow_the_text() -> None:
     assert observed(states, 0, text[:20]) == 0
     assert observed(states, 20, text) == 20
     assert states.last_before([*text, 5]) == 39
-    assert states.rows(38, 40)[:, 0].tolist() == [48, 49]
+    assert states.states(38, 40).view[:, 0].tolist() == [48, 49]
     # A rewind, and another token.
     assert observed(states, 30, [*text[:30], 7]) == 30
     assert states.last_before([*text[:30], 7, 5]) == 30
@@ -263,10 +263,10 @@ def test_dropped_states_are_not_read_again() -> None:
     observed(states, 0, text)
     states.drop(38)
     assert states.free == 48
-    assert states.rows(38, 40)[:, 0].tolist() == [48, 49]
+    assert states.states(38, 40).view[:, 0].tolist() == [48, 49]
     assert states.last_before(text[:38]) is None
     assert observed(states, 20, [*text[:20], 5, 6]) == 20
-    assert states.rows(20, 22)[:, 0].tolist() == [5, 6]
+    assert states.states(20, 22).view[:, 0].tolist() == [5, 6]
 
 
 TINY_HEAD = find_model("tiny").head_path
