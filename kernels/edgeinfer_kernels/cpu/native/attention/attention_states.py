@@ -24,7 +24,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
 from edgeinfer_kernels.cpu.native.simd.vector_math import exponential
-from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE
+from edgeinfer_kernels.cpu.runtime.abi import CACHE_LINE, SCORES_BYTES
 from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
 
 NEGATIVE = np.float32(-1e30)
@@ -101,9 +101,11 @@ def add_alibi(block, head, distance, scores):
 
 @device_function
 def mask_scores(scores, first, last):
-    """Mask the positions of a tile before `first` and from `last` on; return the largest remaining score."""
+    """Mask the positions of a tile before `first` and, in its last register, from `last` on; return the
+    largest remaining score.
+    """
     largest = splat_f32(NEGATIVE)
-    for i in range(0, TILE, LANES):
+    for i in range(0, last, LANES):
         # Whole vectors: a load that spans several stores would wait for them.
         kept = keep_lanes(load_floats(scores + 4 * i), first - i, last - i, NEGATIVE)
         store_floats(scores + 4 * i, kept)
@@ -112,10 +114,10 @@ def mask_scores(scores, first, last):
 
 
 @device_function
-def exponentiate(scores, top):
-    """scores = exp(score - top), 0 where masked; return their sum."""
+def exponentiate(scores, top, last):
+    """scores = exp(score - top) before `last`, 0 where masked; return their sum."""
     total = splat_f32(np.float32(0))
-    for i in range(0, TILE, LANES):
+    for i in range(0, last, LANES):
         weight = exponential(subtract(load_floats(scores + 4 * i), splat_f32(top)))
         store_floats(scores + 4 * i, weight)
         total = add(total, weight)
@@ -123,13 +125,21 @@ def exponentiate(scores, top):
 
 
 @device_function
-def weigh_scores(state, scores, first, last):
-    """Convert the scores of a tile to weights relative to the running maximum; update the state's maximum,
-    sum and decay.
+def weigh_scores(states, step, heads, scores, first, last):
+    """Convert the scores of a tile to weights relative to the running maximum; update the maximum, sum and
+    decay of the states, which are `step` bytes apart, of some heads.
+
+    All maxima first: those of one head wait for each other, those of several don't.
     """
-    top = max(load_f32(state), mask_scores(scores, first, last))
-    decay = first_lane(exponential(splat_f32(load_f32(state) - top)))
-    total = exponentiate(scores, top)
-    store_f32(state, top)
-    store_f32(state + 4, load_f32(state + 4) * decay + total)
-    store_f32(state + DECAY, decay)
+    for head in range(heads):
+        state = states + head * step
+        top = load_f32(state)
+        largest = max(top, mask_scores(scores + head * SCORES_BYTES, first, last))
+        store_f32(state, largest)
+        store_f32(state + DECAY, top - largest)
+    for head in range(heads):
+        state = states + head * step
+        total = exponentiate(scores + head * SCORES_BYTES, load_f32(state), last)
+        decay = first_lane(exponential(splat_f32(load_f32(state + DECAY))))
+        store_f32(state + 4, load_f32(state + 4) * decay + total)
+        store_f32(state + DECAY, decay)

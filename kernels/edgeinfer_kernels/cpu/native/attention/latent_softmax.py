@@ -46,7 +46,7 @@ from edgeinfer_kernels.cpu.native.simd.four_vectors import (
     store_four,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32, store_f32
-from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE, SCALED, SCORES_BYTES
+from edgeinfer_kernels.cpu.runtime.abi import SCALED, SCORES_BYTES
 
 
 @device_function
@@ -120,21 +120,21 @@ def make_row_scores(row_bytes, load_pair, load_one, factors_of, add_two, add_one
         return t0, t1, t2, t3
 
     @device_function
-    def score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores):
         factors = factors_of(scales, padded, spare)
-        for i in range(POSITIONS_PER_TILE):
+        for i in range(last):
             sums = dot_four(query, keys + row_bytes(padded) * i, factors + 4 * i, padded)
             store_f32(scores + 4 * i, lanes_sum(sums[0]))
             store_f32(scores + SCORES_BYTES + 4 * i, lanes_sum(sums[1]))
             store_f32(scores + 2 * SCORES_BYTES + 4 * i, lanes_sum(sums[2]))
             store_f32(scores + 3 * SCORES_BYTES + 4 * i, lanes_sum(sums[3]))
         for head in range(4):
-            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap)
+            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap, last)
 
     @device_function
-    def score_one(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_one(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores):
         factors = factors_of(scales, padded, spare)
-        for i in range(POSITIONS_PER_TILE):
+        for i in range(last):
             row = keys + row_bytes(padded) * i
             total = four_zeros()[0]
             for d in range(0, padded // SCALED * SCALED, SCALED):
@@ -145,7 +145,7 @@ def make_row_scores(row_bytes, load_pair, load_one, factors_of, add_two, add_one
                 factor = factors + SCORES_BYTES * (d // SCALED) + 4 * i
                 total = add_one(query + 4 * d, load_one(row, d), factor, total)
             store_f32(scores + 4 * i, lanes_sum(total))
-        cap_scores(scores, scale, soft_cap)
+        cap_scores(scores, scale, soft_cap, last)
 
     return score_one, score_four
 

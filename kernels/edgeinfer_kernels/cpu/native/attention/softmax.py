@@ -51,6 +51,7 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 from edgeinfer_kernels.cpu.native.simd.four_vectors import (
     add_products,
     make_load_four,
+    make_load_two,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import has_wide_registers, load_i64, store_i64
 from edgeinfer_kernels.cpu.runtime.abi import POSITIONS_PER_TILE as TILE
@@ -180,6 +181,8 @@ def make_gather(kinds):
             values = value_cache + value_page * page
             key_scales = key_scale_cache + key_scale_bytes * page
             value_scales = value_scale_cache + scale_bytes * page
+            is_last = tile + TILE >= end
+            next_keys, next_values = (0, 0) if is_last else (keys_ahead, values_ahead)
             if page < 0:
                 keys, values = copied, copied + keys_ahead
                 key_scales = values + values_ahead
@@ -191,26 +194,26 @@ def make_gather(kinds):
             for g in range(0, together, 4):
                 q, state = query + 4 * padded * g, states + g * step
                 score_four(
-                    key_kind, q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap,
-                    scores,
+                    key_kind, q, keys, key_scales, spare, next_keys, head_dim, padded, scale, soft_cap,
+                    last, scores,
                 )  # fmt: skip
                 for head in range(4):
                     add_alibi(block, group * kv_head + g + head, tile - own, scores + head * SCORES_BYTES)
-                    weigh_scores(state + head * step, scores + head * SCORES_BYTES, first, last)
+                weigh_scores(state, step, 4, scores, first, last)
                 add_four(
-                    value_kind, scores, values, value_scales, spare, values_ahead, first, last, value, width,
+                    value_kind, scores, values, value_scales, spare, next_values, first, last, value, width,
                     state,
                 )  # fmt: skip
             for g in range(together, group):
                 q, state = query + 4 * padded * g, states + g * step
                 score_one(
-                    key_kind, q, keys, key_scales, spare, keys_ahead, head_dim, padded, scale, soft_cap,
-                    scores,
+                    key_kind, q, keys, key_scales, spare, next_keys, head_dim, padded, scale, soft_cap,
+                    last, scores,
                 )  # fmt: skip
                 add_alibi(block, group * kv_head + g, tile - own, scores)
-                weigh_scores(state, scores, first, last)
+                weigh_scores(state, step, 1, scores, first, last)
                 add_one(
-                    value_kind, scores, values, value_scales, spare, values_ahead, first, last, value, width,
+                    value_kind, scores, values, value_scales, spare, next_values, first, last, value, width,
                     state,
                 )  # fmt: skip
 
@@ -221,7 +224,10 @@ def make_plain_elements(load_cached, element_bytes):
     """For elements without scales."""
     rows = make_row_loads(load_cached, element_bytes)
     row = element_bytes * LANES
-    scores_of = make_score_tiles(make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums)
+    load_two = make_load_two(load_cached)
+    scores_of = make_score_tiles(
+        make_load_four(load_cached), row, ALL_DIMENSIONS, put_sums, load_two=load_two
+    )
     values_of = make_add_values(rows, weights_alone, add_products, SCORES_BYTES)
     return CacheElements(rows[0], rows[0], scores_of, values_of)
 

@@ -19,34 +19,41 @@ from edgeinfer_kernels.cpu.native.simd.float_lanes import (
 )
 from edgeinfer_kernels.cpu.native.simd.four_vectors import (
     add_products,
+    add_two_products,
     cap_scores,
     four_zeros,
     make_load_four,
     make_prefetch,
     scaled_four,
     store_four,
+    store_two,
+    two_zeros,
 )
 from edgeinfer_kernels.cpu.native.simd.scalars import load_f32
 from edgeinfer_kernels.cpu.runtime.abi import SCORES_BYTES
 
 LANES = 16
+HALF = 2 * LANES
+"""Positions of half a tile."""
 ALL_DIMENSIONS = 1 << 30
 """Larger than any head_dim."""
 
 
-def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products, in_row=1):
-    """Score functions for one query head, and for four that share their keys, over the 64 positions at
-    `keys`; the next tile is `ahead` bytes further, for prefetch.
+def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products, in_row=1, load_two=None):
+    """Score functions for one query head, and for four that share their keys, over the positions before
+    `last` of the 64 at `keys`; the next tile is `ahead` bytes further, for prefetch; 0: there is none.
 
     A row has the elements of `in_row` dimensions for sixteen positions. `load_four(at, stride)` returns four
     rows, `add(query, row, total)` adds their products. Products are summed over `dimensions` at a time;
     `put(scores, sums, scales, begin, padded)` adds the sums from dimension `begin` on to 64 scores. `spare`:
-    scratch memory, unused here.
+    scratch memory, unused here. `load_two`: as `load_four`, for elements without scales, which then are
+    multiplied for 32 positions only if there are no more.
     """
     prefetch_next = make_prefetch(4 * row_bytes)
+    score_half = None if load_two is None else make_score_half(load_two, row_bytes)
 
     @device_function
-    def score_one(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_one(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores):
         for begin in range(0, head_dim, dimensions):
             total = four_zeros()
             for d in range(begin, min(head_dim, begin + dimensions), in_row):
@@ -54,10 +61,10 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
                 key = load_four(keys + row_bytes * (d // in_row), row_bytes * (padded // in_row))
                 total = add(query + 4 * d, key, total)
             put(scores, total, scales, begin, padded)
-        cap_scores(scores, scale, soft_cap)
+        cap_scores(scores, scale, soft_cap, last)
 
     @device_function
-    def score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, scores):
+    def score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores):
         for begin in range(0, head_dim, dimensions):
             t0 = four_zeros()
             t1 = four_zeros()
@@ -76,9 +83,45 @@ def make_score_tiles(load_four, row_bytes, dimensions, put, *, add=add_products,
             put(scores + 2 * SCORES_BYTES, t2, scales, begin, padded)
             put(scores + 3 * SCORES_BYTES, t3, scales, begin, padded)
         for head in range(4):
-            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap)
+            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap, last)
 
-    return score_one, score_four
+    if score_half is None:
+        return score_one, score_four
+
+    @device_function
+    def score_some(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores):
+        if last > HALF:
+            score_four(query, keys, scales, spare, ahead, head_dim, padded, scale, soft_cap, last, scores)
+        else:
+            score_half(query, keys, head_dim, padded, scale, soft_cap, last, scores)
+
+    return score_one, score_some
+
+
+def make_score_half(load_two, row_bytes):
+    """`score_four` for a last tile of at most HALF positions, without scales: half the products."""
+
+    @device_function
+    def score_half(query, keys, head_dim, padded, scale, soft_cap, last, scores):
+        t0 = two_zeros()
+        t1 = two_zeros()
+        t2 = two_zeros()
+        t3 = two_zeros()
+        for d in range(head_dim):
+            key = load_two(keys + row_bytes * d, row_bytes * padded)
+            q = query + 4 * d
+            t0 = add_two_products(q, key, t0)
+            t1 = add_two_products(q + 4 * padded, key, t1)
+            t2 = add_two_products(q + 8 * padded, key, t2)
+            t3 = add_two_products(q + 12 * padded, key, t3)
+        store_two(scores, t0)
+        store_two(scores + SCORES_BYTES, t1)
+        store_two(scores + 2 * SCORES_BYTES, t2)
+        store_two(scores + 3 * SCORES_BYTES, t3)
+        for head in range(4):
+            cap_scores(scores + head * SCORES_BYTES, scale, soft_cap, last)
+
+    return score_half
 
 
 def make_row_loads(load_cached, element_bytes):

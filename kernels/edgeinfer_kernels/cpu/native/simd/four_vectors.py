@@ -22,6 +22,12 @@ def four_zeros():
 
 
 @device_function
+def two_zeros():
+    zero = splat_f32(np.float32(0))
+    return zero, zero
+
+
+@device_function
 def scaled_four(at, factor):
     """Sixty-four floats times a factor."""
     f = splat_f32(factor)
@@ -42,6 +48,12 @@ def store_four(at, x):
 
 
 @device_function
+def store_two(at, x):
+    store_floats(at, x[0])
+    store_floats(at + 64, x[1])
+
+
+@device_function
 def add_products(factor, x, total):
     """total + factor·x, for the float32 at the address `factor`."""
     f = splat_f32(load_f32(factor))
@@ -51,6 +63,13 @@ def add_products(factor, x, total):
         multiply_add(f, x[2], total[2]),
         multiply_add(f, x[3], total[3]),
     )
+
+
+@device_function
+def add_two_products(factor, x, total):
+    """As `add_products` for two registers."""
+    f = splat_f32(load_f32(factor))
+    return multiply_add(f, x[0], total[0]), multiply_add(f, x[1], total[1])
 
 
 @device_function
@@ -64,9 +83,9 @@ def capped(scores, scale, soft_cap):
 
 
 @device_function
-def cap_scores(scores, scale, soft_cap):
-    """Scale and soft-cap sixty-four scores in place."""
-    for offset in range(0, 256, 64):
+def cap_scores(scores, scale, soft_cap, last):
+    """Scale and soft-cap the scores before `last`, rounded up to 16, in place."""
+    for offset in range(0, 4 * last, 64):
         store_floats(scores + offset, capped(load_floats(scores + offset), scale, soft_cap))
 
 
@@ -81,6 +100,14 @@ def make_load_four(load_cached):
         )
 
     return load_four
+
+
+def make_load_two(load_cached):
+    @device_function
+    def load_two(at, stride):
+        return load_cached(at), load_cached(at + stride)
+
+    return load_two
 
 
 def make_prefetch(nbytes):
