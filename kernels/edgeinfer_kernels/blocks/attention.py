@@ -26,12 +26,10 @@ from edgeinfer_kernels.cpu.runtime.abi import (
     attention_states,
     quantized_bytes,
 )
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS
 from edgeinfer_kernels.matrix import MatrixSize, vector_lengths
 from edgeinfer_kernels.sizes.cuda_matrices import (
     activation_bytes,
-    attention_rows,
-    attention_tiles,
+    attention_parts,
     cache_bytes,
     cache_positions,
     has_floats,
@@ -318,8 +316,7 @@ class AttentionSizes(BlockSizes):
     def _tile(self, tokens: int) -> tuple[int, int]:
         """Rows of the partial results of all KV splits, and their padded length."""
         spec = self.spec
-        rows = attention_tiles(tokens) * attention_rows(spec.heads, spec.kv_heads, tokens)
-        rows *= spec.kv_heads * MAX_SPLITS
+        rows = attention_parts(spec.heads, spec.kv_heads, tokens)
         return rows, head_dimensions(spec.value_dim)
 
     @classmethod

@@ -27,6 +27,7 @@ from edgeinfer_kernels.cuda.device_parts import (
     DeviceParts,
     compute_capability,
     count_parts,
+    multiprocessors,
     synchronize,
 )
 from edgeinfer_kernels.cuda.draft.verification.started_step import StartedVerification
@@ -125,7 +126,8 @@ class CudaBackend(HiddenStatesBackend):
         except BaseException:
             self.close()
             raise
-        self._build(tuning or usual_tuning(capability), capability)
+        usual = usual_tuning(capability, specification.hidden_size, multiprocessors(device))
+        self._build(tuning or usual, capability)
         self.capabilities = Capabilities(
             max_batch_tokens=self._options.longest_step if self._caches.have_pages else 0,
             max_tree_tokens=self._options.tree_tokens,

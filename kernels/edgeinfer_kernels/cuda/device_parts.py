@@ -181,6 +181,13 @@ def compute_capability(device: torch.device) -> int:
     return 10 * major + minor
 
 
+def multiprocessors(device: torch.device) -> int:
+    """The number of multiprocessors; 0 for a device other than a GPU."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
 def cuda_device(index: int) -> torch.device:
     """The device with this index."""
     return torch.device("cuda", index)

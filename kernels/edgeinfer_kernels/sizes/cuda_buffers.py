@@ -85,6 +85,7 @@ def _step_bytes(sizes: ModelSizes) -> int:
     counts = [
         tokens * width,
         tokens * padded_rows(width),
+        padded_rows(width) // ROW_MULTIPLE,
         *[tokens * (padded_rows(width) // ROW_MULTIPLE)] * 2,
         tokens * sizes.vocabulary,
         STATE_WORDS,

@@ -8,7 +8,7 @@ from typing import Protocol
 
 from edgeinfer_kernels.caches.cache_types import SCALED_TYPES, CacheType, ElementType, has_recent
 from edgeinfer_kernels.caches.layer_cache import DTYPES
-from edgeinfer_kernels.cuda.tuning.step_shapes import next_power_of_two
+from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, next_power_of_two
 from edgeinfer_kernels.cuda.weights.plane_formats import (
     FLOAT_CODES,
     ROW_MULTIPLE,
@@ -95,9 +95,9 @@ def attention_rows(heads: int, kv_heads: int, tokens: int) -> int:
     return max(16, next_power_of_two(heads // kv_heads * min(tokens, QUERY_TOKENS)))
 
 
-def attention_tiles(tokens: int) -> int:
-    """Query tiles of a KV head in a step."""
-    return -(-tokens // QUERY_TOKENS)
+def attention_parts(heads: int, kv_heads: int, tokens: int) -> int:
+    """Rows of the partial results of all KV splits of a step's attention."""
+    return tokens * kv_heads * MAX_SPLITS * next_power_of_two(heads // kv_heads)
 
 
 def head_dimensions(head_dim: int) -> int:

@@ -13,17 +13,17 @@ from edgeinfer_kernels.blocks.common.alibi import alibi_slopes
 from edgeinfer_kernels.blocks.common.attention_weights import check_device_rows
 from edgeinfer_kernels.blocks.common.block_sizes import StepShape
 from edgeinfer_kernels.caches.cache_types import CacheType
-from edgeinfer_kernels.cuda.blocks.embedding.eagle_input import chunk_pairs, step_pairs
-from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
-from edgeinfer_kernels.cuda.cache.layout import BATCH, tokens_of_sequence
-from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
-from edgeinfer_kernels.cuda.decode.decode_attention import (
+from edgeinfer_kernels.cuda.blocks.common.attention_splits import (
     NO_GATE,
     SIGMOID_GATE,
     SOFTPLUS_GATE,
     combine_splits_kernel,
-    decode_attention_kernel,
 )
+from edgeinfer_kernels.cuda.blocks.embedding.eagle_input import chunk_pairs, step_pairs
+from edgeinfer_kernels.cuda.cache.host_caches import HostCaches
+from edgeinfer_kernels.cuda.cache.layout import BATCH, tokens_of_sequence
+from edgeinfer_kernels.cuda.cache.shift_kernels import ShiftedHeads, shift_context
+from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.decode.step_norms import NextNorm
 from edgeinfer_kernels.cuda.decode.workspace import Activations, has_floats, take_activations
 from edgeinfer_kernels.cuda.device_memory import Arena
@@ -39,7 +39,7 @@ from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     SplitArgs,
     SplitConfig,
 )
-from edgeinfer_kernels.cuda.tuning.step_shapes import MAX_SPLITS, Tuning, next_power_of_two
+from edgeinfer_kernels.cuda.tuning.step_shapes import Tuning, next_power_of_two
 from edgeinfer_kernels.cuda.weights.device_block import DeviceBlock, DeviceCache
 from edgeinfer_kernels.cuda.weights.device_builder import DeviceBuilder, Stack, reordered
 from edgeinfer_kernels.cuda.weights.packing import DeviceMatrix
@@ -48,8 +48,8 @@ from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from edgeinfer_kernels.sizes.cuda_matrices import (
     QUERY_TOKENS,
     SPARE_POSITIONS,
+    attention_parts,
     attention_rows,
-    attention_tiles,
     head_dimensions,
     result_widths,
 )
@@ -69,8 +69,11 @@ LONG_HEAD, FEW_PROGRAMS = 256, 64
 """Elements of a head, and programs of a query tile, from which on or up to which a program of a step of
 several tokens has twice the warps.
 """
-MIN_COMBINED_ELEMENTS = 2048
-"""Elements of the results of a query tile from which on another kernel adds up the KV splits."""
+APART_TOKENS, MAX_REREAD = 4, 1 << 24
+"""Tokens of a step, and elements of the keys in a layer's cache times these tokens, up to which each token
+has programs: these finish earlier than those of several tokens, and add up the KV splits themselves, but each
+reads the positions again, from the L2 cache.
+"""
 QK_NORMS = {"none": 0, "head": 1, "row": 2}
 HAS_PAGES = True
 """Steps and prompts can read and write a cache with pages."""
@@ -175,7 +178,7 @@ class Space:
         self.flat = arena.take((tokens, widths[-1]), torch.float32)
         tiles = [
             (
-                spec.kv_heads * MAX_SPLITS * _query_rows(spec, tokens),
+                attention_parts(spec.heads, spec.kv_heads, tokens),
                 head_dimensions(spec.value_dim),
             )
             for spec in specs
@@ -211,23 +214,22 @@ def _attend(
     pages, is_batch, sinks = step.pages, step.layout == BATCH, launches.or_nothing(w.sinks)
     positions, several = launches.model.positions, tokens_of_sequence(cache.is_four_bit)
     split = split_config(launches.tuning, spec, positions, tokens, is_batch=is_batch, of_sequence=several)
-    direct, tiles = spec.value_dim % 16 == 0 and w.sub_norm is None, attention_tiles(tokens)
+    direct = spec.value_dim % 16 == 0 and w.sub_norm is None
     results = SplitArgs(space.parts, space.peaks, space.arrived), out.words, space.flat, sinks
     has = {"has_sinks": w.sinks is not None, "has_query_weights": w.query_weights is not None}
     config = attention_config(spec, cache, **has, is_paged=pages is not None)
     constants: dict[str, Any] = {"ATTENTION": config, "SPLIT": split, "OUT": out.config, "DIRECT": direct}
     launches.launch(
         decode_attention_kernel,
-        (spec.kv_heads, split.splits, tokens if is_batch else tiles),
+        (spec.kv_heads, split.splits, -(-tokens // split.query_tokens)),
         *(space.qkv, stride, cache_args(cache, pages), state, rope_args(step, spec, w)),
         *(spec.scale, spec.soft_cap, *results),
         **constants,
         warps=attention_warps(launches.tuning, spec, split),
     )
     if not split.combines:
-        grid = spec.kv_heads, spec.heads // spec.kv_heads * split.query_tokens, tiles
-        arguments = (state, *results, space.qkv, stride)
-        launches.launch(combine_splits_kernel, grid, *arguments, **constants, warps=1)
+        grid, arguments = (spec.kv_heads, spec.heads // spec.kv_heads, tokens), (*results, space.qkv, stride)
+        launches.launch(combine_splits_kernel, grid, state, *arguments, **constants, warps=1)
     columns = spec.result_columns
     if w.sub_norm is not None:
         rows = space.flat.view(-1)[: tokens * columns].view(tokens, columns)
@@ -275,11 +277,6 @@ def rope_args(step: "DecodeStep", spec: AttentionSpec, w: DeviceAttention) -> Ro
     )
 
 
-def _query_rows(spec: AttentionSpec, tokens: int) -> int:
-    """Rows of all query tiles of a KV head in a step of a single sequence."""
-    return attention_tiles(tokens) * attention_rows(spec.heads, spec.kv_heads, tokens)
-
-
 def gate_at(spec: AttentionSpec) -> int:
     """Where the gates of whole heads begin in a row of the projection; 0: there are none."""
     columns = spec.heads * spec.head_dim + spec.kv_heads * (spec.head_dim + spec.value_dim)
@@ -295,19 +292,19 @@ def split_config(
     is_batch: bool = False,
     of_sequence: int = MAX_TOKENS,
 ) -> SplitConfig:
-    """The KV splits of a step; of a batch fewer, because its sequences share the buffers of a step of
-    MAX_TOKENS tokens, and their programs run at the same time. `of_sequence`: maximum number of tokens of a
-    sequence in a batch.
+    """The KV splits of a step; of a batch fewer, because the programs of its sequences run at the same time.
+    `of_sequence`: maximum number of tokens of a sequence in a batch.
     """
     tile = max(16, min(tuning.positions, 4096 // head_dimensions(spec.head_dim)))
-    splits, own = tuning.splits_for(positions), 1 if is_batch else tokens
-    rows = attention_rows(spec.heads, spec.kv_heads, own)
+    splits, group = tuning.splits_for(positions), spec.heads // spec.kv_heads
     if is_batch:
-        splits = max(1, splits * _query_rows(spec, MAX_TOKENS) // (MAX_TOKENS * rows))
-    most, taken = of_sequence if is_batch else tokens, min(own, QUERY_TOKENS)
-    combined = next_power_of_two(spec.heads // spec.kv_heads * taken) * head_dimensions(spec.value_dim)
-    combines = own == 1 or combined < MIN_COMBINED_ELEMENTS
-    return SplitConfig(most, rows, splits, tile, is_batch, taken, combines)
+        splits = max(1, splits * min(16, next_power_of_two(max(2, group))) // 16)
+    read = min(positions - SPARE_POSITIONS, spec.window or positions)
+    elements = tokens * read * spec.kv_heads * spec.head_dim
+    is_apart = tokens <= APART_TOKENS and elements <= MAX_REREAD
+    own = 1 if is_batch or is_apart else min(tokens, QUERY_TOKENS)
+    rows, most = attention_rows(spec.heads, spec.kv_heads, own), of_sequence if is_batch else tokens
+    return SplitConfig(most, rows, splits, tile, is_batch, own, combines=own == 1)
 
 
 def attention_config(

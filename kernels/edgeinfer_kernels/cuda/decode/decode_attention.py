@@ -1,28 +1,38 @@
 """Attention of a decode step: up to 16 new tokens over a long cache, with KV splits along the positions.
 
 One kernel computes the q and k norm, RoPE, the append to the cache, the attention and the quantization of its
-result. A program processes one KV head, with all its query heads of up to eight tokens, and one KV split; the
-new tokens are in the first split without cached positions, if there is one. The program that finishes last
-adds up the splits, in a fixed order; for many query rows another kernel does that, with a program for each.
+result. A program processes one KV head, with all its query heads of a token, or, if the cache is long, of up
+to eight tokens, and one KV split; the new tokens are in the first split without cached positions, if there is
+one. The program that finishes last adds up the splits, in a fixed order; for several tokens another kernel
+does that, with a program for each query head.
 """
 
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.blocks.common.attention_splits import (
+    LOG2_E,
+    MASKED_SCORE,
+    combine_splits,
+    padded_group,
+    parts_of,
+)
 from edgeinfer_kernels.cuda.decode.step_rope import (
+    HEAD_QK_NORM,
     ROW_QK_NORM,
     append_new,
     new_positions,
     rope_heads,
     row_inverses,
 )
-from edgeinfer_kernels.cuda.triton_ops.activations import sigmoid, softplus
 from edgeinfer_kernels.cuda.triton_ops.cache_tiles import (
     Q4_0,
     cache_rows,
     hadamard_f16,
     load_cache_tile,
     load_recent_tiles,
+    prefetch_cache_rows,
+    prefetch_lines,
 )
 from edgeinfer_kernels.cuda.triton_ops.step_words import (
     CACHED_AT,
@@ -35,14 +45,10 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
     scaled_queries,
     split_range,
 )
-from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
+from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-MASKED_SCORE = tl.constexpr(-1e30)
 RECENT_TILE = tl.constexpr(16)
 """Recent positions of a tile."""
-NO_GATE, SIGMOID_GATE, SOFTPLUS_GATE = tl.constexpr(0), tl.constexpr(1), tl.constexpr(2)
-"""The function of the gates of the results."""
 
 
 @triton.jit
@@ -181,6 +187,25 @@ def _own_sequence(state, qkv, stride, tile, SPLIT: tl.constexpr):
 
 
 @triton.jit
+def _prefetch(cache, pages, head, first, last, position, rope, ATTENTION: tl.constexpr, SPLIT: tl.constexpr):
+    """Request what a program reads besides the projection for the L2 cache: the first tile of cached
+    positions, and the cosines and sines of the queries.
+    """
+    HEAD_DIM: tl.constexpr = ATTENTION.head_dim
+    LINES: tl.constexpr = triton.next_power_of_2((HEAD_DIM + 31) // 32)
+    column = tl.minimum(tl.arange(0, LINES) * 32, HEAD_DIM - 1)
+    prefetch_lines(rope.table + (position * HEAD_DIM)[:, None] + column[None, :])
+    if ATTENTION.qk_norm == HEAD_QK_NORM:
+        prefetch_lines(rope.q_norm + column)
+        prefetch_lines(rope.k_norm + column)
+    if first < last:
+        at = tl.minimum(first + tl.arange(0, SPLIT.positions), last - 1)
+        rows = cache_rows(at, first, at < last, cache, pages, ATTENTION)
+        prefetch_cache_rows(cache.k, head, rows, cache.capacity, HEAD_DIM, ATTENTION.key_type)
+        prefetch_cache_rows(cache.v, head, rows, cache.capacity, ATTENTION.value_dim, ATTENTION.value_type)
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv, stride, cache, state, rope, scale, cap, results, out, flat, sinks, ATTENTION: tl.constexpr,
     SPLIT: tl.constexpr, OUT: tl.constexpr, DIRECT: tl.constexpr, DEPENDENT: tl.constexpr,
@@ -196,26 +221,60 @@ def decode_attention_kernel(
     once for a query tile; each tile appends the same keys and values.
     """
     release_consumers(DEPENDENT)
+    SPLITS: tl.constexpr = SPLIT.splits
+    head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    own, rows, first_token, count, cached = _own_sequence(state, qkv, stride, tile, SPLIT)
+    end = read_in_cache(cached, count, ATTENTION.has_recent)
+    first, last, used = split_range(
+        cached, end, split, SPLITS, SPLIT.positions, ATTENTION.window, ATTENTION.is_chunked
+    )
+    used = tl.minimum(used + 1, SPLITS)
+    if split < used:
+        pages = cache.pages
+        if SPLIT.is_batch:
+            pages += tile * cache.page_stride
+        first_result = tile if SPLIT.is_batch else first_token
+        _attend_split(
+            rows, stride, cache, pages, own, rope, scale, cap, results, (head, split, first, last, used),
+            (first_token, first_result, count, cached), ATTENTION, SPLIT, DEPENDENT,
+        )  # fmt: skip
+        if SPLIT.combines:
+            tl.debug_barrier()
+            arrived = results.arrived + tile * ATTENTION.kv_heads + head
+            if tl.atomic_add(arrived, 1, sem="acq_rel") == used - 1:
+                tl.store(arrived, 0)
+                ROWS: tl.constexpr = padded_group(ATTENTION.group)
+                # Splits whose partial results are loaded together; more would not fit into registers.
+                AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
+                combine_splits(
+                    results, out, flat, sinks, qkv, stride, first_result, head, 0, used, ATTENTION, SPLIT,
+                    OUT, DIRECT, ROWS, AT_ONCE,
+                )  # fmt: skip
+
+
+@triton.jit
+def _attend_split(
+    qkv, stride, cache, pages, state, rope, scale, cap, results, part, tokens, ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Attention of a program's queries to a KV split, whose results it stores.
+
+    `part`: KV head, KV split, its first position and that after its last, and the number of KV splits;
+    `tokens`: the first one, its index among those of all sequences, the number of new tokens that they may
+    attend to, and of cached positions.
+    """
+    head, split, first, last, used = part
+    first_token, first_result, count, cached = tokens
     GROUP: tl.constexpr = ATTENTION.group
     DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
-    WINDOW: tl.constexpr = ATTENTION.window
     TOKENS: tl.constexpr = SPLIT.tokens
     QUERIES: tl.constexpr = SPLIT.queries
-    SPLITS: tl.constexpr = SPLIT.splits
-    QUERY_TOKENS: tl.constexpr = SPLIT.query_tokens
-    head, split, tile = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    gates = qkv
-    state, qkv, first_token, count, cached = _own_sequence(state, qkv, stride, tile, SPLIT)
-    pages = cache.pages
-    if SPLIT.is_batch:
-        pages += tile * cache.page_stride
     row = tl.arange(0, QUERIES)
     token = first_token + row // GROUP
-    is_query = (row < GROUP * QUERY_TOKENS) & (token < TOKENS)
-    end = read_in_cache(cached, count, ATTENTION.has_recent)
-    first, last, used = split_range(cached, end, split, SPLITS, SPLIT.positions, WINDOW, ATTENTION.is_chunked)
-    wait_for_producers(DEPENDENT)
+    is_query = (row < GROUP * SPLIT.query_tokens) & (token < TOKENS)
     position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
+    _prefetch(cache, pages, head, first, last, position, rope, ATTENTION, SPLIT)
+    wait_for_producers(DEPENDENT)
     queries = _step_queries(
         qkv, stride, state, rope, head, token, row % GROUP, is_query, position, count, ATTENTION, TOKENS
     )
@@ -223,7 +282,6 @@ def decode_attention_kernel(
     highest = tl.zeros((QUERIES,), tl.float32) + MASKED_SCORE
     total = tl.zeros((QUERIES,), tl.float32)
     attn_out = tl.zeros((QUERIES, DIMENSIONS), tl.float32)
-    used = tl.minimum(used + 1, SPLITS)
     if split == used - 1:
         new = append_new(
             qkv, stride, cache, pages, head, cached, count, state + POSITIONS_AT, rope, ATTENTION, TOKENS
@@ -234,24 +292,12 @@ def decode_attention_kernel(
             attn_out, scale, cap, ATTENTION,
         )  # fmt: skip
     highest, total, attn_out = _attend_cached(
-        queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale,
-        cap, ATTENTION, SPLIT,
+        queries, cache, pages, head, row, position, slopes, first, last, highest, total, attn_out, scale, cap,
+        ATTENTION, SPLIT,
     )  # fmt: skip
-    results_at = tile * ATTENTION.kv_heads + head
-    part = (results_at * SPLITS + split) * QUERIES + row
-    _store_part(results, part, is_query & (split < used), highest, total, attn_out, DIMENSIONS)
-    if SPLIT.combines:
-        tl.debug_barrier()
-        before = tl.atomic_add(results.arrived + results_at, 1, sem="acq_rel")
-        if before == SPLITS - 1:
-            tl.store(results.arrived + results_at, 0)
-            ROWS: tl.constexpr = triton.next_power_of_2(GROUP * QUERY_TOKENS)
-            # Splits whose partial results are loaded together; more would not fit into registers.
-            AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
-            _combine(
-                results, out, flat, sinks, gates, stride, tile, head, 0, used, ATTENTION, SPLIT, OUT, DIRECT,
-                ROWS, AT_ONCE,
-            )  # fmt: skip
+    result = first_result + row // GROUP
+    part = parts_of(result, head, row % GROUP, ATTENTION, SPLIT) + split * padded_group(GROUP)
+    _store_part(results, part, is_query, highest, total, attn_out, DIMENSIONS)
 
 
 @triton.jit
@@ -261,128 +307,3 @@ def _store_part(results, part, stored, highest, total, attn_out, DIMENSIONS: tl.
     tl.store(pointers, attn_out, mask=stored[:, None])
     tl.store(results.peaks + part * 2, highest, mask=stored)
     tl.store(results.peaks + part * 2 + 1, total, mask=stored)
-
-
-@triton.jit
-def _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSIONS: tl.constexpr):
-    """`total` (n,) and `attn_out` (n, DIMENSIONS) plus the partial results `part` (n,) of a KV split, where
-    `inside`.
-    """
-    weight = tl.exp2(tl.load(results.peaks + part * 2, mask=inside, other=MASKED_SCORE) - peak)
-    total += weight * tl.load(results.peaks + part * 2 + 1, mask=inside, other=0.0)
-    pointers = results.parts + part[:, None] * DIMENSIONS + dimension[None, :]
-    attn_out += weight[:, None] * tl.load(pointers, mask=inside[:, None], other=0.0)
-    return total, attn_out
-
-
-@triton.jit
-def combine_splits_kernel(
-    state, results, out, flat, sinks, qkv, stride, ATTENTION: tl.constexpr, SPLIT: tl.constexpr,
-    OUT: tl.constexpr, DIRECT: tl.constexpr, DEPENDENT: tl.constexpr,
-):  # fmt: skip
-    """What the last program of `decode_attention_kernel` does if `combines`, which one program would take
-    long for with many query rows; program (KV head, query row of a tile, query tile).
-
-    Reads the results of the KV splits once.
-    """
-    SPLITS: tl.constexpr = SPLIT.splits
-    release_consumers(DEPENDENT)
-    cached = tl.load(state + CACHED_AT)
-    end = read_in_cache(cached, SPLIT.tokens, ATTENTION.has_recent)
-    _, _, used = split_range(cached, end, 0, SPLITS, SPLIT.positions, ATTENTION.window, ATTENTION.is_chunked)
-    used = tl.minimum(used + 1, SPLITS)
-    AT_ONCE: tl.constexpr = SPLITS if SPLITS < 16 else 16
-    wait_for_producers(DEPENDENT)
-    _combine(
-        results, out, flat, sinks, qkv, stride, tl.program_id(2), tl.program_id(0), tl.program_id(1), used,
-        ATTENTION, SPLIT, OUT, DIRECT, 1, AT_ONCE,
-    )  # fmt: skip
-
-
-@triton.jit
-def _gate_factors(qkv, stride, token, query_head, dimension, taken, ATTENTION: tl.constexpr):
-    """The factors of results (rows, DIMENSIONS): the gates of a head follow its query, or, if gate_at isn't
-    0, each head has one from there on.
-    """
-    VALUE_DIM: tl.constexpr = ATTENTION.value_dim
-    if ATTENTION.gate_at == 0:
-        at = ((2 * query_head + 1) * VALUE_DIM)[:, None] + dimension[None, :]
-    else:
-        at = (ATTENTION.gate_at + query_head)[:, None] + dimension[None, :] * 0
-    inside = taken[:, None] & (dimension < VALUE_DIM)[None, :]
-    gate = tl.load(qkv + (token * stride)[:, None] + at, mask=inside, other=0.0)
-    if ATTENTION.gate == SOFTPLUS_GATE:
-        return softplus(gate)
-    else:
-        return sigmoid(gate)
-
-
-@triton.jit
-def _combine(
-    results, out, flat, sinks, qkv, stride, tile, head, first, used, ATTENTION: tl.constexpr,
-    SPLIT: tl.constexpr, OUT: tl.constexpr, DIRECT: tl.constexpr, ROWS: tl.constexpr, AT_ONCE: tl.constexpr,
-):  # fmt: skip
-    """Add up the first `used` KV splits of one KV head, for ROWS query rows from `first` on of a query tile,
-    or of a sequence; multiply them by their gates; write activations or floats. AT_ONCE: splits that are
-    loaded together.
-    """
-    GROUP: tl.constexpr = ATTENTION.group
-    VALUE_DIM: tl.constexpr = ATTENTION.value_dim
-    DIMENSIONS: tl.constexpr = ATTENTION.value_dimensions
-    QUERIES: tl.constexpr = SPLIT.queries
-    SPLITS: tl.constexpr = SPLIT.splits
-    CHUNKS: tl.constexpr = DIMENSIONS // 16
-    row = first + tl.arange(0, ROWS)
-    token, query_head = tile * SPLIT.query_tokens + row // GROUP, head * GROUP + row % GROUP
-    results_at = tile * ATTENTION.kv_heads + head
-    dimension = tl.arange(0, DIMENSIONS)
-    taken = row < GROUP * SPLIT.query_tokens
-    if not SPLIT.is_batch:
-        taken = taken & (token < SPLIT.tokens)
-    peak = tl.zeros((ROWS,), tl.float32) + MASKED_SCORE
-    for split in tl.static_range(SPLITS):
-        at = (results_at * SPLITS + split) * QUERIES + row
-        peak = tl.maximum(
-            peak, tl.load(results.peaks + at * 2, mask=taken & (split < used), other=MASKED_SCORE)
-        )
-    if ATTENTION.has_sinks:
-        sink = tl.load(sinks + query_head, mask=taken, other=0.0) * LOG2_E
-        peak = tl.maximum(peak, sink)
-    total = tl.zeros((ROWS,), tl.float32)
-    attn_out = tl.zeros((ROWS, DIMENSIONS), tl.float32)
-    if SPLITS == AT_ONCE:
-        for split in tl.static_range(SPLITS):
-            part = (results_at * SPLITS + split) * QUERIES + row
-            inside = taken & (split < used)
-            total, attn_out = _add_part(results, part, inside, dimension, peak, total, attn_out, DIMENSIONS)
-    else:
-        for start in tl.range(0, used, AT_ONCE, num_stages=1):
-            for index in tl.static_range(AT_ONCE):
-                part = (results_at * SPLITS + start + index) * QUERIES + row
-                inside = taken & (start + index < used)
-                total, attn_out = _add_part(
-                    results, part, inside, dimension, peak, total, attn_out, DIMENSIONS
-                )
-    if ATTENTION.has_sinks:
-        total += tl.exp2(sink - peak)
-    attn_out = attn_out / tl.where(total > 0, total, 1.0)[:, None]
-    if ATTENTION.value_type == Q4_0:
-        attn_out = hadamard_f16(attn_out, VALUE_DIM).to(tl.float32)
-    if ATTENTION.gate != NO_GATE:
-        attn_out *= _gate_factors(qkv, stride, token, query_head, dimension, taken, ATTENTION)
-    if DIRECT:
-        chunk = tl.arange(0, CHUNKS)[None, :]
-        group = query_head[:, None] * (VALUE_DIM // 16) + chunk
-        stored = taken[:, None] & (chunk < VALUE_DIM // 16)
-        quantize(
-            tl.reshape(attn_out, (ROWS * CHUNKS, 16)),
-            out,
-            tl.reshape(group, (ROWS * CHUNKS,)),
-            tl.reshape(stored, (ROWS * CHUNKS,)),
-            OUT,
-            tl.reshape(token[:, None] + chunk * 0, (ROWS * CHUNKS,)),
-        )
-    else:
-        base = flat + token * (ATTENTION.kv_heads * GROUP * VALUE_DIM) + query_head * VALUE_DIM
-        stored = taken[:, None] & (dimension < VALUE_DIM)[None, :]
-        tl.store(base[:, None] + dimension[None, :], attn_out, mask=stored)

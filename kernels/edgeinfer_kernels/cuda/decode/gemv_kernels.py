@@ -1,9 +1,11 @@
 """GEMV kernels of a decode step: projections, gated feed-forward, residuals, the head.
 
 A program computes sixteen rows of a matrix for all tokens of the step, on tensor cores several groups of
-sixteen, so weights are read once. An RMS norm needs no separate kernel. The producer of x quantizes x·gain
-and stores Σ x² of its rows in `sum_squares` (tokens, programs). The consumer multiplies its sums by
-1/√(mean x² + ε). Partial sums are added in a fixed order, so a step is bit-reproducible.
+sixteen, so weights are read once. If a matrix that adds to x has few rows for the GPU, several programs may
+share them: each sums a part of the columns, and the program that finishes last adds up the parts. An RMS norm
+needs no separate kernel. The producer of x quantizes x·gain and stores Σ x² of its rows in `sum_squares`
+(tokens, programs). The consumer multiplies its sums by 1/√(mean x² + ε). Partial sums are added in a fixed
+order, so a step is bit-reproducible.
 """
 
 import triton
@@ -207,9 +209,8 @@ def residual_kernel(
     x,
     bias,
     scale,
-    gain,
-    out,
-    sum_squares,
+    target,
+    splits,
     WIDTH: tl.constexpr,
     READ: tl.constexpr,
     OUT: tl.constexpr,
@@ -221,24 +222,58 @@ def residual_kernel(
 ):
     """x += scale·(rows times activations + bias); then x·gain as activations, and Σ x² of these rows.
 
-    Reads sixteen rows' planes once, and the activations per token; reads and writes 64 bytes of x per token,
-    and writes half a block of activations.
+    Program (sixteen rows, part of the columns). Reads sixteen rows' planes once, and the activations per
+    token; reads and writes 64 bytes of x per token, and writes half a block of activations. `splits`: where
+    programs that share rows leave their sums.
     """
     release_consumers(DEPENDENT)
     BLOCKS: tl.constexpr = READ.blocks
-    TOKENS: tl.constexpr = GEMV.tokens
-    ROWS: tl.constexpr = 16 * GEMV.groups
+    SPLITS: tl.constexpr = GEMV.splits
     program = tl.program_id(0)
-    COLUMNS: tl.constexpr = GEMV.columns
-    token = tl.arange(0, COLUMNS)
-    rows = (program * ROWS + tl.arange(0, ROWS))[None, :]
-    inside = (rows < WIDTH) & (token < TOKENS)[:, None]
-    pointers = x + token[:, None] * WIDTH + rows
-    row, words = program * ROWS, READ.planes * BLOCKS
+    row, words = program * 16 * GEMV.groups, READ.planes * BLOCKS
+    if SPLITS > 1:
+        begin = tl.program_id(1) * (BLOCKS // SPLITS)
+        matrix = (matrix[0] + begin, matrix[1] + begin) + matrix[2:]
+        activations += begin
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    before = tl.load(pointers, mask=inside, other=0.0)
+    token = tl.arange(0, GEMV.columns)
+    rows = (row + tl.arange(0, 16 * GEMV.groups))[None, :]
+    inside = (rows < WIDTH) & (token < GEMV.tokens)[:, None]
+    before = tl.load(x + token[:, None] * WIDTH + rows, mask=inside, other=0.0)
     value = project(matrix, ahead, activations, words, row, BLOCKS, GEMV, TILE)
+    if SPLITS == 1:
+        _add_rows(before, value, x, bias, scale, target, WIDTH, OUT, GEMV, BIAS, GAIN)
+    else:
+        part = splits.parts + program * (SPLITS * GEMV.columns * 16) + _of_part(GEMV)
+        tl.store(part + tl.program_id(1) * (GEMV.columns * 16), value)
+        tl.debug_barrier()
+        if tl.atomic_add(splits.arrived + program, 1, sem="acq_rel") == SPLITS - 1:
+            tl.store(splits.arrived + program, 0)
+            value = tl.load(part)
+            for split in tl.static_range(1, SPLITS):
+                value += tl.load(part + split * (GEMV.columns * 16))
+            _add_rows(before, value, x, bias, scale, target, WIDTH, OUT, GEMV, BIAS, GAIN)
+
+
+@triton.jit
+def _of_part(GEMV: tl.constexpr):
+    """The offsets of a program's sums of a token and a row, (columns, 16), in those of a split."""
+    return tl.arange(0, GEMV.columns)[:, None] * 16 + tl.arange(0, 16)[None, :]
+
+
+@triton.jit
+def _add_rows(
+    before, value, x, bias, scale, target, WIDTH: tl.constexpr, OUT: tl.constexpr, GEMV: tl.constexpr,
+    BIAS: tl.constexpr, GAIN: tl.constexpr,
+):  # fmt: skip
+    """x, which was `before`, += scale·(value + bias) of a program's rows; and what follows from x."""
+    COLUMNS: tl.constexpr = GEMV.columns
+    ROWS: tl.constexpr = 16 * GEMV.groups
+    token = tl.arange(0, COLUMNS)
+    rows = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[None, :]
+    inside = (rows < WIDTH) & (token < GEMV.tokens)[:, None]
+    pointers = x + token[:, None] * WIDTH + rows
     if BIAS:
         value += tl.load(bias + rows, mask=rows < WIDTH, other=0.0)
     value = tl.where(inside, before + scale * value, 0.0)
@@ -246,7 +281,7 @@ def residual_kernel(
     # one of them writes; otherwise the later ones read the updated value.
     tl.debug_barrier()
     tl.store(pointers, value, mask=inside)
-    close_rows(value, gain, out, sum_squares, WIDTH, OUT, GEMV, GAIN)
+    close_rows(value, target.gain, target.words, target.sums, WIDTH, OUT, GEMV, GAIN)
 
 
 @triton.jit

@@ -7,8 +7,8 @@ queries belongs to a token and a head; the rows of a token are contiguous.
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.blocks.common.attention_splits import MASKED_SCORE
 from edgeinfer_kernels.cuda.decode.decode_attention import (
-    MASKED_SCORE,
     RECENT_TILE,
     add_scores,
 )

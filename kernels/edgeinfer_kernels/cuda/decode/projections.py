@@ -52,12 +52,13 @@ def load_ahead(
     if GEMV.warps > 0:
         return load_wide_ahead(matrix, first_row, BLOCKS, GEMV, TILE)
     elif GEMV.is_unrolled:
-        return _tile_from(matrix, rows, 0, STEP > BLOCKS, BLOCKS, GEMV, TILE)
+        return _tile_from(matrix, rows, 0, BLOCKS // GEMV.splits < STEP, BLOCKS, GEMV, TILE)
     else:
         # A zero that is opaque to the compiler: with a constant it would lose the block layout of the
         # threads.
+        END: tl.constexpr = BLOCKS // GEMV.splits
         blocks = blocks_at(tl.program_id(2), STEP, VECTOR)
-        return load_tile(matrix, rows, blocks, BLOCKS, STEP > BLOCKS, TILE, VECTOR)
+        return load_tile(matrix, rows, blocks, BLOCKS, STEP > END, TILE, VECTOR, END=END)
 
 
 @triton.jit
@@ -75,7 +76,8 @@ def _tile_from(
     matrix, rows, start, MASKED: tl.constexpr, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr
 ):
     VECTOR: tl.constexpr = 0 if GEMV.tokens == 1 else GEMV.vector
-    return load_tile(matrix, rows, _blocks_from(start, GEMV), BLOCKS, MASKED, TILE, VECTOR)
+    blocks, END = _blocks_from(start, GEMV), BLOCKS // GEMV.splits
+    return load_tile(matrix, rows, blocks, BLOCKS, MASKED, TILE, VECTOR, END=END)
 
 
 @triton.jit
@@ -91,16 +93,17 @@ def _project_unrolled(
 ):
     """(columns, 16): processes STEP blocks of a row at a time, with code for each, or for some in a loop."""
     STEP: tl.constexpr = GEMV.step
+    END: tl.constexpr = BLOCKS // GEMV.splits
     at = _blocks_from(0, GEMV)
-    totals = _products(ahead, activations, stride, at, STEP > BLOCKS, BLOCKS, GEMV, TILE)
-    LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
+    totals = _products(ahead, activations, stride, at, STEP > END, BLOCKS, GEMV, TILE)
+    LOOPED: tl.constexpr = _looped(END, STEP, GEMV.tokens)
     if LOOPED == 0:
-        for start in tl.static_range(STEP, BLOCKS, STEP):
+        for start in tl.static_range(STEP, END, STEP):
             totals = _with_tile(
-                totals, matrix, activations, stride, rows, start, start + STEP > BLOCKS, BLOCKS, GEMV, TILE
+                totals, matrix, activations, stride, rows, start, start + STEP > END, BLOCKS, GEMV, TILE
             )
     else:
-        for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
+        for begin in tl.range(STEP, END, STEP * LOOPED, num_stages=1):
             for index in tl.static_range(LOOPED):
                 start = begin + index * STEP
                 totals = _with_tile(
@@ -129,7 +132,7 @@ def _products(
     products = ()
     TOKENS: tl.constexpr = GEMV.tokens
     for token in tl.static_range(TOKENS):
-        part = load_activations(activations + token * stride, at, BLOCKS, MASKED, TILE)
+        part = load_activations(activations + token * stride, at, BLOCKS, MASKED, TILE, BLOCKS // GEMV.splits)
         products = products + (dot_tile(tile, part, TILE),)
     return products
 
@@ -159,20 +162,21 @@ def _project_several(
     STEP: tl.constexpr = GEMV.step
     VECTOR: tl.constexpr = GEMV.vector
     TOKENS: tl.constexpr = GEMV.tokens
-    PARTLY: tl.constexpr = BLOCKS % STEP > 0
+    END: tl.constexpr = BLOCKS // GEMV.splits
+    PARTLY: tl.constexpr = END % STEP > 0
     tile = ahead
     totals = ()
     for _ in tl.static_range(TOKENS):
         totals = totals + (tl.zeros((16, STEP), tl.float32),)
-    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
+    for start in tl.range(0, END, STEP, num_stages=1):
         at = blocks_at(start, STEP, VECTOR)
         following_at = blocks_at(start + STEP, STEP, VECTOR)
         following = tile
         if TOKENS <= AHEAD:
-            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
+            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR, END=END)
         totals = _added(totals, _products(tile, activations, stride, at, PARTLY, BLOCKS, GEMV, TILE))
         if TOKENS > AHEAD:
-            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR)
+            following = load_tile(matrix, rows, following_at, BLOCKS, True, TILE, VECTOR, END=END)
         tile = following
     return _tokens_by_rows(totals)
 

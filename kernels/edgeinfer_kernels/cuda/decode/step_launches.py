@@ -22,6 +22,8 @@ from edgeinfer_kernels.cuda.triton_ops.embedding_kernels import embed_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GatedConfig,
     GemvConfig,
+    InputArgs,
+    RowSplitArgs,
     SourceConfig,
     WordsConfig,
 )
@@ -65,12 +67,19 @@ class StepLaunches:
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
     def _split(
-        self, kernel: RowKernel, tokens: int, matrices: Sequence[DeviceMatrix], rows: int = 0
+        self,
+        kernel: RowKernel,
+        tokens: int,
+        matrices: Sequence[DeviceMatrix],
+        rows: int = 0,
+        splits: bool = False,
     ) -> Iterator[tuple[int, GemvConfig, dict[str, Any]]]:
-        """The launches that multiply all tokens: the first token, tile config, constants and options."""
+        """The launches that multiply all tokens: the first token, tile config, constants and options.
+        `splits`: several programs may share rows.
+        """
         shapes = [matrix.shapes for matrix in matrices]
         for first, count in self.tuning.token_parts(kernel, tokens, shapes):
-            config, warps = self.tuning.gemv(kernel, count, shapes, rows)
+            config, warps = self.tuning.gemv(kernel, count, shapes, rows, splits)
             yield first, config, {"GEMV": config, "warps": warps}
 
     def parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
@@ -233,18 +242,18 @@ class StepLaunches:
         """x += scale·(matrix times activations + bias), and x·gain to the target."""
         out = target.activations
         self._multiply_a((matrix,), read, target.sum_squares, kernel, tokens)
-        for first, config, options in self._split(kernel, tokens, (matrix,)):
+        splits = id(matrix) not in self.model.lora
+        for first, config, options in self._split(kernel, tokens, (matrix,), splits=splits):
             self.launch(
                 residual_kernel,
-                (matrix.shapes.padded_rows // (ROWS * config.groups),),
+                (matrix.shapes.padded_rows // (ROWS * config.groups), config.splits),
                 self.parts(matrix, first),
                 read.words[first:],
                 self.workspace.x[first:],
                 self.or_nothing(bias),
                 scale,
-                self.or_nothing(gain),
-                out.words[first:],
-                target.sum_squares[first:],
+                InputArgs(out.words[first:], self.or_nothing(gain), target.sum_squares[first:]),
+                RowSplitArgs(self.workspace.y, self.workspace.arrived),
                 WIDTH=self.model.spec.hidden_size,
                 READ=read.config,
                 OUT=out.config,

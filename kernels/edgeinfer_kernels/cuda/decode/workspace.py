@@ -83,6 +83,8 @@ class Workspace:
         """The cache pages of each sequence of a batch."""
         self.x = arena.take((tokens, width), torch.float32)
         self.y = arena.take((tokens, padded_rows(width)), torch.float32)
+        self.arrived = arena.take((padded_rows(width) // ROWS,), torch.int32)
+        """The programs that have added to each sixteen rows of y, if several share them."""
         normed_floats = has_floats(model.head, *inputs)
         self.normed_input = [take_activations(arena, tokens, width, normed_floats) for _ in range(2)]
         has_own = any(block.residual.has_own_norm for block in blocks)

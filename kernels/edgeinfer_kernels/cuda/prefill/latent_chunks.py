@@ -3,7 +3,8 @@
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.decode_attention import MASKED_SCORE, add_scores
+from edgeinfer_kernels.cuda.blocks.common.attention_splits import MASKED_SCORE
+from edgeinfer_kernels.cuda.decode.decode_attention import add_scores
 from edgeinfer_kernels.cuda.decode.latent_kernels import (
     latent_scores,
     load_latents,

@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from edgeinfer_kernels.cuda.compile_target import USES_PTX
 from edgeinfer_kernels.cuda.triton_ops.step_words import PAGE
 from edgeinfer_kernels.cuda.triton_ops.words import masked_or, select_bytes
 
@@ -112,6 +113,26 @@ def cache_rows(positions, first, inside, cache, pages, CONFIG: tl.constexpr):
         return page * PAGE + positions % PAGE
     else:
         return ring_rows(positions, first, cache.capacity, CONFIG.is_ring)
+
+
+@triton.jit
+def prefetch_lines(pointers):
+    """Request the cache lines of some pointers for the L2 cache."""
+    if USES_PTX:
+        tl.inline_asm_elementwise(
+            "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [pointers], dtype=tl.int32, is_pure=False,
+            pack=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def prefetch_cache_rows(elements, head, rows, capacity, HEAD_DIM: tl.constexpr, CACHE: tl.constexpr):
+    """Request the keys or values of a head in cache rows (n,) for the L2 cache, without scales."""
+    ROW: tl.constexpr = (HEAD_DIM + 7) // 8 if CACHE == Q4_0 else HEAD_DIM
+    LINE: tl.constexpr = 64 if CACHE == F16 else 32 if CACHE == Q4_0 else 128
+    LINES: tl.constexpr = triton.next_power_of_2((ROW + LINE - 1) // LINE)
+    at = (head.to(tl.int64) * capacity + rows) * ROW
+    prefetch_lines(elements + at[:, None] + tl.minimum(tl.arange(0, LINES) * LINE, ROW - 1)[None, :])
 
 
 @triton.jit

@@ -103,6 +103,15 @@ class SplitArgs(NamedTuple):
     arrived: Any
 
 
+class RowSplitArgs(NamedTuple):
+    """Sums of programs that share rows, (row groups, splits, columns, 16) float32, and the number of programs
+    that have arrived, per row group.
+    """
+
+    parts: Any
+    arrived: Any
+
+
 class SharedScores(NamedTuple):
     """Scores of the shared expert's gate, `stride` apart by token."""
 
@@ -142,7 +151,8 @@ class SourceConfig(NamedTuple):
 class GemvConfig(NamedTuple):
     """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
     groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: code for
-    each iteration, also for several tokens.
+    each iteration, also for several tokens. splits: programs that share the blocks of a row, without tensor
+    cores.
     """
 
     step: int
@@ -151,6 +161,7 @@ class GemvConfig(NamedTuple):
     groups: int = 1
     warps: int = 0
     unrolled: bool = False
+    splits: int = 1
 
     @property
     def is_unrolled(self) -> bool:
@@ -209,7 +220,7 @@ class AttentionConfig(NamedTuple):
     distance of queries in a row of the projection; k_at, v_at: where keys and values begin there; window 0:
     none; value_dim, temperature, has_value_norm, clamp: as in `AttentionSpec`; is_ring: the cache is a ring;
     queries_only: the keys and values are those of another layer; is_chunked: windows are chunks; is_paged:
-    the cache has pages; has_recent: and recent positions; gate: a constant of `decode_attention.py`; gate_at:
+    the cache has pages; has_recent: and recent positions; gate: a constant of `attention_splits.py`; gate_at:
     where the gates of whole heads begin in a row of the projection, 0: each element has one.
     """
 

@@ -97,6 +97,7 @@ def load_tile(
     TILE: tl.constexpr,
     VECTOR: tl.constexpr = 0,
     kept=None,
+    END: tl.constexpr = 0,
 ):
     """Words, scale and super-block scale of `rows` and `blocks`; each (rows, blocks) int32, factors of rows
     (rows, 1).
@@ -106,15 +107,16 @@ def load_tile(
     """
     SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
     super_blocks = _super_blocks_at(blocks, SUPER_BLOCKS, VECTOR)
-    return load_tile_at(matrix, rows[:, None], blocks[None, :], super_blocks, BLOCKS, MASKED, TILE, kept)
+    return load_tile_at(matrix, rows[:, None], blocks[None, :], super_blocks, BLOCKS, MASKED, TILE, kept, END)
 
 
 @triton.jit
 def load_tile_at(
-    matrix, row, block, super_block, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr, kept=None
-):
+    matrix, row, block, super_block, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    kept=None, END: tl.constexpr = 0,
+):  # fmt: skip
     """`load_tile` of indices that broadcast; `super_block`: the offsets of the super-block scales."""
-    inside = block < BLOCKS
+    inside = block < (END if END > 0 else BLOCKS)
     if kept is not None:
         inside = inside & kept[:, None]
     if TILE.code == BYTE:
@@ -153,9 +155,13 @@ def load_tile_at(
 
 
 @triton.jit
-def load_activations(activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr):
-    """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats."""
-    inside = blocks < BLOCKS
+def load_activations(
+    activations, blocks, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr, END: tl.constexpr = 0
+):
+    """One token's activations of `blocks`, (1, blocks) each: int8 words, scales, sums; or 32 floats. END: as
+    in `load_tile`.
+    """
+    inside = blocks < (END if END > 0 else BLOCKS)
     planes = ()
     if TILE.scale == NO_SCALE:
         for element in tl.static_range(32):

@@ -13,6 +13,7 @@ FIRST_KERNEL = "embed_kernel"
 """The first kernel of a step."""
 OUTPUT, DOWN = "output", "down"
 _ATTENTION, _GATED = "decode_attention_kernel", "gated_kernel"
+_COMBINING = "combine_splits_kernel"
 _GATE_INPUTS = "gate_inputs_kernel"
 _PRODUCTS = ("rows_kernel", "residual_kernel")
 ROLES = {
@@ -125,7 +126,7 @@ def _roles(step: Sequence[KernelRun]) -> list[str]:
 def _role(before: str, name: str, after: str) -> str:
     if name not in _PRODUCTS:
         return ROLES.get(name, name.removesuffix("_kernel"))
-    if before == _ATTENTION:
+    if before in (_ATTENTION, _COMBINING):
         return OUTPUT
     if before == _GATED:
         return DOWN

@@ -5,7 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import GemvConfig
-from edgeinfer_kernels.cuda.weights.plane_formats import FLOAT_CODES, Code, PlaneShapes
+from edgeinfer_kernels.cuda.weights.plane_formats import (
+    FLOAT_CODES,
+    ROW_MULTIPLE,
+    Code,
+    PlaneShapes,
+    padded_blocks,
+)
 
 MAX_SPLITS, FEW_SPLITS = 64, 16
 """Maximum number of KV splits that the step's buffers allow, and the number allowed for any cache size."""
@@ -44,13 +50,15 @@ class Shape:
     """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
-    for each iteration, which takes fewer registers than loading the next blocks ahead.
+    for each iteration, which takes fewer registers than loading the next blocks ahead. splits: programs that
+    share the blocks of a row, of kernels that add to the hidden states.
     """
 
     step: int = 0
     warps: int = 0
     vector: int = 4
     unrolled: int = 0
+    splits: int = 1
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
@@ -84,6 +92,12 @@ class TensorShape:
 
 MAX_VECTOR_TOKENS = 8
 """Maximum number of tokens of a product without tensor cores; more take several launches."""
+MAX_ROW_SPLITS = 16
+"""Maximum number of programs that share rows, times columns of their sums: the step's buffer holds them."""
+NARROW_PROGRAMS = 1.5
+"""Sixteen rows of the hidden states for each multiprocessor, up to which programs share rows in steps of
+several tokens: else many multiprocessors have one program, and some two.
+"""
 NO_TENSOR_CORES = 16
 """`Tuning.tensor_above` and `tensor_gated_above` of GPUs on which no product uses them."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
@@ -181,10 +195,15 @@ class Tuning:
         return [(first, min(MAX_VECTOR_TOKENS, tokens - first)) for first in firsts]
 
     def gemv(
-        self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes], rows: int = 0
+        self,
+        kernel: RowKernel,
+        tokens: int,
+        matrices: Sequence[PlaneShapes],
+        rows: int = 0,
+        splits: bool = False,
     ) -> tuple[GemvConfig, int]:
         """The tile config of a launch that multiplies these matrices, and the warps of its programs. `rows`:
-        the rows of a program divide it as well.
+        the rows of a program divide it as well; `splits`: several programs may share rows.
         """
         blocks = matrices[0].blocks
         tensor = self.tensor_shape(kernel, tokens, matrices)
@@ -193,16 +212,19 @@ class Tuning:
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
             warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
             return GemvConfig(0, tensor.vector, tokens, groups, warps), warps
-        return self.vector_gemv(kernel, tokens, matrices)
+        return self.vector_gemv(kernel, tokens, matrices, splits)
 
     def vector_gemv(
-        self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
+        self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes], splits: bool = False
     ) -> tuple[GemvConfig, int]:
         """As `gemv`, without tensor cores."""
-        shape, blocks = self.rows(tokens).of(kernel), matrices[0].blocks
+        shape = self.rows(tokens).of(kernel)
+        parts = min(shape.splits, MAX_ROW_SPLITS // next_power_of_two(tokens)) if splits else 1
+        blocks = matrices[0].blocks // parts
         is_float = any(each.tile.code == Code.SINGLE for each in matrices)
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        gemv = GemvConfig(step, min(shape.vector, step), tokens, unrolled=bool(shape.unrolled))
+        vector, unrolled = min(shape.vector, step), bool(shape.unrolled)
+        gemv = GemvConfig(step, vector, tokens, 1, 0, unrolled, parts)
         return gemv, shape.warps_for(blocks)
 
     def splits_for(self, positions: int) -> int:
@@ -220,14 +242,22 @@ def row_shapes_name(tokens: int) -> str:
     return "four" if tokens <= 4 else "eight"
 
 
-def usual_tuning(capability: int) -> Tuning:
-    """The default tile configs for a GPU; `capability`: ten times its compute capability.
+def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> Tuning:
+    """The default tile configs for a GPU and hidden states of this width; 0: any. `capability`: ten times its
+    compute capability.
 
     Below 80, a tensor core operation has half the depth, and a thread holds more of a tile: the tiles of
     other GPUs would spill kilobytes. 0: interpreted kernels.
     """
     if capability >= 80:
-        return Tuning()
+        tuning = Tuning()
+        if 0 < width <= NARROW_PROGRAMS * ROW_MULTIPLE * multiprocessors:
+            tuning = tuning.with_row_shape(2, "down", Shape(32, 4, 1, 1, 4))
+            tuning = tuning.with_row_shape(4, "output", Shape(64, 4, 2, 0, 2))
+            tuning = tuning.with_row_shape(8, "output", Shape(32, 4, 1, 0, 2))
+        if 0 < padded_blocks(width) % 64 <= 32:  # With steps of 64 blocks, half of the last one is padding.
+            tuning = tuning.with_row_shape(1, "gated", Shape(32, 2))
+        return tuning
     tuning = Tuning(positions=16, attention_warps=4)
     if not capability:
         return tuning

@@ -26,7 +26,8 @@ FILE = "cuda_tuning.json"
 KERNEL_SOURCES = (
     "triton_ops/words.py", "triton_ops/tiles.py", "triton_ops/embedding_kernels.py",
     "triton_ops/norm_kernels.py", "triton_ops/cache_tiles.py", "decode/projections.py",
-    "decode/gemv_kernels.py", "decode/decode_attention.py", "decode/step_rope.py", "decode/decode_step.py",
+    "decode/gemv_kernels.py", "decode/decode_attention.py", "blocks/common/attention_splits.py",
+    "decode/step_rope.py", "decode/decode_step.py",
     "decode/step_launches.py", "decode/step_norms.py", "tuning/step_shapes.py", "prefill/expert_kernels.py",
     "blocks/attention.py", "blocks/feed_forward.py", "blocks/moe.py", "blocks/latent_attention.py",
     "decode/latent_kernels.py", "decode/tensor_cores.py", "triton_ops/tile_decoding.py",
@@ -34,9 +35,15 @@ KERNEL_SOURCES = (
 """If one of these files changes, saved tunings become invalid."""
 
 _ONE = (Shape(64, 4), Shape(32, 2), Shape(64, 8), Shape(128, 8), Shape(32, 4), Shape(128, 4))
-_TWO = (Shape(32, 4, 2, 1), Shape(32, 4, 1, 1), Shape(64, 4), Shape(64, 8, 1, 1), Shape(64, 8, 2, 1))
-_FOUR = (Shape(32, 4, 1), Shape(16, 2, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1))
-_EIGHT = (Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2))
+_TWO = (Shape(32, 4, 2, 1), Shape(32, 4, 1, 1), Shape(64, 4), Shape(64, 8, 1, 1), Shape(64, 4, 2, 1))
+_FOUR = (Shape(32, 4, 1), Shape(16, 2, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1), Shape(16, 4, 1, 1))
+_EIGHT = (Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2), Shape(16, 2, 1))
+_SHARED = {
+    2: (Shape(32, 4, 1, 1, 4), Shape(64, 4, 2, 1, 2)),
+    4: (Shape(64, 4, 2, 0, 2), Shape(32, 4, 1, 1, 4), Shape(32, 4, 1, 0, 2)),
+    8: (Shape(32, 4, 1, 0, 2),),
+}
+"""Those of kernels that add to the hidden states, whose rows programs may share, by tokens."""
 _TENSOR = ((32, 8, 2), (32, 4, 2), (16, 8, 2), (16, 4, 2), (16, 4, 4), (64, 4, 1))
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
@@ -61,19 +68,28 @@ def _row_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[Shape]) -> Tuni
     )
 
 
+def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidates]:
+    """The tile configs of each kernel in steps of some tokens."""
+    for kernel in _KERNELS:
+        shared = _SHARED[tokens] if kernel in ("output", "down") else ()
+        yield _row_shapes(tokens, kernel, (*shapes, *shared))
+
+
 _KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 CANDIDATES = (
-    *(_row_shapes(1, kernel, _ONE) for kernel in _KERNELS),
+    _row_shapes(1, "gated", _ONE),
+    _replacing(8, {"tensor_gated_above": 4}),
+    _replacing(8, {"tensor_above": 4}),
+    *(_row_shapes(1, kernel, _ONE) for kernel in _KERNELS[1:]),
     _replacing(1, *({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
-    _replacing(8, {"tensor_gated_above": 4}, {"tensor_above": 4}),
-    *(_row_shapes(4, kernel, _FOUR) for kernel in _KERNELS),
-    *(_row_shapes(2, kernel, _TWO) for kernel in _KERNELS),
-    *(_row_shapes(8, kernel, _EIGHT) for kernel in _KERNELS),
+    *_of_tokens(4, _FOUR),
+    *_of_tokens(2, _TWO),
+    *_of_tokens(8, _EIGHT),
     _replacing(16, *({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
     _replacing(16, *({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
     _replacing(16, *({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
 )
-"""Kernel by kernel; those that read most are first."""
+"""Kernel by kernel; those that read most are first, and what gains most."""
 
 
 class RejectedCandidateError(Exception):
@@ -119,13 +135,15 @@ def tune(
     """Tune one kernel after the other; keep a change that makes the whole step faster by more than `GAIN`.
 
     A trial that seems faster is timed again before it is kept, and the best is timed again before each
-    kernel's trials, because clocks drift. No trial starts after `budget_seconds`.
+    kernel's trials, because clocks drift. No trial starts after `budget_seconds`, which don't count the time
+    that `start` takes to compile: it would have to be compiled without tuning too.
 
     Raises:
         RejectedCandidateError: from `start` itself.
     """
-    end = clock() + budget_seconds
+    time_step.compile([start], 1)
     best, before = start, time_step(start, 1)
+    end = clock() + budget_seconds
     of_one, seconds, count = before, before, 0
     for index, candidates in enumerate(CANDIDATES):
         if clock() >= end:

@@ -18,7 +18,8 @@ from edgeinfer_kernels.cuda.blocks.attention import (
     split_config,
     take_state,
 )
-from edgeinfer_kernels.cuda.decode.decode_attention import combine_splits_kernel, decode_attention_kernel
+from edgeinfer_kernels.cuda.blocks.common.attention_splits import combine_splits_kernel
+from edgeinfer_kernels.cuda.decode.decode_attention import decode_attention_kernel
 from edgeinfer_kernels.cuda.device_memory import Arena
 from edgeinfer_kernels.cuda.offload.exchange_kernels import receive_sum_kernel
 from edgeinfer_kernels.cuda.prefill.expert_kernels import select_experts_kernel

@@ -58,7 +58,14 @@ def launch_step(kind: str, ranks: int, tokens: int, capability: int) -> None:
         head_bias=None,
     )
     space: Any = SimpleNamespace(
-        nothing=WORDS, state=WORDS, x=FLOATS, own_logits=FLOATS, best=FLOATS, best_ids=WORDS
+        nothing=WORDS,
+        state=WORDS,
+        x=FLOATS,
+        y=FLOATS,
+        arrived=WORDS,
+        own_logits=FLOATS,
+        best=FLOATS,
+        best_ids=WORDS,
     )
     launches = StepLaunches(model, space, usual_tuning(capability), dependent=capability >= 90)
     rows = Activations(WORDS, 12, 128)

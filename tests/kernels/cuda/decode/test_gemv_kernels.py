@@ -6,12 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, rows_kernel
+from edgeinfer_kernels.cuda.decode.gemv_kernels import gated_kernel, residual_kernel, rows_kernel
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import (
     GatedConfig,
     GemvConfig,
+    InputArgs,
     NormArgs,
     NormConfig,
+    RowSplitArgs,
     SourceConfig,
     SumSquares,
     WordsConfig,
@@ -155,6 +157,51 @@ def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
         for first, last in ((0, 2), (3, 6)):
             some = multiply(matrix, matrix, planes[first:last], 32, unrolled=unrolled)
             np.testing.assert_array_equal(some, together[first:last])
+
+
+def add_products(matrix: DeviceMatrix, planes: Any, x: Any, gemv: GemvConfig) -> tuple[Any, Any]:
+    """x (tokens, rows) + half of the products by `residual_kernel`, and the number of programs that it counts
+    as arrived afterwards.
+    """
+    device, groups = planes.device, matrix.shapes.padded_rows // 16
+    total = torch.tensor(x, device=device)
+    sums = torch.full((len(x), groups), float("nan"), device=device)
+    parts = torch.full((groups * gemv.splits * gemv.columns * 16,), float("nan"), device=device)
+    arrived = torch.zeros(groups, dtype=torch.int32, device=device)
+    out = torch.zeros((len(x), PLANES, 16), dtype=torch.int32, device=device)
+    nothing = torch.zeros(1, device=device)
+    residual_kernel[(groups, gemv.splits)](
+        matrix.parts, planes, total, nothing, 0.5, InputArgs(out, nothing, sums),
+        RowSplitArgs(parts, arrived),
+        WIDTH=x.shape[1], READ=WordsConfig(planes.shape[2], planes.shape[1]), OUT=WordsConfig(16, PLANES),
+        GEMV=gemv, TILE=matrix.shapes.tile, BIAS=False, GAIN=False, DEPENDENT=False, num_warps=4,
+    )  # fmt: skip
+    total = total.cpu().numpy()
+    np.testing.assert_allclose(
+        sums.cpu().numpy().sum(axis=1), np.square(total.astype(np.float64)).sum(axis=1), rtol=1e-5
+    )
+    floats = out.cpu().numpy()[:, 12:, block_order(512)[0]].view(np.float32)
+    np.testing.assert_array_equal(floats, total[:, :32])
+    return total, arrived.cpu().numpy()
+
+
+@pytest.mark.parametrize("splits", [2, pytest.param(4, marks=pytest.mark.slow), 8])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "NVFP4", "F16"])
+def test_programs_that_share_rows_add_their_sums(device: str, name: str, splits: int) -> None:
+    """In a fixed order: a token has the same bits in any batch. The step size does not divide the share."""
+    rows, columns, tokens = 32, 1536, 5
+    raw = normal_rows(name, rows, columns)
+    matrix = device_matrix(device, name, raw, columns)
+    values, planes = activations(device, tokens, columns)
+    before = np.random.default_rng(1).standard_normal((tokens, rows)).astype(np.float32)
+    for unrolled in (False, True):
+        gemv = GemvConfig(4, 1, tokens, unrolled=unrolled, splits=splits)
+        actual, arrived = add_products(matrix, planes, before, gemv)
+        assert not arrived.any()
+        expected = before + 0.5 * (values_read(name, values) @ weights(name, raw).T)
+        assert relative(actual, expected) < EXACT
+        some, _ = add_products(matrix, planes[1:4], before[1:4], gemv._replace(tokens=3))
+        np.testing.assert_array_equal(some, actual[1:4])
 
 
 @pytest.mark.parametrize("name", ["Q5_0", "Q6_K", "BF16"])

@@ -38,6 +38,13 @@ def test_every_run_adds_the_time_after_the_end_of_the_previous_one() -> None:
     ]
 
 
+def test_the_output_projection_follows_attention_or_what_adds_up_its_splits() -> None:
+    names = ("embed_kernel", *LAYER[:2], "combine_splits_kernel", *LAYER[2:])
+    runs = [KernelRun(name, at, at + 1.0) for at, name in enumerate(names)]
+    roles = [share.role for share in step_shares(runs)]
+    assert roles == ["embed", "q, k, v", "attention", "combine_splits", "output", "gate and up", "down"]
+
+
 def test_truncated_steps_and_the_time_before_the_first_are_ignored() -> None:
     whole = steps(1, 1, 1)
     cut = [KernelRun("softmax_kernel", -9.0, -8.0), *whole, *steps(1, begin=100.0)[:3]]

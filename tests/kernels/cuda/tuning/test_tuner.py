@@ -82,9 +82,11 @@ def distance_from(best: Tuning) -> Callable[[Tuning], float]:
 
 BEST = Tuning(
     one=RowShapes(Shape(32, 2), Shape(64, 8), Shape(128, 8), Shape(32, 4), Shape(128, 4)),
-    two=RowShapes(Shape(64, 8, 2, 1), Shape(64, 4), Shape(64, 4), Shape(32, 4, 2, 1), Shape(64, 4)),
+    two=RowShapes(Shape(64, 4, 2, 1), Shape(64, 4), Shape(64, 4), Shape(32, 4, 1, 1, 4), Shape(64, 4)),
     four=RowShapes(Shape(16, 2, 1), Shape(32, 4, 1), Shape(64, 4, 2), Shape(32, 8, 1, 1), Shape(16, 2, 1)),
-    eight=RowShapes(Shape(32, 4, 1), Shape(32, 8, 1), Shape(64, 8, 2), Shape(32, 8, 1), Shape(32, 8, 1)),
+    eight=RowShapes(
+        Shape(32, 4, 1), Shape(32, 4, 1, 0, 2), Shape(64, 8, 2), Shape(32, 8, 1), Shape(32, 8, 1)
+    ),
     positions=16, attention_warps=1, tensor=TensorShape(64, 4, 1), tensor_gated=TensorShape(16, 4, 4),
     tensor_adding=TensorShape(32, 8, 2), tensor_above=4, tensor_gated_above=4,
 )  # fmt: skip
@@ -96,7 +98,7 @@ def test_the_best_tile_config_of_every_kernel_is_found() -> None:
     assert result.tuning == BEST
     # Of one token, timed before the steps of several tokens were tuned.
     assert result.seconds_before == step(Tuning(), 1)
-    assert result.seconds == pytest.approx(2.9)
+    assert result.seconds == pytest.approx(2.7)
     assert ALL - len(CANDIDATES) <= result.trials <= ALL
 
 
@@ -107,6 +109,21 @@ def test_every_number_of_blocks_is_a_power_of_two() -> None:
             shape = tuning.rows(tokens).of(kernel)
             for step in (shape.step_for(blocks), shape.float_step_for(blocks, tokens)):
                 assert step & (step - 1) == 0 < step
+
+
+def test_programs_share_rows_of_narrow_models_only() -> None:
+    """Whose sixteen rows of the hidden states are few for the GPU; the sums of a step fit its buffer."""
+    matrix = PlaneShapes.of("", "Q4_0", 2560, 9728)
+    narrow, other = usual_tuning(90, 2560, 132), usual_tuning(90, 4096, 132)
+    assert usual_tuning(90, 2560, 60) == usual_tuning(90, 2560).with_row_shape(1, "gated", Shape(32, 2))
+    for tokens in range(1, MAX_VECTOR_TOKENS + 1):
+        configs = [tuning.gemv("down", tokens, [matrix], splits=True)[0] for tuning in (narrow, other)]
+        assert [config.splits for config in configs] == ([4, 1] if tokens == 2 else [1, 1])
+        many = other.with_row_shape(tokens, "down", Shape(32, 4, 1, 1, 8))
+        config, _ = many.gemv("down", tokens, [matrix], splits=True)
+        assert config.splits * config.columns <= MAX_TOKENS
+        assert matrix.blocks % config.splits == 0
+        assert many.gemv("down", tokens, [matrix])[0].splits == 1
 
 
 def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> None:
@@ -164,7 +181,7 @@ def test_no_config_is_tried_after_the_time_limit(budget: int) -> None:
     started = step.now
     result = tune(step, Tuning(), budget, step.clock)
     assert result.tuning == Tuning()
-    assert step.now - started <= max(budget, 1)
+    assert step.now - started <= max(budget, 1) + 1  # The first one is timed before.
 
 
 def test_configs_that_do_not_compile_are_skipped() -> None:

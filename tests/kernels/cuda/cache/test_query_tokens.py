@@ -1,4 +1,4 @@
-"""KV splits that another kernel adds up: steps of several tokens equal those whose last program does it."""
+"""Attention whose programs have the queries of several tokens equals that with programs of each token."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -44,7 +44,7 @@ def logits_of(decoder: Decoder, kind: CacheType) -> dict[int, Logits]:
         ("sinks, windows", "q4_0"),
     ],
 )
-def test_another_kernel_adds_up_the_splits_as_the_last_program(
+def test_programs_of_several_tokens_equal_those_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, kind: CacheType
 ) -> None:
     """In four bits the Hadamard transform of one row has other roundings than that of several, so that later
@@ -53,10 +53,11 @@ def test_another_kernel_adds_up_the_splits_as_the_last_program(
     of, layers = MODELS[model]
     tolerance = CODES_AGREE if kind == "q4_0" else FLOATS_AGREE if HAS_GPU else 0.0
     with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder:
-        monkeypatch.setattr(attention, "MIN_COMBINED_ELEMENTS", 0)
-        separate = logits_of(decoder, kind)
-        monkeypatch.setattr(attention, "MIN_COMBINED_ELEMENTS", 1 << 30)
+        monkeypatch.setattr(attention, "MAX_REREAD", 0)
         together = logits_of(decoder, kind)
+        monkeypatch.setattr(attention, "MAX_REREAD", 1 << 30)
+        monkeypatch.setattr(attention, "APART_TOKENS", MAX_TOKENS)
+        separate = logits_of(decoder, kind)
     for at, logits in together.items():
         distance = abs(separate[at] - logits).max()
         assert distance <= tolerance * abs(logits).max(), (at, distance)
