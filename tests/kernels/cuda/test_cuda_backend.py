@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from edgeinfer.model_config.architectures import ARCHITECTURES
+from edgeinfer_kernels.cuda.decode.decode_attention import EARLY_SPLITS
+from edgeinfer_kernels.cuda.tuning.step_shapes import MIN_SPLIT_POSITIONS, Tuning
 from edgeinfer_kernels.cuda.weights.plane_formats import UnsupportedOnDeviceError
 from tests.kernels.cuda.conftest import HAS_GPU
 from tests.kernels.cuda.decoders import FLOATS_AGREE, distances, opened, read, sample_greedy, worst
@@ -163,6 +165,18 @@ def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: st
         ids = decoder.ids(44)
         backend = decoder.backend(device, chunk=40)
         result = read(backend, ids, (40, 1, 3), expected=1)
+        backend.close()
+        assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
+
+
+def test_programs_of_many_kv_splits_run_to_the_end(device: str, tmp_path: Path) -> None:
+    """A large cache has more KV splits than those whose empty programs end early."""
+    with opened(ZOO["llama"], tmp_path, (0,)) as decoder:
+        ids = decoder.ids(23)
+        context, tuning = 17 * MIN_SPLIT_POSITIONS, Tuning()
+        assert tuning.splits_for(context) > EARLY_SPLITS
+        backend = decoder.backend(device, tuning, context)
+        result = read(backend, ids, (16, 1, 2, 4), expected=1)
         backend.close()
         assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 

@@ -47,6 +47,8 @@ from edgeinfer_kernels.cuda.triton_ops.step_words import (
 )
 from edgeinfer_kernels.cuda.triton_ops.tiles import release_consumers, wait_for_producers
 
+EARLY_SPLITS = 16
+"""KV splits up to which programs end early."""
 RECENT_TILE = tl.constexpr(16)
 """Recent positions of a tile."""
 
@@ -186,6 +188,14 @@ def _own_sequence(state, qkv, stride, tile, SPLIT: tl.constexpr):
     return state, qkv, first_token, count, cached
 
 
+@triton.constexpr_function
+def ends_early(splits):
+    """Whether programs of an empty KV split end at once, and others request what they read before they wait.
+    With many splits, of a large cache, steps of one token are slower so.
+    """
+    return splits <= EARLY_SPLITS
+
+
 @triton.jit
 def _prefetch(cache, pages, head, first, last, position, rope, ATTENTION: tl.constexpr, SPLIT: tl.constexpr):
     """Request what a program reads besides the projection for the L2 cache: the first tile of cached
@@ -229,27 +239,54 @@ def decode_attention_kernel(
         cached, end, split, SPLITS, SPLIT.positions, ATTENTION.window, ATTENTION.is_chunked
     )
     used = tl.minimum(used + 1, SPLITS)
-    if split < used:
-        pages = cache.pages
-        if SPLIT.is_batch:
-            pages += tile * cache.page_stride
-        first_result = tile if SPLIT.is_batch else first_token
-        _attend_split(
-            rows, stride, cache, pages, own, rope, scale, cap, results, (head, split, first, last, used),
-            (first_token, first_result, count, cached), ATTENTION, SPLIT, DEPENDENT,
+    part, tokens = (head, split, first, last, used), (first_token, count, cached)
+    if ends_early(SPLIT.splits):
+        if split < used:
+            _attend_and_combine(
+                qkv, rows, stride, cache, own, rope, scale, cap, results, (out, flat, sinks), part, tokens,
+                ATTENTION, SPLIT, (OUT, DIRECT), DEPENDENT,
+            )  # fmt: skip
+    else:
+        _attend_and_combine(
+            qkv, rows, stride, cache, own, rope, scale, cap, results, (out, flat, sinks), part, tokens,
+            ATTENTION, SPLIT, (OUT, DIRECT), DEPENDENT,
         )  # fmt: skip
-        if SPLIT.combines:
-            tl.debug_barrier()
-            arrived = results.arrived + tile * ATTENTION.kv_heads + head
-            if tl.atomic_add(arrived, 1, sem="acq_rel") == used - 1:
-                tl.store(arrived, 0)
-                ROWS: tl.constexpr = padded_group(ATTENTION.group)
-                # Splits whose partial results are loaded together; more would not fit into registers.
-                AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
-                combine_splits(
-                    results, out, flat, sinks, qkv, stride, first_result, head, 0, used, ATTENTION, SPLIT,
-                    OUT, DIRECT, ROWS, AT_ONCE,
-                )  # fmt: skip
+
+
+@triton.jit
+def _attend_and_combine(
+    qkv, rows, stride, cache, own, rope, scale, cap, results, output, part, tokens, ATTENTION: tl.constexpr,
+    SPLIT: tl.constexpr, OUTPUT: tl.constexpr, DEPENDENT: tl.constexpr,
+):  # fmt: skip
+    """Attention to a KV split; the last program of a KV head and its tokens adds up the splits.
+
+    `rows`, `own`: rows and words of its sequence; `output`: activations, floats and sinks; the others as of
+    `_attend_split`.
+    """
+    SPLITS: tl.constexpr = SPLIT.splits
+    head, used = part[0], part[4]
+    first_token, count, cached = tokens
+    tile, pages = tl.program_id(2), cache.pages
+    if SPLIT.is_batch:
+        pages += tile * cache.page_stride
+    first_result = tile if SPLIT.is_batch else first_token
+    _attend_split(
+        rows, stride, cache, pages, own, rope, scale, cap, results, part,
+        (first_token, first_result, count, cached), ATTENTION, SPLIT, DEPENDENT,
+    )  # fmt: skip
+    if SPLIT.combines:
+        tl.debug_barrier()
+        arrived = results.arrived + tile * ATTENTION.kv_heads + head
+        programs = used if ends_early(SPLIT.splits) else SPLITS
+        if tl.atomic_add(arrived, 1, sem="acq_rel") == programs - 1:
+            tl.store(arrived, 0)
+            ROWS: tl.constexpr = padded_group(ATTENTION.group)
+            # Splits whose partial results are loaded together; more would not fit into registers.
+            AT_ONCE: tl.constexpr = SPLITS if SPLITS * ROWS <= 64 else 64 // ROWS if ROWS < 16 else 4
+            combine_splits(
+                results, output[0], output[1], output[2], qkv, stride, first_result, head, 0, used, ATTENTION,
+                SPLIT, OUTPUT[0], OUTPUT[1], ROWS, AT_ONCE,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -273,7 +310,8 @@ def _attend_split(
     token = first_token + row // GROUP
     is_query = (row < GROUP * SPLIT.query_tokens) & (token < TOKENS)
     position = tl.load(state + POSITIONS_AT + token, mask=is_query, other=0)
-    _prefetch(cache, pages, head, first, last, position, rope, ATTENTION, SPLIT)
+    if ends_early(SPLIT.splits):
+        _prefetch(cache, pages, head, first, last, position, rope, ATTENTION, SPLIT)
     wait_for_producers(DEPENDENT)
     queries = _step_queries(
         qkv, stride, state, rope, head, token, row % GROUP, is_query, position, count, ATTENTION, TOKENS
@@ -297,7 +335,8 @@ def _attend_split(
     )  # fmt: skip
     result = first_result + row // GROUP
     part = parts_of(result, head, row % GROUP, ATTENTION, SPLIT) + split * padded_group(GROUP)
-    _store_part(results, part, is_query, highest, total, attn_out, DIMENSIONS)
+    stored = is_query if ends_early(SPLIT.splits) else is_query & (split < used)
+    _store_part(results, part, stored, highest, total, attn_out, DIMENSIONS)
 
 
 @triton.jit
