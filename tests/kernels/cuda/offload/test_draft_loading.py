@@ -59,6 +59,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         assert isinstance(speculator.drafter.engine.backend, CudaBackend)
         controller = speculator.controllers["greedy"]
         controller.length = lambda limit: max(0, min(limit, 3))
+        controller.longest = lambda length, limit: length
         controller.min_probs = lambda length: (0.0, 0.0)
         actual = model.generate(ids, max_tokens=6, temperature=0.0)
         assert actual.ids == expected
@@ -68,6 +69,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
         controller = speculator.controllers["seeded"]
         lengths = iter((0, 2, 0, 0, 0))
         controller.length = lambda limit: min(limit, next(lengths))
+        controller.longest = lambda length, limit: length
         controller.min_probs = lambda length: (0.0, 0.0)
         assert model.generate(ids, max_tokens=6, temperature=0.8, seed=3).ids == sampled
         completions = model.generate(ids, n=2, max_tokens=3, temperature=0.0)
@@ -121,6 +123,7 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
         assert " and the draft model; " in model.details[0]
         controller = speculator.controllers["greedy"]
         controller.length = lambda limit: max(0, min(limit, 2))
+        controller.longest = lambda length, limit: length
         controller.min_probs = lambda length: (0.0, 0.0)
         drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
         assert drafted.speed.accepted_share is not None
