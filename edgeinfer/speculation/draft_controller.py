@@ -28,6 +28,8 @@ PRIOR, PRIOR_WEIGHT = 0.75, 5.0
 """The acceptance of published heads' first tokens, and how many tokens it counts for."""
 MEMORY = 0.97
 """Weight of the acceptance so far after one more draft token."""
+MIN_SHARE = 0.01
+"""Lower probabilities, and lower accepted shares of what they promise, count as this."""
 GAIN_MEMORY, GAIN_WEIGHT = 0.95, 4.0
 """Weight of the gain so far after one more draft, and the cost that counts before the first one."""
 LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
@@ -47,6 +49,22 @@ class DraftStats:
     account: float
 
 
+class RunningRatio:
+    """The ratio of two sums, in which earlier terms count less each time."""
+
+    def __init__(self, memory: float, part: float, whole: float) -> None:
+        self._memory, self._part, self._whole = memory, part, whole
+
+    def record(self, part: float, whole: float) -> None:
+        """Add a term to each sum."""
+        self._part = self._memory * self._part + part
+        self._whole = self._memory * self._whole + whole
+
+    @property
+    def value(self) -> float:
+        return self._part / self._whole
+
+
 class Acceptance:
     """How often draft tokens are accepted, given that those before them are: of a text, which changes soon,
     times what is typical of each level of a draft. A draft head's further tokens are right less often.
@@ -60,19 +78,18 @@ class Acceptance:
 
     @property
     def rate(self) -> float:
-        return self._accepted / self._verified
+        return self._rate.value
 
     def begin(self, rate: float) -> None:
         """Start from an assumed rate, of tokens that could be drafted."""
-        self._accepted, self._verified = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
+        self._rate = RunningRatio(MEMORY, PRIOR_WEIGHT * rate, PRIOR_WEIGHT)
 
     def record(self, level: int, *, accepted: bool) -> None:
         """Record a verified token."""
         level = min(level, MAX_DRAFTED - 1)
         self._right[level] = LEVEL_MEMORY * self._right[level] + accepted
         self._expected[level] = LEVEL_MEMORY * self._expected[level] + self.rate
-        self._accepted = MEMORY * self._accepted + accepted
-        self._verified = MEMORY * self._verified + 1
+        self._rate.record(accepted, 1)
 
     @property
     def shares(self) -> list[float]:
@@ -82,41 +99,6 @@ class Acceptance:
             before = (right + LEVEL_PRIOR * before) / (expected + LEVEL_PRIOR)
             shares.append(before)
         return shares
-
-
-class RecentGain:
-    """The speed of the last drafts and their forwards, relative to baseline decoding; little after few."""
-
-    def __init__(self) -> None:
-        self._tokens = self._cost = GAIN_WEIGHT
-
-    def record(self, tokens: float, cost: float) -> None:
-        """Record the tokens of a step, and its cost in tokens of baseline decoding."""
-        self._tokens = GAIN_MEMORY * self._tokens + tokens
-        self._cost = GAIN_MEMORY * self._cost + cost
-
-    @property
-    def gain(self) -> float:
-        return self._tokens / self._cost
-
-
-class Sureness:
-    """How many draft tokens are accepted, of those that their probabilities promise; at first as many as of a
-    drafter that is always sure.
-    """
-
-    def __init__(self) -> None:
-        self._accepted, self._expected = PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT
-
-    def record(self, expected: float, *, accepted: bool) -> None:
-        """Record a verified token and its expected acceptance."""
-        self._expected = MEMORY * self._expected + expected
-        self._accepted = MEMORY * self._accepted + accepted
-
-    @property
-    def right_share(self) -> float:
-        """The accepted share of the expected tokens, at most 1."""
-        return min(1.0, max(0.01, self._accepted) / max(0.01, self._expected))
 
 
 def expected_tokens(rate: float, shares: Sequence[float]) -> list[float]:
@@ -146,10 +128,12 @@ class DraftController:
         """The share of tokens that are in the short vocabulary."""
         self._trust = 1.0
         """Exponent of the drafter's probabilities that makes them match the acceptance."""
-        self._sureness = Sureness()
-        self._gain = 1.0
-        """The predicted speed of the last draft, relative to baseline decoding."""
-        self._recent = RecentGain()
+        self._right = RunningRatio(MEMORY, PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        """The accepted share of the draft tokens that their probabilities promise; at first that of a drafter
+        that is always sure.
+        """
+        self._recent = RunningRatio(GAIN_MEMORY, GAIN_WEIGHT, GAIN_WEIGHT)
+        """The speed of the last drafts and their forwards, relative to baseline decoding; at first 1."""
         self._is_cold = False
 
     @property
@@ -211,7 +195,7 @@ class DraftController:
             self._accepted.record(index, accepted=index < accepted)
         for index, prob in enumerate(probs[: accepted + 1]):
             expected = prob**self._trust
-            self._sureness.record(expected, accepted=index < accepted)
+            self._right.record(index < accepted, max(MIN_SHARE, expected))
             surprise = expected - (index < accepted)
             self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
 
@@ -254,8 +238,8 @@ class DraftController:
         A drafter that is surer than it is right doesn't end a draft in time: token i then is reached with the
         i-th power of its accepted share of what it expects.
         """
-        right = self._sureness.right_share
-        worth = min(1.0, (self.costs.row(limit) + self.costs.token) * self._gain)
+        right = min(1.0, max(MIN_SHARE, self._right.value))
+        worth = min(1.0, (self.costs.row(limit) + self.costs.token) * self._recent.value)
         reached = limit if right**limit >= worth else int(math.log(worth) / math.log(right))
         return max(length, min(limit, reached))
 
@@ -280,9 +264,8 @@ class DraftController:
         """
         rates = _rates(tokens, seconds)
         best = rates.index(max(rates))
-        if best == 0 and len(rates) > 1 and self._recent.gain > 1:
+        if best == 0 and self._recent.value > 1:
             best = 1
-        self._gain = self._recent.gain
         self.account = min(self.account, MAX_CREDIT if best else PROBE_CREDIT)
         if self.is_profitable:
             self._owed, self._deficit = 0.0, MAX_DEFICIT
@@ -307,7 +290,7 @@ class DraftController:
         """Minimum probabilities of being reached that pay for verifying a draft token, and for drafting
         another one after it; of drafts for several texts.
         """
-        rate = self._gain * texts / self.costs.relative(texts)
+        rate = self._recent.value * texts / self.costs.relative(texts)
         row = self.costs.row(length, texts) * rate
         further = (self.costs.token / texts * rate + row) / max(self.acceptance, 0.1)
         return min(1.0, row) ** (1 / self._trust), min(1.0, further) ** (1 / self._trust)

@@ -199,7 +199,7 @@ class Speculator:
 
     def _request(self, length: int, limit: int, params: SamplingParams, vocabulary: int) -> DraftRequest:
         """A request for a chain of `length` tokens, or a longer one if the drafter ends it itself; or for a
-        tree if the drafter makes some. While drafting isn't known to pay, they have at most `length` levels.
+        tree if the drafter makes some: while drafting isn't known to pay, of at most this many levels.
         `vocabulary`: as of the request.
         """
         controller, width = self.controller_of(params), self._tree_width
@@ -267,7 +267,7 @@ class Speculator:
         """
         begin = time.perf_counter()
         tree = TreePass.of(self._engine, draft)
-        if tree is None and draft.parents:
+        if tree is None:
             draft = draft.chain
         tokens = None if needs_logits else self._found_on_device(draft, tree, history, sampler, end_ids)
         if tokens is None:

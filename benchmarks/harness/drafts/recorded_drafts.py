@@ -15,7 +15,7 @@ from edgeinfer.loading.loading import load
 from edgeinfer.model import Model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController
-from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MeasuredCosts
+from edgeinfer.speculation.draft_costs import MAX_DRAFTED, DraftCosts, MeasuredCosts
 from edgeinfer.speculation.drafter import Draft, DraftRequest
 from harness.drafts.comparison import STORY_START, report
 
@@ -87,22 +87,16 @@ Length = Callable[[DraftController], int]
 """The most tokens of the next draft."""
 
 
-@dataclass(frozen=True)
-class Clock:
-    """Seconds of steps and of drafts."""
+def costs_of(measured: MeasuredCosts) -> DraftCosts:
+    """The clock of a replay: it isn't updated."""
+    costs = DraftCosts()
+    costs.begin(measured)
+    return costs
 
-    costs: MeasuredCosts
 
-    def forward(self, rows: int) -> float:
-        """Of a step of this many tokens, interpolated."""
-        known = self.costs.passes
-        below, above = max(n for n in known if n <= rows), min(n for n in known if n >= rows)
-        share = (rows - below) / max(1, above - below)
-        return known[below] + share * (known[above] - known[below])
-
-    def draft(self, made: int) -> float:
-        """Of a draft of at least one token."""
-        return self.costs.draft + made * (self.costs.drafted_token or 0.0)
+def seconds_of(costs: DraftCosts, made: int, kept: int) -> tuple[float, float]:
+    """Of a draft of some tokens, and of the forward that verifies those that are kept."""
+    return costs.fixed + made * costs.each, costs.relative(1 + kept)
 
 
 def ended(probs: Sequence[float], length: int, least: float, least_to_continue: float) -> tuple[int, int]:
@@ -117,22 +111,22 @@ def ended(probs: Sequence[float], length: int, least: float, least_to_continue: 
     return length, length
 
 
-def constant(recordings: Sequence[Recording], clock: Clock, length: int) -> float:
+def constant(recordings: Sequence[Recording], measured: MeasuredCosts, length: int) -> float:
     """The speed with drafts of a constant length, relative to baseline decoding."""
-    tokens, seconds = 0, 0.0
+    tokens, seconds, cycle = 0, 0.0, sum(seconds_of(costs_of(measured), length, length))
     for recording in recordings:
         at = 0
         while at < len(recording.drafts):
             at += 1 + recording.accepted(at, length)
-            seconds += clock.forward(1 + length) + clock.draft(length)
+            seconds += cycle
         tokens += at
     return tokens / seconds
 
 
-def controlled(recordings: Sequence[Recording], clock: Clock, length_of: Length) -> float:
+def controlled(recordings: Sequence[Recording], measured: MeasuredCosts, length_of: Length) -> float:
     """The speed with a controller, which knows the costs at first, relative to baseline decoding."""
-    controller, tokens, seconds = DraftController(), 0, 0.0
-    controller.costs.begin(clock.costs)
+    controller, clock, tokens, seconds = DraftController(), costs_of(measured), 0, 0.0
+    controller.costs.begin(measured)
     for recording in [*recordings] * PASSES:
         at = 0
         while at < len(recording.drafts):
@@ -145,7 +139,7 @@ def controlled(recordings: Sequence[Recording], clock: Clock, length_of: Length)
             probs = recording.drafts[at].probs
             made, kept = ended(probs, length, *controller.min_probs(length))
             accepted = recording.accepted(at, kept)
-            draft, forward = clock.draft(made), clock.forward(1 + kept)
+            draft, forward = seconds_of(clock, made, kept)
             controller.record_step(accepted + 1, 1 + kept, made, draft, forward)
             controller.record_accepted(kept, accepted, probs[:kept])
             at, seconds = at + 1 + accepted, seconds + draft + forward
@@ -173,10 +167,9 @@ def table(tokens: int) -> str:
             report(f"drafts after each token of {name}")
             recorded[name] = [Recording.of(model, prompt, tokens) for prompt in prompts]
     for name, costs in COSTS.items():
-        clock = Clock(costs)
         for kind, recordings in recorded.items():
-            best = max(constant(recordings, clock, length) for length in range(1, MAX_DRAFTED + 1))
-            short, long = (controlled(recordings, clock, length_of) for length_of in (best_of_all, longest))
+            best = max(constant(recordings, costs, length) for length in range(1, MAX_DRAFTED + 1))
+            short, long = (controlled(recordings, costs, length_of) for length_of in (best_of_all, longest))
             speeds = [f"{speed:.2f}x" for speed in (best, short, long)]
             rows.append([name, kind, *speeds, f"{long / short:.3f}"])
     head = ["costs", "texts", "best constant length", "ended, of the best length", "ended, longer", "gain"]

@@ -122,6 +122,13 @@ def test_a_drafter_that_is_too_sure_ends_no_draft_in_time(prob: float, longest: 
     assert (best, controller.longest(best, MAX_DRAFTED)) == (4, longest)
 
 
+def test_probabilities_of_0_give_no_longer_drafts() -> None:
+    controller = profitable()
+    for _ in range(50_000):
+        controller.record_accepted(1, 0, [0.0])
+    assert controller.longest(1, MAX_DRAFTED) == 1
+
+
 def test_the_first_draft_is_a_short_probe() -> None:
     controller = new_controller()
     assert controller.length(7) == 1

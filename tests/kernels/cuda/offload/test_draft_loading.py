@@ -15,6 +15,7 @@ from edgeinfer_kernels.cuda.cache.layout import TEXT
 from edgeinfer_kernels.sizes.cuda_buffers import ALL_STEP_SIZES, COMMON_STEP_SIZES
 from edgeinfer_offload.planner import placement_problem
 from edgeinfer_offload.runtime.split_backend import SplitBackend
+from tests.edgeinfer.speculation.test_drafting import draft_always
 from tests.kernels.cuda.offload.conftest import MIB, gpu_bytes, model_file
 from tests.model_zoo import ZOO
 
@@ -57,10 +58,7 @@ def test_a_draft_is_on_the_gpu_if_its_target_is_there_entirely(
     with edgeinfer.load(path, draft=str(path), **loading) as model:
         speculator: Any = model.speculator
         assert isinstance(speculator.drafter.engine.backend, CudaBackend)
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda limit: max(0, min(limit, 3))
-        controller.longest = lambda length, limit: length
-        controller.min_probs = lambda length: (0.0, 0.0)
+        draft_always(speculator.controllers["greedy"], 3)
         actual = model.generate(ids, max_tokens=6, temperature=0.0)
         assert actual.ids == expected
         assert actual.speed.accepted_share == 1.0  # it is the model itself
@@ -121,10 +119,7 @@ def test_a_draft_of_a_split_model_is_on_the_planned_device(
         assert isinstance(backend, CudaBackend)
         assert backend.nbytes <= drafts[0].bytes
         assert " and the draft model; " in model.details[0]
-        controller = speculator.controllers["greedy"]
-        controller.length = lambda limit: max(0, min(limit, 2))
-        controller.longest = lambda length, limit: length
-        controller.min_probs = lambda length: (0.0, 0.0)
+        draft_always(speculator.controllers["greedy"], 2)
         drafted = model.generate([5, 9], max_tokens=3, temperature=0.0)
         assert drafted.speed.accepted_share is not None
         model.speculator = None
