@@ -1,9 +1,14 @@
-"""The arguments of the kernels of the embedding's block kinds.
+"""The arguments of the kernels of the embedding's block kinds, and of drafts whose input one of these reads.
 
 Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
 """
 
-from edgeinfer_kernels.cpu.runtime.block_args import Input, Matrix, Norm
+import ctypes
+from typing import Annotated, Any
+
+from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_TOKENS
+from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, Input, Matrix, Norm
+from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs
 from edgeinfer_kernels.cpu.runtime.structure import Int, Structure, structure
 
 
@@ -132,3 +137,73 @@ class AssistantInputArgs(Structure):
     post: Matrix
     scratch: Int
     scratch_stride: Int
+
+
+@structure()
+class VerifyingArgs(Structure):
+    """The step of a target that verifies a draft: its embedding, all layers, the head and `best_tokens_block`
+    as a schedule. step_args: one for each kind of RoPE; head_step: that of the head. ids: the int64 tokens
+    that the embedding reads; best: those that the step finds after each. x: the rows after the last layer;
+    norm: the one before the head.
+    """
+
+    schedule: Annotated[int, ScheduleStep]
+    steps: Int
+    step_args: Annotated[int, DraftStepArgs]
+    step_arg_count: Int
+    head_step: Annotated[int, StepArgs]
+    ids: Int
+    best: Int
+    x: Int
+    x_stride: Int
+    norm: Norm
+
+
+@structure()
+class DraftCycleArgs(Structure):
+    """What a draft and its step have found: `count` draft tokens with their probabilities, and the `produced`
+    tokens that follow the text, int64: the right ones of the draft and the token after them.
+    """
+
+    count: Int
+    produced: Int
+    ids: Annotated[Any, ctypes.c_int64 * MAX_DRAFT_TOKENS]
+    found: Annotated[Any, ctypes.c_int64 * MAX_DRAFT_TOKENS]
+    probs: Annotated[Any, ctypes.c_float * MAX_DRAFT_TOKENS]
+
+
+@structure()
+class DraftCyclesArgs(Structure):
+    """Several drafts of a head, each with the step of its target that verifies it.
+
+    given: the int64 tokens that the head reads before a draft, at `head_start`, `given_count` of them;
+    head_stride: bytes between its rows. input: where the head reads the target's states; states: where those
+    of the tokens of the next step are written, `states_stride` bytes apart. start: position of the last token
+    of the text in the target. longest: tokens of a draft at most; limit: of the next one, if fewer tokens are
+    left of the completion. end_ids: `end_count` int64 tokens that end the run. clock_function, clock_id: the
+    C function that writes the time, and its first argument, if that is not negative; times: 16 bytes of each
+    time: the begin of the run, and the ends of each draft and of each step. Initial values: cycles 0,
+    is_running 1, and those of `draft`.
+    """
+
+    draft: Annotated[int, DraftArgs]
+    target: Annotated[int, VerifyingArgs]
+    input: Annotated[int, DraftInputArgs]
+    given: Int
+    given_count: Int
+    head_start: Int
+    head_stride: Int
+    states: Int
+    states_stride: Int
+    start: Int
+    longest: Int
+    limit: Int
+    end_ids: Int
+    end_count: Int
+    clock_function: Int
+    clock_id: Int
+    times: Int
+    results: Annotated[int, DraftCycleArgs]
+    max_cycles: Int
+    cycles: Int
+    is_running: Int
