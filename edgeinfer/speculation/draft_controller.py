@@ -222,7 +222,7 @@ class DraftController:
 
     def _seconds(self, longest: int) -> list[float]:
         """Seconds of a step for one text with drafts of 0, 1, 2… tokens."""
-        return [self.costs.forward(1 + n) + self.costs.draft(n) for n in range(longest + 1)]
+        return self.costs.steps(longest)
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""

@@ -260,7 +260,7 @@ class Speculator:
         begin, params = time.perf_counter(), sampler.settings
         controller, most = self.controller_of(params), self.drafter.max_cycles(self._engine)
         limit = min(max_tokens, self._engine.context - len(history) - MAX_DRAFTED)
-        if limit < 1 or min(most, controller.cycles(0)) < MIN_CYCLES or self._tree_width > 1:
+        if limit < 1 or most < MIN_CYCLES or not controller.is_profitable or self._tree_width > 1:
             return []
         length = controller.length(limit)
         cycles = min(most, controller.cycles(length))
@@ -285,20 +285,23 @@ class Speculator:
         """Record a cycle as `draft` and `verify` would; its tokens. `unread`: those that the drafter had to
         process first; `more`: seconds that the cycle took besides.
         """
-        drafted, kind = len(cycle.ids), self._kind(sampler.settings)
-        tokens = [SampledToken(token, None, True) for token in cycle.found]
-        accepted = len(tokens)
-        if accepted > drafted or cycle.ids[accepted - 1] != cycle.found[-1]:
-            accepted -= 1
-            tokens[-1] = SampledToken(cycle.found[-1], None)
-        for token in cycle.found:
+        ids, probs, found, draft_seconds, seconds = cycle
+        drafted, accepted, last = len(ids), len(found) - 1, found[-1]
+        tokens = [SampledToken(token, None, True) for token in found]
+        if accepted < drafted and ids[accepted] == last:  # an end token
+            accepted += 1
+        else:
+            tokens[-1] = SampledToken(last, None)
+        for token in found:
             sampler.accept(token)
-        made, costs = max(1, drafted), self.controllers[kind].costs
-        longest = costs.max_draft(made, unread) or cycle.draft_seconds
-        self._drafting = made, min(cycle.draft_seconds, longest)
-        self._record(Draft(cycle.ids, probs=cycle.probs), tokens, accepted, cycle.step_seconds + more, kind)
+        kind, made = self._kind(sampler.settings), max(1, drafted)
+        controller = self.controllers[kind]
+        draft_seconds = min(draft_seconds, controller.costs.max_draft(made, unread) or draft_seconds)
+        controller.record_step(len(found), 1 + drafted, made, draft_seconds, seconds + more)
         if drafted:
-            count.add(drafted, accepted, len(tokens))
+            missed = accepted < len(found) and self.vocabularies[kind].misses(last, controller)
+            controller.record_accepted(drafted, accepted, probs, missed=missed)
+            count.add(drafted, accepted, len(found))
         return tokens
 
     def record_baseline(self, sampler: Sampler, seconds: float) -> None:

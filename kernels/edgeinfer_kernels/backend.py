@@ -316,8 +316,8 @@ class Backend(Protocol[X]):
         draft after what that step has found, and so on, in one call. A step with a logit that isn't finite
         ends the run, and is left out; other cycles are at most `run.max_cycles`.
 
-        Both backends have the capability `max_draft_cycles` and the same thread pool. Their caches then hold what
-        the same drafts and steps leave one by one.
+        Both backends have the capability `max_draft_cycles` and the same thread pool. Their caches then hold
+        what the same drafts and steps leave one by one.
         """
         _refuse(self)
 

@@ -78,9 +78,9 @@ class DraftCycle(NamedTuple):
     right tokens of the draft, and the one after them. The seconds of both.
     """
 
-    ids: tuple[int, ...]
-    probs: tuple[float, ...]
-    found: tuple[int, ...]
+    ids: list[int]
+    probs: list[float]
+    found: list[int]
     draft_seconds: float
     step_seconds: float
 

@@ -197,9 +197,7 @@ class DraftHead(LoopDrafter):
         """As `Drafter.max_cycles`: of the target's text, if both run on the same threads."""
         return self._max_cycles if engine is self._target else 0
 
-    def run_cycles(
-        self, history: Sequence[int], request: Requested, limits: CycleLimits
-    ) -> list[DraftCycle]:
+    def run_cycles(self, history: Sequence[int], request: Requested, limits: CycleLimits) -> list[DraftCycle]:
         """As `Drafter.run_cycles`."""
         observed, sampling = self._observed, self._sampling_of(request.params)
         assert isinstance(observed, ObservedStates)

@@ -156,8 +156,9 @@ def test_a_chat_continues_after_a_run(plain: Model, running: Model) -> None:
 def test_a_cancelled_stream_leaves_a_cache_that_is_continued(plain: Model, running: Model) -> None:
     always_run(running, 4, 8)
     for tokens in (1, 2, 7, 12):
-        with running.stream(PROMPTS[0], max_tokens=60, temperature=0.0) as stream:
-            taken = [token.id for token, _ in zip(stream, range(tokens), strict=False)]
+        stream = running.stream(PROMPTS[0], max_tokens=60, temperature=0.0)
+        taken = [next(stream).id for _ in range(tokens)]
+        stream.cancel()
         ids = [*running.tokenizer.encode(PROMPTS[0]), *taken[:-1], 5]
         both(plain, running, ids, max_tokens=20)
 
@@ -203,9 +204,21 @@ def test_what_needs_logits_or_samples_has_no_runs(
     assert not runs
 
 
-@pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
-def test_caches_with_recent_positions_have_no_runs(runs: Runs, kv: str) -> None:
-    with edgeinfer.load("tiny", draft="mtp", threads=1, kv=kv, **CPU) as model:
+@pytest.mark.parametrize("kv", ["f16", "q8_0", "q4_0", "q8_0/q4_0"])
+def test_caches_of_all_types_have_runs(runs: Runs, kv: str) -> None:
+    settings: dict[str, Any] = {**CPU, "kv": kv, "threads": 1}
+    with (
+        edgeinfer.load("tiny", draft=None, **settings) as plain,
+        edgeinfer.load("tiny", draft="mtp", **settings) as model,
+    ):
+        always_run(model, 3, 8)
+        for prompt in PROMPTS:
+            both(plain, model, prompt, max_tokens=50)
+    assert runs
+
+
+def test_recent_positions_in_f16_have_no_runs(runs: Runs) -> None:
+    with edgeinfer.load("tiny", draft="mtp", threads=1, kv="q4_0+f16", **CPU) as model:
         always_run(model, 3, 8)
         assert model.generate(PROMPTS[0], max_tokens=30, temperature=0.0).speed.accepted_share
     assert not runs

@@ -73,7 +73,7 @@ class Pair:
         while right < len(drafted.ids) and best[right] == drafted.ids[right] and best[right] not in ends:
             right += 1
         self.text += best[: right + 1]
-        return DraftCycle(tuple(drafted.ids), tuple(drafted.probs), tuple(best[: right + 1]), 0.0, 0.0)
+        return DraftCycle(drafted.ids, drafted.probs, best[: right + 1], 0.0, 0.0)
 
     def run(self, request: DraftRequest, limit: int, ends: frozenset[int], cycles: int) -> list[DraftCycle]:
         tokens, start = self.given(), len(self.text) - 1
@@ -102,7 +102,11 @@ def built_in_pair(threads: int) -> Pair:
     config = read_config(file)
     spec, weights = config.specification(), read_weights(file, config)
     draft_head = read_draft_head(head_file, config, weights)
-    units = [*kernel_units(weights), *kernel_units(draft_head.weights), *row_units([weights.token_embd.format])]
+    units = [
+        *kernel_units(weights),
+        *kernel_units(draft_head.weights),
+        *row_units([weights.token_embd.format]),
+    ]
     kernels = built_kernels(BEST, list(dict.fromkeys(units)))
     state = DecoderState.allocate(spec, CONTEXT, "f16")
     target = CpuBackend(spec, weights, state, kernels, CpuOptions(64, threads))

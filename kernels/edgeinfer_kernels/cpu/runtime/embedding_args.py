@@ -3,10 +3,8 @@
 Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
 """
 
-import ctypes
-from typing import Annotated, Any
+from typing import Annotated
 
-from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, Input, Matrix, Norm
 from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs
 from edgeinfer_kernels.cpu.runtime.structure import Int, Structure, structure
@@ -160,19 +158,6 @@ class VerifyingArgs(Structure):
 
 
 @structure()
-class DraftCycleArgs(Structure):
-    """What a draft and its step have found: `count` draft tokens with their probabilities, and the `produced`
-    tokens that follow the text, int64: the right ones of the draft and the token after them.
-    """
-
-    count: Int
-    produced: Int
-    ids: Annotated[Any, ctypes.c_int64 * MAX_DRAFT_TOKENS]
-    found: Annotated[Any, ctypes.c_int64 * MAX_DRAFT_TOKENS]
-    probs: Annotated[Any, ctypes.c_float * MAX_DRAFT_TOKENS]
-
-
-@structure()
 class DraftCyclesArgs(Structure):
     """Several drafts of a head, each with the step of its target that verifies it.
 
@@ -182,8 +167,12 @@ class DraftCyclesArgs(Structure):
     of the text in the target. longest: tokens of a draft at most; limit: of the next one, if fewer tokens are
     left of the completion. end_ids: `end_count` int64 tokens that end the run. clock_function, clock_id: the
     C function that writes the time, and its first argument, if that is not negative; times: 16 bytes of each
-    time: the begin of the run, and the ends of each draft and of each step. Initial values: cycles 0,
-    is_running 1, and those of `draft`.
+    time: the begin of the run, and the ends of each draft and of each step.
+
+    The outputs are the number of `cycles`; for each of them the number of its draft tokens, which are in
+    order in `drafted` with their `probs`, and of the tokens that its step found after the text, which are in
+    `found`: the right ones of the draft and the one after them. All are int64, the probabilities float32.
+    Initial values: cycles, drafted_count and found_count 0, is_running 1, and those of `draft`.
     """
 
     draft: Annotated[int, DraftArgs]
@@ -203,7 +192,13 @@ class DraftCyclesArgs(Structure):
     clock_function: Int
     clock_id: Int
     times: Int
-    results: Annotated[int, DraftCycleArgs]
+    draft_lengths: Int
+    step_lengths: Int
+    drafted: Int
+    probs: Int
+    found: Int
     max_cycles: Int
     cycles: Int
+    drafted_count: Int
+    found_count: Int
     is_running: Int

@@ -54,10 +54,10 @@ def begin_step(block):
 @device_function
 def ends_text(block, token):
     """Whether a token ends the completion."""
+    is_end = False
     for i in range(block.end_count):
-        if load_i64(block.end_ids + 8 * i) == token:
-            return True
-    return False
+        is_end = is_end or load_i64(block.end_ids + 8 * i) == token
+    return is_end
 
 
 @device_function
@@ -84,13 +84,17 @@ def keep_cycle(block, produced):
     """Write what the cycle has found, and the target's states of the tokens that are kept."""
     draft = block.draft
     target = block.target
-    result = block.results[block.cycles]
-    result.count = draft.count
-    result.produced = produced
-    copy_ids(draft.ids, result.ids, draft.count)
-    copy_ids(target.best, result.found, produced)
-    for i in range(draft.count):
-        store_f32(result.probs + 4 * i, load_f32(draft.probs + 4 * i))
+    count = draft.count
+    drafted = block.drafted_count
+    found = block.found_count
+    store_i64(block.draft_lengths + 8 * block.cycles, count)
+    store_i64(block.step_lengths + 8 * block.cycles, produced)
+    copy_ids(draft.ids, block.drafted + 8 * drafted, count)
+    copy_ids(target.best, block.found + 8 * found, produced)
+    for i in range(count):
+        store_f32(block.probs + 4 * (drafted + i), load_f32(draft.probs + 4 * i))
+    block.drafted_count = drafted + count
+    block.found_count = found + produced
     for row in range(produced):
         out = block.states + row * block.states_stride
         normalize(target.norm, target.x + row * target.x_stride, out)
