@@ -12,7 +12,7 @@ from edgeinfer import Model
 from edgeinfer.engine.draft_verification import HeadRun
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.results import Generation
-from edgeinfer.speculation.draft_controller import DraftStats
+from edgeinfer.speculation.draft_controller import MAX_CREDIT, DraftStats
 from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 
@@ -32,6 +32,7 @@ def always_run(model: Model, length: int, cycles: int) -> None:
     assert model.speculator is not None
     for controller in model.speculator.controllers.values():
         setattr(controller, "cycles", lambda _: cycles)  # noqa: B010
+        controller.account = MAX_CREDIT
 
 
 class Runs(list[list[DraftCycle]]):
@@ -133,14 +134,15 @@ def test_counts_and_speeds_are_those_of_single_drafts(running: Model, runs: Runs
         assert getattr(many.speed, name) == getattr(single.speed, name)
 
 
-def test_acceptance_is_learned_as_from_single_drafts(running: Model) -> None:
+def test_acceptance_is_learned_as_from_single_drafts(running: Model, runs: Runs) -> None:
     assert running.speculator is not None
     controller, found = running.speculator.controllers["greedy"], list[tuple[float, float]]()
     for cycles in (1, 6):
         always_run(running, 3, cycles)
-        controller.begin(DraftStats(0.5, 1.0, 0.0))
+        controller.begin(DraftStats(0.5, 1.0, MAX_CREDIT))
         running.generate(PROMPTS[0], max_tokens=50, temperature=0.0)
         found.append((controller.stats.acceptance, controller.stats.trust))
+        assert bool(runs) == (cycles > 1)
     assert found[1] == pytest.approx(found[0])
     assert found[0] != pytest.approx((0.5, 1.0))
 
