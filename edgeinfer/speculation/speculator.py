@@ -254,13 +254,13 @@ class Speculator:
         count: DraftCount,
     ) -> list[SampledToken]:
         """Draft after `history` and verify the drafts by the most probable tokens, several times in one call
-        without Python in between; the tokens that were found. None: a draft and its forward take too long for
-        that, or drafting isn't known to pay, or the drafter can't.
+        without Python in between; the tokens that were found. Nothing is done if the result is empty: a draft
+        and its forward take too long for that, or drafting isn't known to pay, or the drafter can't.
         """
         begin, params = time.perf_counter(), sampler.settings
         controller, most = self.controller_of(params), self.drafter.max_cycles(self._engine)
         limit = min(max_tokens, self._engine.context - len(history) - MAX_DRAFTED)
-        if limit < 1 or most < MIN_CYCLES or not controller.is_profitable or self._tree_width > 1:
+        if limit < 1 or min(most, controller.cycles(0)) < MIN_CYCLES or self._tree_width > 1:
             return []
         length = controller.length(limit)
         cycles = min(most, controller.cycles(length))
