@@ -1,7 +1,7 @@
 """Steps that verify drafts: what follows each token of a chain or of a tree, found where the logits are."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,23 @@ from edgeinfer_kernels.backend import PAGE, Backend, HiddenStates
 from edgeinfer_kernels.caches.ring_cache import RING_SPARE
 from edgeinfer_kernels.caches.tree_pages import tree_positions
 from edgeinfer_kernels.capabilities import Capabilities
-from edgeinfer_kernels.draft_loop import VerifyingStep
+from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftRequest, VerifyingStep
+
+
+class HeadRun(NamedTuple):
+    """The first draft of a run: what a draft head reads before it, from a position of its text on, and the
+    request, which is that of all further drafts.
+    """
+
+    backend: Backend[Any]
+    ids: Sequence[int]
+    start: int
+    request: DraftRequest
+
+
+def read_in(run: CyclesRequest, cycles: Sequence[DraftCycle]) -> list[int]:
+    """The tokens of the text that the target has read in a run."""
+    return [run.token, *(token for each in cycles for token in each.found)][:-1]
 
 
 class DraftVerification:
@@ -86,6 +102,18 @@ class DraftVerification:
             return None
         requests = expected_requests(self.backend, self._sampler, 1 + count) if self._sampler else ()
         return VerifyingStep(text[-1], self._make_room(text[-1:], count), requests)
+
+    def run_cycles(self, head: HeadRun, run: CyclesRequest) -> list[DraftCycle]:
+        """Let a head draft after the next token of the text, and verify the drafts, as
+        `Backend.draft_cycles`; the cache then holds the tokens that were found, except the last.
+        """
+        steps, self._sampler = run.max_cycles * (1 + len(head.request.min_probs)), None
+        self._make_room([run.token], min(run.limit, steps))
+        with DEVICE_FAILURES:
+            cycles = head.backend.draft_cycles(self.backend, head.ids, head.start, head.request, run)
+        if cycles:
+            self.cache.append(read_in(run, cycles))
+        return cycles
 
     def _make_room(self, ids: Sequence[int], more: int = 0) -> int:
         """Make room for the next tokens and `more`, which `_check` accepts; the position of the first."""

@@ -96,7 +96,12 @@ class SpeculativeDecode:
             controller.cooldown_tokens -= 1
             self._engine.pause_hidden(controller.cooldown_tokens)
             return [self._baseline.next(sequence, ahead=controller.cooldown_tokens > 0)]
-        draft = self._speculator.draft(ids, sampler, sequence.remaining - 1)
+        remaining = sequence.remaining - 1
+        if sequence.is_plain and sampler.takes_best:
+            tokens = self._speculator.run_cycles(ids, sampler, remaining, self._end_ids, self._count)
+            if tokens:
+                return tokens
+        draft = self._speculator.draft(ids, sampler, remaining)
         if draft.ids:
             return self._speculator.verify(
                 draft, ids, sampler, self._end_ids, self._count, needs_logits=not sequence.is_plain

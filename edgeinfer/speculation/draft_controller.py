@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, DraftCosts
+from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, RUN_SECONDS, DraftCosts
 
 PROBE_SHARE, MAX_DEFICIT = 0.009, 2.0
 """What drafting may lose per token, and at once while it is predicted to pay; in tokens of baseline
@@ -222,7 +222,7 @@ class DraftController:
 
     def _seconds(self, longest: int) -> list[float]:
         """Seconds of a step for one text with drafts of 0, 1, 2… tokens."""
-        return [self.costs.forward(1 + n) + self.costs.draft(n) for n in range(longest + 1)]
+        return self.costs.steps(longest)
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
@@ -230,6 +230,17 @@ class DraftController:
             return 0
         tokens = expected_tokens(self.acceptance, self.level_shares)
         return self._affordable(tokens, self._seconds(min(limit, MAX_DRAFTED)))
+
+    def cycles(self, length: int) -> int:
+        """How many drafts of `length` tokens, each with a forward, take RUN_SECONDS, and lose no more than
+        drafting may lose at once if no token is accepted; 0: their costs aren't known to be worth it.
+        """
+        if not self.is_profitable or self.costs.baselines_due:
+            return 0
+        seconds, baseline = self.costs.forward(1 + length) + self.costs.draft(length), self.costs.forward(1)
+        loss = max(0.0, seconds / baseline - 1)
+        at_most = (self.account + MAX_DEFICIT) / loss if loss else math.inf
+        return int(min(RUN_SECONDS / seconds, at_most))
 
     def longest(self, length: int, limit: int) -> int:
         """The most tokens of a draft, at most `limit`, if the drafter ends it where no other token pays;

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import add
 
 MAX_DRAFTED = 7
 """Maximum draft tokens per forward: with the token before them, the eight rows of one kernel call."""
@@ -17,6 +18,10 @@ evicted its data from the caches."""
 SAME_BASELINE, MAX_EVERY = 0.05, 256
 """While the baseline changes by no more than this share, it is timed half as often each time, at least after
 this many steps."""
+
+
+RUN_SECONDS = 0.008
+"""Of drafts and steps that are made in one run: a stream is as smooth, and Ctrl-C as quick, with these."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +148,13 @@ class DraftCosts:
     def forward(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows, at most MAX_ROWS."""
         return (self.baseline or 0.0) * self.relative(rows)
+
+    def steps(self, longest: int) -> list[float]:
+        """Seconds of drafts of 0, 1, 2… tokens for one text, each with its forward."""
+        baseline, fixed, token = self.baseline or 0.0, self.fixed, self.token
+        forwards = [baseline * relative for relative in self._relative[: longest + 1]]
+        drafts = [baseline * (fixed + count * token) for count in range(1, longest + 1)]
+        return [forwards[0], *(map(add, forwards[1:], drafts))]
 
     def row(self, length: int, texts: int = 1) -> float:
         """Relative cost of each further row of a forward with drafts for some texts: single measured ones are

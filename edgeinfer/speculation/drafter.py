@@ -4,13 +4,15 @@ A drafter may read the hidden states of its target: it names the layers in `hidd
 calls `observe` after each of its steps.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 if TYPE_CHECKING:  # options check for drafters, and sampling imports the options
     from edgeinfer.engine.hidden_states import HiddenStep
+    from edgeinfer.engine.protocols import Engine
     from edgeinfer.sampling import SamplingParams
     from edgeinfer.sampling.sampler import Distribution
+    from edgeinfer_kernels.draft_loop import DraftCycle
 
 
 class Draft(NamedTuple):
@@ -88,6 +90,16 @@ class DraftRequest(NamedTuple):
     """Only token ids below this may be drafted: the `short_vocabulary` of the drafter; 0: all."""
 
 
+class CycleLimits(NamedTuple):
+    """What ends a run of drafts and of the steps that verify them: `tokens`, of which each draft leaves place
+    for one more; one of the `end_ids` among those that were found; the number of `cycles`.
+    """
+
+    tokens: int
+    end_ids: Collection[int]
+    cycles: int
+
+
 class DraftText(NamedTuple):
     """One of several texts that are decoded together; `key` stays the same while the text grows."""
 
@@ -139,6 +151,19 @@ class Drafter(Protocol):
         an empty draft if there is none.
         """
         ...
+
+    def max_cycles(self, engine: "Engine") -> int:
+        """Maximum cycles of a call of `run_cycles`; 0: there are none."""
+        return 0
+
+    def run_cycles(
+        self, history: Sequence[int], request: DraftRequest, limits: CycleLimits
+    ) -> "list[DraftCycle]":
+        """Draft after `history`, whose tokens but the last one the engine has cached, let the engine verify
+        the draft with its most probable tokens, and go on after those, until `limits` end the run; the engine
+        then has cached all tokens but the last one. Nothing is done if the result is empty.
+        """
+        return []
 
     def prepare_each(self, texts: Sequence[DraftText]) -> list[bool]:
         """Read what is to be read of several texts before a draft, if there is much of it only a part; for

@@ -52,11 +52,7 @@ class LoopDrafter(AutoregressiveDrafter):
 
     def propose(self, history: Sequence[int], request: DraftRequest) -> Draft:
         """As `Drafter.propose`."""
-        params = request.params
-        if params is not self._params_of_loop:
-            self._params_of_loop = params
-            self._loop_sampling = DraftSampling() if self._only_greedy else draft_sampling(params)
-        sampling = self._loop_sampling
+        params, sampling = request.params, self._sampling_of(request.params)
         if not self.max_prompt or sampling is None or request.max_nodes:
             return super().propose(history, request)
         if not request.max_tokens:
@@ -68,6 +64,13 @@ class LoopDrafter(AutoregressiveDrafter):
             return Draft()
         distributions = _distributions(drafted) if is_sampled else None
         return Draft(tuple(drafted.ids), distributions, probs=tuple(drafted.probs), made=drafted.made)
+
+    def _sampling_of(self, params: SamplingParams) -> DraftSampling | None:
+        """The draft loop's sampling parameters; None: it can't draft for these."""
+        if params is not self._params_of_loop:
+            self._params_of_loop = params
+            self._loop_sampling = DraftSampling() if self._only_greedy else draft_sampling(params)
+        return self._loop_sampling
 
     def _loop_request(
         self, request: DraftRequest, sampling: DraftSampling, uniforms: Sequence[float]

@@ -11,11 +11,12 @@ from edgeinfer.sampling import Sampler, SamplingParams
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED, MAX_ROWS, MeasuredCosts
 from edgeinfer.speculation.draft_vocabulary import DraftVocabulary
-from edgeinfer.speculation.drafter import Draft, Drafter, DraftRequest, DraftText
+from edgeinfer.speculation.drafter import CycleLimits, Draft, Drafter, DraftRequest, DraftText
 from edgeinfer.speculation.last_text import LastText
 from edgeinfer.speculation.trees.tree_pass import TreePass
 from edgeinfer.speculation.trees.tree_shape import TreePlanner
 from edgeinfer.speculation.verification import accepted_path, path_of, verify
+from edgeinfer_kernels.draft_loop import DraftCycle
 
 BATCHED = "batched"
 KINDS = ("greedy", "seeded", "sampled", BATCHED)
@@ -27,6 +28,8 @@ ones are interpolated linearly, though on a GPU further rows cost in steps."""
 TREE_ROWS = (MAX_ROWS, 12)
 """Those of forwards that verify trees, which are timed too if the drafter makes some."""
 DRAFTS_MEASURED = 4
+MIN_CYCLES = 2
+"""Of a run: with one nothing is saved."""
 MEASURING_SECONDS = 0.15
 """No further measurement starts after this time."""
 
@@ -241,6 +244,65 @@ class Speculator:
             raise SettingError(
                 f"draft: {self.drafter.name} proposed {wrong[0]}, wanted a tree as `Draft` describes it"
             )
+
+    def run_cycles(
+        self,
+        history: Sequence[int],
+        sampler: Sampler,
+        max_tokens: int,
+        end_ids: Collection[int],
+        count: DraftCount,
+    ) -> list[SampledToken]:
+        """Draft after `history` and verify the drafts by the most probable tokens, several times in one call
+        without Python in between; the tokens that were found. Nothing is done if the result is empty: a draft
+        and its forward take too long for that, or drafting isn't known to pay, or the drafter can't.
+        """
+        begin, params = time.perf_counter(), sampler.settings
+        controller, most = self.controller_of(params), self.drafter.max_cycles(self._engine)
+        limit = min(max_tokens, self._engine.context - len(history) - MAX_DRAFTED)
+        if limit < 1 or min(most, controller.cycles(0)) < MIN_CYCLES or self._tree_width > 1:
+            return []
+        length = controller.length(limit)
+        cycles = min(most, controller.cycles(length))
+        if cycles < MIN_CYCLES:
+            return []
+        vocabulary = self.vocabularies[self._kind(params)].choose(history, controller)
+        request = self._request(length, limit, params, vocabulary)
+        found = self.drafter.run_cycles(history, request, CycleLimits(limit, end_ids, cycles))
+        if not found:
+            return []
+        spent = sum(each.draft_seconds + each.step_seconds for each in found)
+        more = max(0.0, time.perf_counter() - begin - spent) / len(found)
+        tokens, unread = [], self._unread_tokens(history)
+        for cycle in found:
+            tokens += self._verified(cycle, unread, more, sampler, count)
+            unread = len(cycle.found)
+        return tokens
+
+    def _verified(
+        self, cycle: DraftCycle, unread: int, more: float, sampler: Sampler, count: DraftCount
+    ) -> list[SampledToken]:
+        """Record a cycle as `draft` and `verify` would; its tokens. `unread`: those that the drafter had to
+        process first; `more`: seconds that the cycle took besides.
+        """
+        ids, probs, found, draft_seconds, seconds = cycle
+        drafted, accepted, last = len(ids), len(found) - 1, found[-1]
+        tokens = [SampledToken(token, None, True) for token in found]
+        if accepted < drafted and ids[accepted] == last:  # an end token
+            accepted += 1
+        else:
+            tokens[-1] = SampledToken(last, None)
+        for token in found:
+            sampler.accept(token)
+        kind, made = self._kind(sampler.settings), max(1, drafted)
+        controller = self.controllers[kind]
+        draft_seconds = min(draft_seconds, controller.costs.max_draft(made, unread) or draft_seconds)
+        controller.record_step(len(found), 1 + drafted, made, draft_seconds, seconds + more)
+        if drafted:
+            missed = accepted < len(found) and self.vocabularies[kind].misses(last, controller)
+            controller.record_accepted(drafted, accepted, probs, missed=missed)
+            count.add(drafted, accepted, len(found))
+        return tokens
 
     def record_baseline(self, sampler: Sampler, seconds: float) -> None:
         """Record the seconds of a forward without a draft."""

@@ -11,7 +11,7 @@ from edgeinfer_kernels.caches.layer_cache import LANES
 from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.decoder_state import DecoderState, PageParts, StatePool
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
 
 Activations = npt.NDArray[np.float32]
@@ -306,6 +306,18 @@ class Backend(Protocol[X]):
         finite.
 
         A backend may sample from fewer candidates than the sampling parameters allow; the result lists them.
+        """
+        _refuse(self)
+
+    def draft_cycles(
+        self, target: "Backend[X]", ids: Sequence[int], start: int, request: DraftRequest, run: CyclesRequest
+    ) -> list[DraftCycle]:
+        """As `draft` of a draft head, then the step of its target that verifies the draft, then the next
+        draft after what that step has found, and so on, in one call. A step with a logit that isn't finite
+        ends the run, and is left out; other cycles are at most `run.max_cycles`.
+
+        Both backends have the capability `max_draft_cycles` and the same thread pool. Their caches then hold
+        what the same drafts and steps leave one by one.
         """
         _refuse(self)
 

@@ -16,6 +16,8 @@ class Capabilities:
     - `padded_tokens`: number of positions that a step may write in all, if that is more than it has tokens.
     - `max_draft_prompt`: maximum tokens that `draft` evaluates before it drafts; 0: unsupported.
     - `ends_drafts`: `draft` makes no token after one that is too unlikely to be reached.
+    - `max_draft_cycles`: maximum drafts of one call of `draft_cycles`, of a draft head and its target which
+      both have this capability; 0: unsupported.
     - `kept_states`: number of last positions whose states after the final norm stay on the device, for a
       draft head there; 0: none.
     - `finds_best`: `best_ids` is supported.
@@ -41,6 +43,7 @@ class Capabilities:
     padded_tokens: int = 0
     max_draft_prompt: int = 0
     ends_drafts: bool = False
+    max_draft_cycles: int = 0
     kept_states: int = 0
     finds_best: bool = False
     starts_verification: bool = False

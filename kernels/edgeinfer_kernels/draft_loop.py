@@ -1,11 +1,13 @@
 """Request and result types of a backend that drafts several tokens in one call."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from edgeinfer_kernels.caches.state_rows import StateRows
 
 DRAFT_ROWS = 2048
 """The first rows of the output that a draft head is limited to are a multiple of this number."""
@@ -52,6 +54,35 @@ class DraftRequest(NamedTuple):
     sampling: DraftSampling
     uniforms: Sequence[float] = ()
     step: VerifyingStep | None = None
+
+
+class CyclesRequest(NamedTuple):
+    """Parameters of a run of at most `max_cycles` drafts, each of which is verified by a step of the target.
+
+    `start`: the position in the target of the text's last token, whose successors are drafted; `token`: this
+    token. `limit`: the first draft has at most as many tokens, a later one as many less as tokens were found
+    before it; the run ends where none is left. `end_ids`: after one of these tokens it ends, too. `states`:
+    where the states of the target are written, of the token at `start` and of those after it.
+    """
+
+    token: int
+    start: int
+    limit: int
+    end_ids: Collection[int]
+    max_cycles: int
+    states: StateRows
+
+
+class DraftCycle(NamedTuple):
+    """A draft with the probabilities of its tokens, and what the step of the target found after the text: the
+    right tokens of the draft, and the one after them. The seconds of both.
+    """
+
+    ids: list[int]
+    probs: list[float]
+    found: list[int]
+    draft_seconds: float
+    step_seconds: float
 
 
 class DraftedTokens(NamedTuple):

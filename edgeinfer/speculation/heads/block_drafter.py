@@ -42,7 +42,7 @@ class BlockDrafter(DraftHead):
         tree_width: int = 1,
     ) -> None:
         super().__init__(backends[0], target, model, nbytes, on_close, batch, tree_width)
-        self.max_prompt = 0
+        self.max_prompt = self._max_cycles = 0
         self._model = model
         self._markov = backends[1] if len(backends) > 1 else None
         ids = model.weights.output_ids

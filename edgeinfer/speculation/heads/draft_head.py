@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from edgeinfer.engine.draft_verification import HeadRun, read_in
 from edgeinfer.engine.hidden_states import ON_DEVICE, RESUMED_TOKENS, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
+from edgeinfer.engine.protocols import Engine
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
 from edgeinfer.speculation.draft_costs import MAX_DRAFTED
 from edgeinfer.speculation.draft_vocabulary import short_vocabulary
-from edgeinfer.speculation.drafter import Draft
+from edgeinfer.speculation.drafter import CycleLimits, Draft
 from edgeinfer.speculation.drafter import DraftRequest as Requested
 from edgeinfer.speculation.heads.head_tree import HeadTree
 from edgeinfer.speculation.heads.observed_states import (
@@ -30,7 +32,13 @@ from edgeinfer.speculation.loop_drafter import LoopDrafter
 from edgeinfer.speculation.trees.tree_growth import TreeGrowth
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.blocks.embedding.draft_input import HEAD_BATCH
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, VerifyingStep
+from edgeinfer_kernels.draft_loop import (
+    CyclesRequest,
+    DraftCycle,
+    DraftedTokens,
+    DraftRequest,
+    VerifyingStep,
+)
 
 IDLE_STEPS = HEAD_BATCH
 """Steps of the target without a draft after which the head is idle: drafting pauses."""
@@ -76,6 +84,9 @@ class DraftHead(LoopDrafter):
             if kept
             else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, write_normed)
         )
+        can_run = max_prompt and write_normed is not None and not kept and target.cache.rings is None
+        cycles = min(can.max_draft_cycles, target.capabilities.max_draft_cycles)
+        self._max_cycles = cycles if can_run else 0
         self._done = 0
         """Number of pairs in the head's cache."""
         self._idle = 0
@@ -181,6 +192,33 @@ class DraftHead(LoopDrafter):
         drafted = self._backend.draft(tokens, self._done, request)
         self._done = end
         return drafted
+
+    def max_cycles(self, engine: Engine) -> int:
+        """As `Drafter.max_cycles`: of the target's text, if both run on the same threads."""
+        return self._max_cycles if engine is self._target else 0
+
+    def run_cycles(self, history: Sequence[int], request: Requested, limits: CycleLimits) -> list[DraftCycle]:
+        """As `Drafter.run_cycles`."""
+        observed, sampling = self._observed, self._sampling_of(request.params)
+        assert isinstance(observed, ObservedStates)
+        if sampling is None or (tokens := self._pending(history)) is None:
+            return []
+        self._limit_output(request.vocabulary or self._max_token)
+        end, count = self._done + len(tokens), limits.cycles * (1 + request.max_tokens)
+        observed.cut(end)
+        if observed.free < count:
+            observed.drop(max(observed.first, self._done - 1))
+        self._set_states(end)
+        start, self._done = self._done, end
+        head = HeadRun(self._backend, tokens, start, self._loop_request(request, sampling, ()))
+        position = len(self._target.ids)
+        run = CyclesRequest(history[-1], position, *limits, observed.space(count))
+        cycles = self._target.run_cycles(head, run)
+        if cycles:
+            observed.add_written(read_in(run, cycles))
+            self._done += sum(len(each.found) for each in cycles[:-1])
+            self._idle = 1
+        return cycles
 
     def _verifying_step(self, history: Sequence[int], count: int) -> VerifyingStep | None:
         """As `step` of the request of a draft of `count` tokens after a text."""

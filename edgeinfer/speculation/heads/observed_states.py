@@ -60,6 +60,10 @@ class ObservedText(ABC):
         """Drop the states before `first`."""
         self.first = first
 
+    def cut(self, end: int) -> None:
+        """Drop the tokens from `end` on."""
+        del self._ids[end:]
+
     def restart(self, first: int) -> None:
         """Let the text begin with the token `first`, whose state is kept."""
         self.drop(first)
@@ -113,6 +117,15 @@ class ObservedStates(ObservedText):
                 rows.view[:, column : column + each.shape[1]] = each
                 column += each.shape[1]
         super().add(ids, states)
+
+    def space(self, count: int) -> StateRows:
+        """Where the states of the next tokens are written, without `add`."""
+        at = len(self._ids) - self.first
+        return self._rows[at : at + count]
+
+    def add_written(self, ids: Sequence[int]) -> None:
+        """Add tokens whose states are in the `space` for them."""
+        super().add(ids, ())
 
     def drop(self, first: int) -> None:
         """As `ObservedText.drop`."""

@@ -31,7 +31,7 @@ class SeveralHeads(DraftHead):
         on_close: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(backends[0], target, head, nbytes, on_close)
-        self.max_prompt = 0
+        self.max_prompt = self._max_cycles = 0
         self._others = tuple(backends[1:])
         self._drafted = list[int]()
         self._rows = list[npt.NDArray[np.float32]]()

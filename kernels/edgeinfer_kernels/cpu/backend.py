@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
+from edgeinfer_kernels.backend import Activations, Backend, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.caches.layer_cache import padded
@@ -20,12 +20,13 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
-from edgeinfer_kernels.cpu.draft_loop import MAX_DRAFT_TOKENS, DraftLoop, has_plain_ends, has_plain_logits
+from edgeinfer_kernels.cpu.draft_cycles import DraftCycles, VerifyingRun
+from edgeinfer_kernels.cpu.draft_loop import DraftLoop, has_plain_ends, has_plain_logits
 from edgeinfer_kernels.cpu.hidden_states import KeptStates, NormedStates, TakenStates, own_state
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
-from edgeinfer_kernels.cpu.runtime.abi import STEP_TOKENS
+from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_CYCLES, MAX_DRAFT_TOKENS, STEP_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs, HeadArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import (
@@ -40,7 +41,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
-from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest
+from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
 from edgeinfer_kernels.main_memory import MainMemoryBackend
 from edgeinfer_kernels.matrix import Matrix
@@ -127,6 +128,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
             has_recurrent_trees=True,
             max_draft_prompt=min(MAX_DRAFT_TOKENS, self.batch) if self._can_draft else 0,
             ends_drafts=True,
+            max_draft_cycles=MAX_DRAFT_CYCLES if self._runs_cycles else 0,
             text_tokens=min(self.batch, CPU_TEXT_TOKENS),
             skips_layers=True,
             has_attention_scores=True,
@@ -186,6 +188,8 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._best_calls = [head, (self._functions["best_tokens_block"], self._best.block)]
             self._best_runs = [self._schedules.whole(before, self._best_calls, self._step_address)]
         self._draft_loop: DraftLoop | None = None
+        self._draft_cycles: DraftCycles | None = None
+        self._verifying_run: VerifyingRun | None = None
         self._taken_states: TakenStates | None = None
         self._normed_states: NormedStates | None = None
 
@@ -294,8 +298,10 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self.pool.run(*run)
         return self._best.first(len(ids))
 
-    def _fill_whole(self, ids: Sequence[int], start: int) -> None:
-        """Fill the arguments of a schedule from the embedding to the head."""
+    def _fill_whole(self, ids: Sequence[int], start: int, span: int = 0) -> None:
+        """Fill the arguments of a schedule from the embedding to the head; `span`: as of
+        `StepSchedules.fill`.
+        """
         count, schedules = len(ids), self._schedules
         if self._embedding.block:
             self._step_ids[:count] = list(ids)
@@ -305,7 +311,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         else:
             self.embed(ids)
         self._touch_recent(start, count)
-        schedules.fill(count, start)
+        schedules.fill(count, start, span=span)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
 
@@ -314,8 +320,29 @@ class CpuBackend(MainMemoryBackend[Activations]):
         """Whether the draft loop has a kernel for each of its steps."""
         return bool(self._head and self._embedding.block) and has_plain_ends(self.spec, self.weights)
 
+    @property
+    def _runs_cycles(self) -> bool:
+        """Whether Python has nothing to do between two drafts, or between two steps that verify them."""
+        state, decoder = self.state, self.decoder
+        is_plain = state.slots is None and state.recent is None
+        is_in_memory = decoder.windows is None and decoder.stream is None
+        if not (self._can_draft and is_plain and is_in_memory):
+            return False
+        if not decoder.sizes.is_draft_head:
+            return self._best is not None
+        return decoder.sizes.drafts_pairs and self._taken().in_place is not None
+
     def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
         """As `Backend.draft`, in one run of the thread pool."""
+        self._touch_recent(start, len(ids) + len(request.min_probs))
+        return self._loop().run(self.pool, ids, start, self._limited(request))
+
+    def _limited(self, request: DraftRequest) -> DraftRequest:
+        """The request for the rows of the output that are computed."""
+        limit = self._output.vocabulary
+        return request if request.id_limit <= limit else request._replace(id_limit=limit)
+
+    def _loop(self) -> DraftLoop:
         if self._draft_loop is None:
             block, steps = self._embedding.block, self._step_run[1:]
             head = self._step_args, self._output.args
@@ -323,10 +350,44 @@ class CpuBackend(MainMemoryBackend[Activations]):
             self._draft_loop = DraftLoop(
                 self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
             )
-        self._touch_recent(start, len(ids) + len(request.min_probs))
-        if request.id_limit > self._output.vocabulary:
-            request = request._replace(id_limit=self._output.vocabulary)
-        return self._draft_loop.run(self.pool, ids, start, request)
+        return self._draft_loop
+
+    def draft_cycles(
+        self,
+        target: Backend[Activations],
+        ids: Sequence[int],
+        start: int,
+        request: DraftRequest,
+        run: CyclesRequest,
+    ) -> list[DraftCycle]:
+        """As `Backend.draft_cycles`, in one run of the thread pool."""
+        if not isinstance(target, CpuBackend) or target.pool is not self.pool:
+            raise ValueError(f"saw a target on the {target.name} backend, wanted one of the same thread pool")
+        taken = self._taken()
+        if self._draft_cycles is None:
+            assert taken.in_place is not None
+            self._draft_cycles = DraftCycles(
+                self._kernels, self._loop(), taken.in_place, self._schedules.stride
+            )
+        step = target.begin_cycles(run, 1 + len(request.min_probs))
+        states = taken.address_of(run.states)
+        return self._draft_cycles.run(self.pool, step, ids, start, self._limited(request), run, states)
+
+    def begin_cycles(self, run: CyclesRequest, tokens: int) -> VerifyingRun:
+        """Prepare the first step of a run whose steps have at most `tokens` tokens."""
+        assert self._best is not None
+        if self._verifying_run is None:
+            self._verifying_run = VerifyingRun(
+                self.decoder.arena,
+                self._schedules,
+                self._best_runs[0],
+                self._step_ids_address,
+                (self._step_args, self._output.args),
+                self._best.args,
+            )
+        self._fill_whole([run.token], run.start, run.max_cycles * tokens)
+        self._output.args.logits = self._best.logits
+        return self._verifying_run
 
     def limit_output(self, rows: int) -> None:
         """As `Backend.limit_output`."""

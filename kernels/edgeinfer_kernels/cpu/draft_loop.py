@@ -1,10 +1,10 @@
 """The draft loop without Python between tokens: prepares the data of the loop in
-`native/blocks/draft_loop.py`.
+`native/draft/draft_loop.py`.
 """
 
 import math
 from collections.abc import Sequence
-from ctypes import addressof, c_float, c_int64
+from ctypes import Array, addressof, c_float, c_int64
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,7 @@ import numpy.typing as npt
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena, address
-from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES
+from edgeinfer_kernels.cpu.runtime.abi import LOGITS_PER_PART, MAX_CANDIDATES, MAX_DRAFT_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, EmbedArgs, HeadArgs, LogitsPart
 from edgeinfer_kernels.cpu.runtime.kernel_args import StepArgs
 from edgeinfer_kernels.cpu.runtime.schedule import StepSchedules, fill_step
@@ -21,12 +21,19 @@ from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights
 from edgeinfer_kernels.draft_loop import DraftedTokens, DraftRequest, DraftSampling
 from edgeinfer_kernels.recurrent_state import StateSlots
 
-MAX_DRAFT_TOKENS = 16
 WIDEST_REACH = 80.0
 """Candidates are at most this many nats below the largest logit."""
 TokenIds, Probs = c_int64 * MAX_DRAFT_TOKENS, c_float * MAX_DRAFT_TOKENS
 Floats = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
+
+
+def draft_step_args(schedules: StepSchedules) -> "Array[DraftStepArgs]":
+    """The calls of a step, whose positions a kernel changes."""
+    args = (DraftStepArgs * len(schedules.step_args))()
+    for draft_args, (table, step_args) in zip(args, schedules.step_args, strict=True):
+        draft_args.step, draft_args.rope_bytes = addressof(step_args), table.stride
+    return args
 
 
 def has_plain_ends(spec: DecoderSpec, weights: DecoderWeights) -> bool:
@@ -72,13 +79,11 @@ class DraftLoop:
         self._counts = np.zeros(MAX_DRAFT_TOKENS, np.int64)
         self._candidates = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.int64)
         self._weights = np.zeros((MAX_DRAFT_TOKENS, MAX_CANDIDATES), np.float32)
-        self._step_args = (DraftStepArgs * len(schedules.step_args))()
-        for draft_args, (table, step_args) in zip(self._step_args, schedules.step_args, strict=True):
-            draft_args.step, draft_args.rope_bytes = addressof(step_args), table.stride
-        self._block = self._fill(specification.logit_scale, steps, embed)
-        self._args = DraftArgs.from_address(self._block)
+        self.block = self._fill(specification.logit_scale, steps, embed)
+        self._args = DraftArgs.from_address(self.block)
         self._args.row_ids, (self._args.own, self._args.own_columns) = self._arena.keep(row_ids), own
-        self._logits_address, self._given_address = address(self._logits), addressof(self._given)
+        self._logits_address, self.given = address(self._logits), addressof(self._given)
+        """The addresses of the logits and of the given tokens."""
         self._uniforms_address = addressof(self._uniforms)
         self._sampling: DraftSampling | None = None
 
@@ -90,8 +95,8 @@ class DraftLoop:
             schedule=steps[0],
             steps=steps[1],
             embed=embed,
-            step_args=keep_args(self._step_args),
-            step_arg_count=len(self._step_args),
+            step_args=keep_args(draft_step_args(self._schedules)),
+            step_arg_count=len(self._schedules.step_args),
             head_step=addressof(self._head_step),
             x=self._schedules.x,
             logits=keep(self._logits),
@@ -107,8 +112,10 @@ class DraftLoop:
             probs=keep_args(self._probs),
         )
 
-    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
-        """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
+    def begin(self, ids: Sequence[int], start: int, request: DraftRequest, span: int = 0) -> None:
+        """Set the arguments of a draft after at most MAX_DRAFT_TOKENS ids; `span`: as of
+        `StepSchedules.fill`, if drafts for further tokens follow in the same run.
+        """
         args, given, max_tokens = self._args, len(ids), len(request.min_probs)
         if not 0 < given <= MAX_DRAFT_TOKENS or not 0 < max_tokens <= MAX_DRAFT_TOKENS:
             raise ValueError(
@@ -117,13 +124,13 @@ class DraftLoop:
         if request.sampling is not self._sampling or request.id_limit != args.id_limit:
             self._choose(request.id_limit, request.sampling)
         schedules = self._schedules
-        schedules.fill(given, start, span=given + max_tokens)
+        schedules.fill(given, start, span=max(span, given + max_tokens))
         if self._slots is not None:
             schedules.fill_slots(self._slots.begin(start, given))
         last = schedules.x + (given - 1) * schedules.stride
         fill_step(self._head_step, last, schedules.stride, 1, 0, 0)
         self._head.logits = self._logits_address
-        self._embed.ids = self._given_address
+        self._embed.ids = self.given
         self._given[:given], self._min_probs[:max_tokens] = list(ids), list(request.min_probs)
         to_continue = request.min_probs_to_continue or [0.0] * max_tokens
         self._min_probs_to_continue[:max_tokens] = list(to_continue)
@@ -131,7 +138,12 @@ class DraftLoop:
             self._uniforms[:max_tokens] = list(request.uniforms)
         args.uniforms = self._uniforms_address if request.uniforms else 0
         args.max_tokens, args.count, args.is_running, args.reached = max_tokens, 0, 1, 1.0
-        pool.run(self._function, self._block, 0)
+
+    def run(self, pool: ThreadPool, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
+        """As `Backend.draft`, for at most MAX_DRAFT_TOKENS ids and draft tokens."""
+        args, given = self._args, len(ids)
+        self.begin(ids, start, request)
+        pool.run(self._function, self.block, 0)
         count = args.count
         if self._slots is not None:
             self._slots.extend(args.forwards - 1)

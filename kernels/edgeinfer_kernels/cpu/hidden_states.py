@@ -90,24 +90,30 @@ class TakenStates:
         self._rows = {name: float_rows(at, batch, stride // 4) for name, (at, stride) in buffers.items()}
         self._address, self._stride = buffers[STATES]
         is_whole = self._stride == 4 * spec.hidden_size
-        self._in_place = self._args if isinstance(self._args, DraftInputArgs) and is_whole else None
+        self.in_place = self._args if isinstance(self._args, DraftInputArgs) and is_whole else None
+        """The arguments of a block that reads states where they are; None: they are copied."""
         self._addresses = RowAddresses(spec.hidden_size)
 
     def take(self, states: Activations | StateRows, start: int) -> None:
         """Take the target's hidden states for the next step, at `start`."""
-        args = self._in_place
+        args = self.in_place
         if args is not None and isinstance(states, StateRows):
-            source = self._addresses.of(states.array)
-            if source is not None:
-                args.states, args.start = source + states.first * self._stride, start
+            source = self.address_of(states)
+            if source:
+                args.states, args.start = source, start
                 return
         self._copy(np.asarray(states), start)
+
+    def address_of(self, states: StateRows) -> int:
+        """The address of states that can be read in place; 0: they can't."""
+        at = self._addresses.of(states.array)
+        return 0 if at is None else at + states.first * self._stride
 
     def _copy(self, states: Activations, start: int) -> None:
         """Copy states for the next step, at `start`."""
         self._rows[STATES][: len(states), : states.shape[1]] = states
-        if self._in_place is not None:
-            self._in_place.states = self._address
+        if self.in_place is not None:
+            self.in_place.states = self._address
         if self._args is not None:  # the states of block drafters have no position
             self._args.start = start
 

@@ -7,6 +7,8 @@ from dataclasses import astuple
 import pytest
 
 from edgeinfer.speculation.draft_controller import (
+    MAX_DEFICIT,
+    PROBE_CREDIT,
     PROBE_SHARE,
     Acceptance,
     DraftController,
@@ -17,6 +19,7 @@ from edgeinfer.speculation.draft_costs import (
     BASELINE_RUN,
     MAX_DRAFTED,
     MAX_EVERY,
+    RUN_SECONDS,
     DraftCosts,
     MeasuredCosts,
 )
@@ -127,6 +130,30 @@ def test_probabilities_of_0_give_no_longer_drafts() -> None:
     for _ in range(50_000):
         controller.record_accepted(1, 0, [0.0])
     assert controller.longest(1, MAX_DRAFTED) == 1
+
+
+def test_a_run_has_as_many_drafts_as_take_a_few_milliseconds() -> None:
+    controller = profitable()
+    assert controller.cycles(1) == 0  # a forward takes a second
+    baseline = RUN_SECONDS / 6.5
+    rows = {count: seconds * baseline for count, seconds in ROWS.items()}
+    controller.costs.begin(MeasuredCosts(rows, 0.2 * baseline, 0.1 * baseline))
+    assert controller.costs.baselines_due
+    assert controller.cycles(1) == 0
+    for _ in range(BASELINE_RUN):
+        controller.record_baseline(baseline)
+    assert [controller.cycles(length) for length in (0, 1, 5)] == [6, 4, 2]
+
+
+def test_a_run_loses_no_more_than_drafting_may_lose_at_once() -> None:
+    controller = profitable()
+    controller.costs.begin(MeasuredCosts(dict.fromkeys((1, 8), RUN_SECONDS / 50), RUN_SECONDS / 50, 0.0))
+    for _ in range(BASELINE_RUN):
+        controller.record_baseline(RUN_SECONDS / 50)
+    controller.account = PROBE_CREDIT + 0.1  # a draft of three tokens loses three at most
+    assert controller.cycles(3) == int((PROBE_CREDIT + 0.1 + MAX_DEFICIT) / 3)
+    controller.account = PROBE_CREDIT
+    assert controller.cycles(3) == 0
 
 
 def test_the_first_draft_is_a_short_probe() -> None:

@@ -12,9 +12,9 @@ from numba import types
 
 from edgeinfer_kernels.cpu.native.amx.amx_gemm import make_tile_rows
 from edgeinfer_kernels.cpu.native.attention import attention, encoder_attention
-from edgeinfer_kernels.cpu.native.blocks import draft_loop, feed_forward, thread_pool
-from edgeinfer_kernels.cpu.native.blocks.common import best_tokens
+from edgeinfer_kernels.cpu.native.blocks import feed_forward, thread_pool
 from edgeinfer_kernels.cpu.native.disk import disk_reader, file_stream
+from edgeinfer_kernels.cpu.native.draft import best_tokens, draft_cycles, draft_loop
 from edgeinfer_kernels.cpu.native.gemv import embedding, file_rows, interleave, read_memory
 from edgeinfer_kernels.cpu.native.gemv.decode_row import make_decode_row
 from edgeinfer_kernels.cpu.native.gemv.row_formats import FLOAT_ROW_KERNELS, ROW_FORMATS
@@ -45,6 +45,7 @@ PARTS = {
         file_rows,
         embedding,
         draft_loop,
+        draft_cycles,
         best_tokens,
         disk_reader,
         file_stream,

@@ -24,6 +24,10 @@ RING_ROWS = 64
 """Recent positions whose rows a recurrent block keeps: `recurrent_state.py`."""
 LOGITS_PER_PART = 1024
 MAX_CANDIDATES = 64
+MAX_DRAFT_TOKENS = 16
+"""Of one draft, and tokens that are evaluated before it."""
+MAX_DRAFT_CYCLES = 8
+"""Drafts of one run, each with the step that verifies it."""
 
 SPARSE_TOKENS = 4
 """Maximum tokens of a sparse step; more tokens activate nearly every neuron."""

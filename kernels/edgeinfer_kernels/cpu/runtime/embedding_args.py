@@ -1,9 +1,12 @@
-"""The arguments of the kernels of the embedding's block kinds.
+"""The arguments of the kernels of the embedding's block kinds, and of drafts whose input one of these reads.
 
 Fields that end in `stride` are bytes per token; those of `scratch` are bytes per thread.
 """
 
-from edgeinfer_kernels.cpu.runtime.block_args import Input, Matrix, Norm
+from typing import Annotated
+
+from edgeinfer_kernels.cpu.runtime.block_args import DraftArgs, DraftStepArgs, Input, Matrix, Norm
+from edgeinfer_kernels.cpu.runtime.kernel_args import ScheduleStep, StepArgs
 from edgeinfer_kernels.cpu.runtime.structure import Int, Structure, structure
 
 
@@ -132,3 +135,70 @@ class AssistantInputArgs(Structure):
     post: Matrix
     scratch: Int
     scratch_stride: Int
+
+
+@structure()
+class VerifyingArgs(Structure):
+    """The step of a target that verifies a draft: its embedding, all layers, the head and `best_tokens_block`
+    as a schedule. step_args: one for each kind of RoPE; head_step: that of the head. ids: the int64 tokens
+    that the embedding reads; best: those that the step finds after each. x: the rows after the last layer;
+    norm: the one before the head.
+    """
+
+    schedule: Annotated[int, ScheduleStep]
+    steps: Int
+    step_args: Annotated[int, DraftStepArgs]
+    step_arg_count: Int
+    head_step: Annotated[int, StepArgs]
+    ids: Int
+    best: Int
+    x: Int
+    x_stride: Int
+    norm: Norm
+
+
+@structure()
+class DraftCyclesArgs(Structure):
+    """Several drafts of a head, each with the step of its target that verifies it.
+
+    given: the int64 tokens that the head reads before a draft, at `head_start`, `given_count` of them;
+    head_stride: bytes between its rows. input: where the head reads the target's states; states: where those
+    of the tokens of the next step are written, `states_stride` bytes apart. start: position of the last token
+    of the text in the target. longest: tokens of a draft at most; limit: of the next one, if fewer tokens are
+    left of the completion. end_ids: `end_count` int64 tokens that end the run. clock_function, clock_id: the
+    C function that writes the time, and its first argument, if that is not negative; times: 16 bytes of each
+    time: the begin of the run, and the ends of each draft and of each step.
+
+    The outputs are the number of `cycles`; for each of them the number of its draft tokens, which are in
+    order in `drafted` with their `probs`, and of the tokens that its step found after the text, which are in
+    `found`: the right ones of the draft and the one after them. All are int64, the probabilities float32.
+    Initial values: cycles, drafted_count and found_count 0, is_running 1, and those of `draft`.
+    """
+
+    draft: Annotated[int, DraftArgs]
+    target: Annotated[int, VerifyingArgs]
+    input: Annotated[int, DraftInputArgs]
+    given: Int
+    given_count: Int
+    head_start: Int
+    head_stride: Int
+    states: Int
+    states_stride: Int
+    start: Int
+    longest: Int
+    limit: Int
+    end_ids: Int
+    end_count: Int
+    clock_function: Int
+    clock_id: Int
+    times: Int
+    draft_lengths: Int
+    step_lengths: Int
+    drafted: Int
+    probs: Int
+    found: Int
+    max_cycles: Int
+    cycles: Int
+    drafted_count: Int
+    found_count: Int
+    is_running: Int

@@ -159,6 +159,7 @@ def _call_pointer(count: int) -> Any:
 
 call_pointer_0 = _call_pointer(0)
 call_pointer_1 = _call_pointer(1)
+call_pointer_2 = _call_pointer(2)
 call_pointer_4 = _call_pointer(4)
 call_pointer_6 = _call_pointer(6)
 call_pointer_10 = _call_pointer(10)

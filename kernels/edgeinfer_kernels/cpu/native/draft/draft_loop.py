@@ -46,19 +46,27 @@ def exponential_of(value):
 
 
 @device_function
+def place_steps(step_args, count, start, tokens):
+    """Set all calls of a step to `tokens` tokens at positions start…; their RoPE tables have these."""
+    for i in range(count):
+        rope_args = step_args[i]
+        step = rope_args.step
+        step.rope = step.rope + (start - step.start) * rope_args.rope_bytes
+        step.start = start
+        step.tokens = tokens
+
+
+@device_function
 def set_next_token(block, ids):
     """Set the calls for the one token at `ids`, after those that have been evaluated."""
     if block.own != 0:
         last = block.head_step.x
         for i in range(0, block.own_columns, LANES):
             store_floats(block.own + 4 * i, load_floats(last + 4 * i))
+    first = block.step_args[0].step
+    place_steps(block.step_args, block.step_arg_count, first.start + first.tokens, 1)
     for i in range(block.step_arg_count):
-        rope_args = block.step_args[i]
-        step = rope_args.step
-        read = step.tokens
-        step.start = step.start + read
-        step.rope = step.rope + read * rope_args.rope_bytes
-        step.tokens = 1
+        step = block.step_args[i].step
         step.pending = 0
         step.source = step.target
     block.head_step.x = block.x
@@ -257,13 +265,9 @@ def add_draft_token(block, step):
         block.is_running = 1
 
 
-@exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
-def draft_tokens(block, step_args, pool, thread):
-    """Evaluate the given tokens, then draft and evaluate further ones: `max_tokens` tokens, or fewer if
-    the next is not likely enough to be accepted.
-
-    Reads the weights of all layers and of the head once per draft token.
-    """
+@device_function
+def run_draft_loop(block, pool, thread):
+    """As `draft_tokens`; afterwards all threads see its outputs."""
     step = 0
     running = block.is_running
     while running != 0:
@@ -276,3 +280,13 @@ def draft_tokens(block, step_args, pool, thread):
         meet_all(pool, thread, True, 0, 0)
         running = block.is_running
         step += 1
+
+
+@exports.add("draft_tokens", DraftArgs, int, ThreadPoolArgs, int)
+def draft_tokens(block, step_args, pool, thread):
+    """Evaluate the given tokens, then draft and evaluate further ones: `max_tokens` tokens, or fewer if
+    the next is not likely enough to be accepted.
+
+    Reads the weights of all layers and of the head once per draft token.
+    """
+    run_draft_loop(block, pool, thread)

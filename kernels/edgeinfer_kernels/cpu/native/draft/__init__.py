@@ -1,0 +1,1 @@
+"""Kernels that draft tokens, and find the tokens that verify them."""
