@@ -6,9 +6,10 @@ Both are stored, so that a new process starts with them.
 from contextlib import suppress
 from dataclasses import asdict, fields
 
+from edgeinfer.speculation.cost_measurement import MEASURED_ROWS, TREE_ROWS
 from edgeinfer.speculation.draft_controller import DraftController, DraftStats
 from edgeinfer.speculation.draft_costs import MeasuredCosts
-from edgeinfer.speculation.speculator import KINDS, MEASURED_ROWS, TREE_ROWS, Speculator
+from edgeinfer.speculation.speculator import KINDS, Speculator
 from edgeinfer_offload.machine.measured_figures import MeasuredFigures
 
 STATISTICS = tuple(field.name for field in fields(DraftStats))

@@ -8,11 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer_kernels.backend import Activations, Backend, BatchPositions, OnHidden
-from edgeinfer_kernels.blocks.embedding.medusa_head import LOGITS
+from edgeinfer_kernels.backend import Activations, BatchPositions, OnHidden
 from edgeinfer_kernels.blocks.encoder_attention import CPU_TEXT_TOKENS, TEXT_BOUNDS, text_bounds
 from edgeinfer_kernels.caches.layer_cache import padded
-from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.capabilities import Capabilities
 from edgeinfer_kernels.cpu.attention_scores import attention_scores
 from edgeinfer_kernels.cpu.block_builder import BlockOptions, PackedMatrix, RoutingRows
@@ -20,9 +18,9 @@ from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.decoder import CpuDecoder, WeightPlacement
 from edgeinfer_kernels.cpu.disk.bundle_windows import Bundles
 from edgeinfer_kernels.cpu.disk.file_stream import StreamedFile
-from edgeinfer_kernels.cpu.draft_cycles import DraftCycles, VerifyingRun
-from edgeinfer_kernels.cpu.draft_loop import DraftLoop, has_plain_ends, has_plain_logits
-from edgeinfer_kernels.cpu.hidden_states import KeptStates, NormedStates, TakenStates, own_state
+from edgeinfer_kernels.cpu.draft.draft_loop import has_plain_logits
+from edgeinfer_kernels.cpu.draft.draft_steps import DraftSteps
+from edgeinfer_kernels.cpu.draft.hidden_states import KeptStates
 from edgeinfer_kernels.cpu.joined_states import JoinedStates
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, float_rows
 from edgeinfer_kernels.cpu.layout.repacking import OnLoaded
@@ -41,9 +39,7 @@ from edgeinfer_kernels.cpu.runtime.thread_pool import ThreadPool
 from edgeinfer_kernels.cpu.sparse import SparseLayers
 from edgeinfer_kernels.decoder import BlockIndex, DecoderSpec, DecoderWeights
 from edgeinfer_kernels.decoder_state import DecoderState, Routing, StatePool
-from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftedTokens, DraftRequest
 from edgeinfer_kernels.lora.weights import ModelLora
-from edgeinfer_kernels.main_memory import MainMemoryBackend
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.reference.backend import add_position_rows, final_norm
 from edgeinfer_kernels.system.processor import usable_cpus
@@ -72,7 +68,7 @@ class CpuOptions:
     streamed: StreamedFile | None = None
 
 
-class CpuBackend(MainMemoryBackend[Activations]):
+class CpuBackend(DraftSteps):
     """A decoder on the CPU.
 
     Weights are repacked at load time, so the pages of the file can be released. `repacked_bytes` and
@@ -187,11 +183,7 @@ class CpuBackend(MainMemoryBackend[Activations]):
         if self._best:
             self._best_calls = [head, (self._functions["best_tokens_block"], self._best.block)]
             self._best_runs = [self._schedules.whole(before, self._best_calls, self._step_address)]
-        self._draft_loop: DraftLoop | None = None
-        self._draft_cycles: DraftCycles | None = None
-        self._verifying_run: VerifyingRun | None = None
-        self._taken_states: TakenStates | None = None
-        self._normed_states: NormedStates | None = None
+        self._forget_drafts()
 
     def _best_tokens(self) -> BestTokens | None:
         """Where a step's best tokens are found; None: only from the logits on the host."""
@@ -227,30 +219,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
         for first, last in self._kept.parts(x):
             self.pool.run(*self._schedules.of_layers(range(first, last)))
 
-    def keep_hidden(self, layers: Sequence[int]) -> None:
-        self._kept = KeptStates(self.spec.hidden_size, layers, len(self.spec.layers), self.batch)
-
-    def kept_hidden(self, tokens: int) -> list[Activations]:
-        return self._kept.rows(self._x, tokens)
-
-    def set_hidden(self, states: Activations | StateRows, start: int) -> None:
-        self._taken().take(states, start)
-
-    def _taken(self) -> TakenStates:
-        if self._taken_states is None:
-            self._taken_states = TakenStates(self.decoder, self.batch)
-        return self._taken_states
-
-    def set_own_hidden(self, x: Activations, start: int) -> None:
-        self._taken().take_own(x, start)
-
-    def medusa_logits(self, states: Activations, head: int) -> npt.NDArray[np.float32]:
-        x = self._x[: len(states), : self.spec.hidden_size]
-        x[:] = states
-        self.forward_layers(x, 0, [head])
-        at, stride = self._workspace.rows(LOGITS)
-        return float_rows(at, len(x), stride // 4)[:, : self.spec.vocabulary_size].copy()
-
     def forward_texts(self, x: Activations, lengths: Sequence[int]) -> None:
         bounds = text_bounds(np.asarray(lengths, np.int64))
         at, _ = self._workspace.rows(TEXT_BOUNDS)
@@ -279,25 +247,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
         self.pool.run(*self._step_run)
         return self._output.logits(whole)
 
-    def best_ids(self, ids: Sequence[int], start: int, parents: Sequence[int] = ()) -> list[int]:
-        """As `Backend.best_ids`, of a chain in one run of the thread pool."""
-        assert self._best is not None
-        if parents or self._kept.inner:
-            x = self.embed(ids)
-            if parents:
-                self.forward_tree(x, start, parents)
-            else:
-                self.forward(x, start)
-            fill_step(self._step_args, quick_address(x), x.strides[0], len(ids), 0, 0)
-            runs = [(*call, self._step_address) for call in self._best_calls]
-        else:
-            self._fill_whole(ids, start)
-            runs = self._best_runs
-        self._output.args.logits = self._best.logits
-        for run in runs:
-            self.pool.run(*run)
-        return self._best.first(len(ids))
-
     def _fill_whole(self, ids: Sequence[int], start: int, span: int = 0) -> None:
         """Fill the arguments of a schedule from the embedding to the head; `span`: as of
         `StepSchedules.fill`.
@@ -314,86 +263,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
         schedules.fill(count, start, span=span)
         self._fill_slots(count, start)
         fill_step(self._step_args, schedules.x, schedules.stride, count, 0, 0)
-
-    @property
-    def _can_draft(self) -> bool:
-        """Whether the draft loop has a kernel for each of its steps."""
-        return bool(self._head and self._embedding.block) and has_plain_ends(self.spec, self.weights)
-
-    @property
-    def _runs_cycles(self) -> bool:
-        """Whether Python has nothing to do between two drafts, or between two steps that verify them."""
-        state, decoder = self.state, self.decoder
-        is_plain = state.slots is None and state.recent is None
-        is_in_memory = decoder.windows is None and decoder.stream is None
-        if not (self._can_draft and is_plain and is_in_memory):
-            return False
-        if not decoder.sizes.is_draft_head:
-            return self._best is not None
-        return decoder.sizes.drafts_pairs and self._taken().in_place is not None
-
-    def draft(self, ids: Sequence[int], start: int, request: DraftRequest) -> DraftedTokens:
-        """As `Backend.draft`, in one run of the thread pool."""
-        self._touch_recent(start, len(ids) + len(request.min_probs))
-        return self._loop().run(self.pool, ids, start, self._limited(request))
-
-    def _limited(self, request: DraftRequest) -> DraftRequest:
-        """The request for the rows of the output that are computed."""
-        limit = self._output.vocabulary
-        return request if request.id_limit <= limit else request._replace(id_limit=limit)
-
-    def _loop(self) -> DraftLoop:
-        if self._draft_loop is None:
-            block, steps = self._embedding.block, self._step_run[1:]
-            head = self._step_args, self._output.args
-            slots, rows, own = self.state.slots, self.weights.output_ids, own_state(self.decoder)
-            self._draft_loop = DraftLoop(
-                self.spec, self._kernels, self._schedules, steps, block, head, slots, rows, own
-            )
-        return self._draft_loop
-
-    def draft_cycles(
-        self,
-        target: Backend[Activations],
-        ids: Sequence[int],
-        start: int,
-        request: DraftRequest,
-        run: CyclesRequest,
-    ) -> list[DraftCycle]:
-        """As `Backend.draft_cycles`, in one run of the thread pool."""
-        if not isinstance(target, CpuBackend) or target.pool is not self.pool:
-            raise ValueError(f"saw a target on the {target.name} backend, wanted one of the same thread pool")
-        taken = self._taken()
-        if self._draft_cycles is None:
-            assert taken.in_place is not None
-            self._draft_cycles = DraftCycles(
-                self._kernels, self._loop(), taken.in_place, self._schedules.stride
-            )
-        step = target.begin_cycles(run, 1 + len(request.min_probs))
-        states = taken.address_of(run.states)
-        return self._draft_cycles.run(self.pool, step, ids, start, self._limited(request), run, states)
-
-    def begin_cycles(self, run: CyclesRequest, tokens: int) -> VerifyingRun:
-        """Prepare the first step of a run whose steps have at most `tokens` tokens."""
-        assert self._best is not None
-        if self._verifying_run is None:
-            self._verifying_run = VerifyingRun(
-                self.decoder.arena,
-                self._schedules,
-                self._best_runs[0],
-                self._step_ids_address,
-                (self._step_args, self._output.args),
-                self._best.args,
-            )
-        self._fill_whole([run.token], run.start, run.max_cycles * tokens)
-        self._output.args.logits = self._best.logits
-        return self._verifying_run
-
-    def limit_output(self, rows: int) -> None:
-        """As `Backend.limit_output`."""
-        self._output.limit(rows)
-        if self._best:
-            self._best.args.vocabulary = rows
 
     def forward_layers(self, x: Activations, start: int, layers: Sequence[int]) -> None:
         """As `Backend.forward_layers`."""
@@ -493,13 +362,6 @@ class CpuBackend(MainMemoryBackend[Activations]):
 
     def final_norm(self, x: Activations) -> npt.NDArray[np.float32]:
         return final_norm(self.spec, self.weights, np.asarray(x)).astype(np.float32)
-
-    def write_draft_states(self, x: Activations, out: StateRows) -> None:
-        if self._normed_states is None and self._head:
-            norm, width = self._output.args.norm, self.spec.hidden_size
-            self._normed_states = NormedStates(self._kernels, norm, width)
-        if self._normed_states is None or not self._normed_states.write(x, out):
-            super().write_draft_states(x, out)
 
     def attention_scores(self, x: Activations, start: int) -> npt.NDArray[np.float64]:
         return attention_scores(self, x, start)

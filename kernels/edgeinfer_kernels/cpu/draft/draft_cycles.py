@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from ctypes import addressof, c_float, c_int64
 
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
-from edgeinfer_kernels.cpu.draft_loop import DraftLoop, draft_step_args
+from edgeinfer_kernels.cpu.draft.draft_loop import DraftLoop, draft_step_args
 from edgeinfer_kernels.cpu.layout.packed_matrix import Arena
 from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_CYCLES, MAX_DRAFT_TOKENS
 from edgeinfer_kernels.cpu.runtime.block_args import BestTokensArgs, HeadArgs
