@@ -102,6 +102,7 @@ def test_planted_experts_are_active_as_planted_and_have_no_predictor(tmp_path: P
         assert any("(10%, by its profile)" in line for line in model.details)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: Path) -> None:
     program = tmp_path / "llama-bench"

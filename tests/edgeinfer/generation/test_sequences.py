@@ -64,6 +64,7 @@ def test_sequences_without_memory_wait_for_others(tiny: Model) -> None:
         assert completion.ids == expected.ids
 
 
+@pytest.mark.slow
 def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
     ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
     actual = tiny.generate(ids, n=3, temperature=1.5, seed=2)
@@ -92,6 +93,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
     assert [completion.ids for completion in two] == [completions[index].ids for index in order[:2]]
 
 
+@pytest.mark.slow
 def test_batched_beams_equal_sequential_beams(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     actual = tiny.generate(PROMPT, **settings)

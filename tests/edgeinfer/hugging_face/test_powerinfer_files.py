@@ -137,6 +137,7 @@ def test_a_quantized_file_stays_in_the_dialect_with_its_predictors(
     assert np.abs(logits(small, "predicted") - dense).max() < 0.05 * np.abs(dense).max()
 
 
+@pytest.mark.slow
 def test_a_threshold_above_all_scores_leaves_out_all_neurons(plain: Path, tmp_path: Path) -> None:
     paths = []
     for threshold in (0.0, 1e9):

@@ -87,6 +87,7 @@ def test_a_profile_of_the_user_is_never_changed(path: Path) -> None:
         saved.unlink()
 
 
+@pytest.mark.slow
 def test_old_counts_lose_weight(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x" * 5000)
     counts = ActivityCounts(tmp_path / "m.gguf", {3: 0}, tmp_path)

@@ -55,6 +55,7 @@ def test_parameters_are_read_from_their_text(text: str, count: float) -> None:
     assert parameter_count(text) == count
 
 
+@pytest.mark.slow
 def test_the_list_says_where_each_model_runs() -> None:
     listed = {one.entry.name: one for one in listed_registry(FEW, [], LAPTOP)}
     placements = {name: one.fit.placement if one.fit else "-" for name, one in listed.items()}

@@ -220,6 +220,7 @@ async def test_a_long_path_is_shortened_in_the_error() -> None:
     assert len(reply.text) < 300
 
 
+@pytest.mark.slow
 async def test_malformed_tool_calls_are_ignored() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
     result = await post(

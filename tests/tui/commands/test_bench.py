@@ -45,6 +45,7 @@ def test_csv_has_a_line_for_each_test(edgeinfer: CommandLine) -> None:
     assert float(rows[0]["tokens_per_second"]) > 0
 
 
+@pytest.mark.slow
 def test_a_test_beyond_the_trained_context_gets_a_larger_context(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer(
         "bench", "--prompt-tokens", "0", "--max-tokens", "1", "-r", "1", "-d", "1024", "-t", "1", "--json"
@@ -52,6 +53,7 @@ def test_a_test_beyond_the_trained_context_gets_a_larger_context(edgeinfer: Comm
     assert json.loads(outcome.out)["results"][0]["test"] == "tg1 @ d1024"
 
 
+@pytest.mark.slow
 @pytest.mark.llama_cpp
 def test_versus_llama_cpp_prints_both_engines(edgeinfer: CommandLine) -> None:
     pytest.importorskip("llama_cpp")

@@ -135,6 +135,7 @@ def test_blocks_after_a_text_equal_the_formula(pair: Pair) -> None:
             check_block(pair, ids[: last + 1], 5 if last == 20 else min(pair.model.block_size, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["plain"], indirect=True)
 def test_the_keys_of_a_block_are_replaced_by_those_of_its_tokens(pair: Pair) -> None:
     ids = text(31)

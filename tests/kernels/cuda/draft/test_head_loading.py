@@ -99,6 +99,7 @@ def check_drafts_of_each_text(
             assert completion.speed.accepted_share is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
     check_drafts_of_each_text(WITH_HEAD.write(tmp_path / "model.gguf"), "mtp", DraftHead)

@@ -42,6 +42,7 @@ async def test_tool_calls_are_shown_below_the_text(opened: Opened, size: tuple[i
         assert chat.shown()[1] == RESPONSE
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_not_complete_is_announced(opened: Opened) -> None:
     model = PacedModel(f"I see. {WEATHER}")
     async with opened(model) as chat:
@@ -54,6 +55,7 @@ async def test_a_call_that_is_not_complete_is_announced(opened: Opened) -> None:
         assert "get_weather" in str(calls_of(chat.views()[-1]).render())
 
 
+@pytest.mark.slow
 async def test_a_response_without_calls_has_no_such_part(opened: Opened) -> None:
     async with opened(FakeModel("Qwen writes `<tool_call>` before a call.")) as chat:
         await chat.say("Hi")
