@@ -87,6 +87,7 @@ def test_a_closed_reader_is_no_error(home: Path) -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
+@pytest.mark.slow
 def test_sigint_in_a_pipe_keeps_the_text(home: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "tiny", "Once"],

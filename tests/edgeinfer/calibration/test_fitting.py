@@ -116,6 +116,7 @@ def test_without_a_text_the_model_generates_one(zoo_file: ZooFile) -> None:
     assert done.plan.bits_per_weight <= 8
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

@@ -225,6 +225,7 @@ def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
         np.testing.assert_array_equal(ring_rows, whole_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_sequences_alternate_in_rings(path: Path) -> None:
     engine = engine_of(path)

@@ -74,6 +74,7 @@ def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> Non
     assert [(len(each.ids), each.finish_reason) for each in actual] == [(22, "context")] * 3
 
 
+@pytest.mark.slow
 def test_the_prompt_stays_unchanged_in_the_cache(tiny: Model) -> None:
     expected = tiny.generate(3 * PROMPT, max_tokens=30, temperature=0.0)
     tiny.generate(3 * PROMPT, n=4, max_tokens=60, **VARIED)

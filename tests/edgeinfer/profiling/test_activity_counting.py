@@ -47,6 +47,7 @@ def test_prompts_make_a_profile_that_grows(path: Path) -> None:
     assert sum(find_profile(path, user_folder("data")).tokens) == 96  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_prompts_count_the_neurons_of_experts(path: Path) -> None:
     model = replace(ZOO["smallthinker"], width=256, expert_length=512, formats=("Q8_0",), layers=2)
     experts = model.write(path.with_name("experts.gguf"))

@@ -299,7 +299,7 @@ SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.default_cases(8)
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("path", "body"), SHOTS, ids=[path for path, _ in SHOTS])
 async def test_mutated_requests_of_every_api_are_served_or_refused(

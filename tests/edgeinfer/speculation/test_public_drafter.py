@@ -79,6 +79,7 @@ class Dropping(Oracle):
         return edgeinfer.Draft(draft.ids[:1], made=4)
 
 
+@pytest.mark.slow
 def test_a_draft_costs_what_all_of_its_tokens_cost(
     baseline: edgeinfer.Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:

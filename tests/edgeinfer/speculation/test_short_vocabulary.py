@@ -69,7 +69,7 @@ def drafts_of(model: Model, vocabulary: int, count: int = 1, nodes: int = 0, **p
     return [drafter_of(model).propose(ids, request) for _ in range(count)]
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.2}, {"temperature": 0.9, "seed": 3}])
 @pytest.mark.parametrize("trees", [False, True])
 def test_completions_equal_baseline_decoding(

@@ -55,6 +55,7 @@ def test_tools_are_listed_and_called(small: ToolServers) -> None:
     assert small.call("test__variable", {"name": "SECRET_OF_THE_USER"}).result(30).text == "not set"
 
 
+@pytest.mark.slow
 def test_failures_of_a_call_are_results_of_the_model() -> None:
     with started(STDIO) as client:
         failed = client.call("test__fail", {}).result(30)

@@ -274,7 +274,7 @@ def test_odd_head_dimensions_are_padded(
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < near
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", NEAR)
 def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(

@@ -77,7 +77,7 @@ def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: 
     tested.close()
 
 
-@pytest.mark.default_cases(12)
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])

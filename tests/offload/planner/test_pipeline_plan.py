@@ -28,6 +28,7 @@ def machine(*cards: str) -> Machine:
     return replace(described[0], gpus=tuple(gpus))
 
 
+@pytest.mark.slow
 def test_equal_cards_that_hold_it_together_share_the_layers() -> None:
     sizes = dense_model()
     need = plan_memory(sizes, machine("h200"), replace(OPTIONS, device="gpu")).bytes_on("gpu")

@@ -106,6 +106,7 @@ async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(op
         assert chat.shown()[2:] == ["Hi", ANSWER]
 
 
+@pytest.mark.slow
 async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
@@ -187,6 +188,7 @@ async def test_the_status_line_reports_context_speed_and_help(opened: Opened) ->
         assert "F1 help" in line
 
 
+@pytest.mark.slow
 async def test_a_message_sent_during_loading_is_processed_after_it(opened: Opened) -> None:
     started = threading.Event()
     async with opened(load_when=started) as chat:

@@ -68,6 +68,7 @@ def test_requests_with_drafts_give_the_ids_of_each_alone(zoo_file: ZooFile, buil
     assert_no_page_is_lost(run.scheduler.requests)
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("positions", [4 * CONTEXT, CONTEXT], ids=["room for all", "room for one"])
 @pytest.mark.parametrize("chained", [False, True])
 def test_a_draft_model_drafts_for_all_requests(zoo_file: ZooFile, positions: int, chained: bool) -> None:

@@ -56,6 +56,7 @@ def calculated(name: str, arguments: Any) -> str:
     return str(a + b if arguments["operation"] == "plus" else a - b)
 
 
+@pytest.mark.slow
 @RUNS
 def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: bool, calls: int) -> None:
     openai = pytest.importorskip("openai")

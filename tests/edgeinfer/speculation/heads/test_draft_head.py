@@ -56,7 +56,7 @@ def drafting(path: Path) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.default_cases(14)
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3}, {"temperature": 0.9, "seed": 3}])
 def test_completions_equal_baseline_decoding(

@@ -114,6 +114,7 @@ def test_a_small_window_reads_again_what_it_has_overwritten(tmp_path: Path) -> N
         assert hits > reads / 4
 
 
+@pytest.mark.default_cases(1)
 @NEEDS_PREAD
 @pytest.mark.parametrize(
     ("gated", "predicted", "slots"), [(True, False, 64), (True, True, 70), (False, False, 200)]

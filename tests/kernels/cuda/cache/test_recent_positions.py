@@ -67,6 +67,7 @@ def test_with_all_positions_in_f16_nothing_changes(device: str, tmp_path: Path, 
         assert max(distances) < FLOATS_AGREE
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", [FOUR_BITS, "q8_0/q4_0+f16", "fp8+f16"])
 @pytest.mark.parametrize("name", ["llama", "deepseek2"])

@@ -166,6 +166,7 @@ def test_caches_of_other_types_hold_the_keys(kv: CacheType, device: str, tmp_pat
     pair.target.close()
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_counted_bytes_are_those_that_are_allocated(name: str, kind: CacheType, tmp_path: Path) -> None:

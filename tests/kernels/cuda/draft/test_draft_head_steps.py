@@ -178,6 +178,7 @@ def test_a_whole_draft_continues_with_the_states_of_the_head(pair: Pair, given: 
         logits, own = pair.exact_logits([token], own[-1:], 20 + index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["arcee"], indirect=True)
 def test_a_draft_ends_where_its_tokens_are_too_improbable(pair: Pair) -> None:
     ids = text(pair, 9)
@@ -220,6 +221,7 @@ def agrees(found: list[tuple[int, float]], logits: States, power: float) -> bool
     )
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("given", [4, 5])
 @pytest.mark.parametrize("pair", ["arcee", "glm4moe", "deepseek2"], indirect=True)

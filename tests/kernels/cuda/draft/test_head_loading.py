@@ -135,6 +135,7 @@ def test_sampled_completions_take_the_most_probable_drafts(tmp_path: Path) -> No
         assert len(model.generate(IDS, max_tokens=4, temperature=0.9).ids) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_tokens_that_the_gpu_samples_ahead_are_observed(tmp_path: Path) -> None:
     path = WITH_HEAD.write(tmp_path / "model.gguf")

@@ -73,6 +73,7 @@ def test_a_call_is_one_line_of_text() -> None:
     assert len(shown) < 600
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_messages_of_the_user_are_markdown_too(opened: Opened, size: tuple[int, int]) -> None:

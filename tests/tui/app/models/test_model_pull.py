@@ -118,6 +118,7 @@ async def test_a_missing_model_is_pulled_after_a_question_and_then_loaded(
         assert str(chat.screen.query_one("#title", Static).render()).endswith("qwen3-8b")
 
 
+@pytest.mark.slow
 async def test_a_missing_model_is_not_pulled_without_consent(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
