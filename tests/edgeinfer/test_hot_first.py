@@ -36,7 +36,7 @@ def logits(path: Path) -> "np.ndarray[tuple[int, ...], np.dtype[np.float32]]":
         return model.logits(IDS)
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("name", "formats", "block"),
     [("arcee", ("F32",), 1), ("arcee", ("Q8_0",), 32), ("starcoder2", ("F16",), 1), ("phi3", ("Q8_0",), 32)],

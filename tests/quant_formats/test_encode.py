@@ -106,6 +106,7 @@ def test_the_stored_errors_equal_llama_cpp() -> None:
             assert errors == pytest.approx(stored[array][name], rel=1e-3), (array, name)
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", SEARCHED)
 def test_importance_moves_the_error_to_less_important_columns(name: str) -> None:
     weights = arrays()["gaussian"]

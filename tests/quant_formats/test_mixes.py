@@ -41,7 +41,7 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
     return {name: each.format.name for name, each in choices(model, mix, importance, **options).items()}
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
     for mix in MIXES:

@@ -74,6 +74,7 @@ def test_another_activity_can_be_planted_in_the_same_file(file: PlantedFile) -> 
     assert file.plant(0.1).active == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
     known = reference(file, file.plant(0.1), RUN, threads=1, with_exact=True)

@@ -94,7 +94,7 @@ def test_the_number_of_reusable_tokens_is_exact(path: Path) -> None:
     assert [engine.reusable(length) for length in (48, 20, 1)] == [48, 20, 1]
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("length", [1000, 990, 958])
 def test_a_snapshot_is_restored_to_what_its_rings_hold(path: Path, length: int) -> None:
     engine = engine_of(path, cpu())
@@ -152,7 +152,7 @@ def next_difference(engine: NativeEngine, other: NativeEngine, steps: int = 5) -
     return max(relative(engine.append([token]), other.append([token])) for token in tokens)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 def test_a_shift_moves_the_positions_of_the_rings(path: Path, kind: CacheType) -> None:
     ring, whole = engine_of(path, cpu(), kind=kind), engine_of(path, cpu(), 0, kind)
@@ -164,6 +164,7 @@ def test_a_shift_moves_the_positions_of_the_rings(path: Path, kind: CacheType) -
         assert ring.first_evicted == whole.first_evicted == 4
 
 
+@pytest.mark.slow
 def test_scattered_eviction_moves_what_the_rings_hold(path: Path) -> None:
     ring, whole = engine_of(path, cpu()), engine_of(path, cpu(), 0)
     indices = sorted(random.Random(1).sample(range(600, 980), 100))
@@ -206,7 +207,7 @@ def test_attention_scores_of_rings_equal_those_of_whole_caches(path: Path) -> No
     np.testing.assert_array_equal(ring.attention_scores(32), whole.attention_scores(32))
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("start", [700, 638, 639, 640, 641])
 def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
     """The pages of branches are after the text; near multiples of the ring they are at both of its ends."""

@@ -60,6 +60,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_bytes() -> None:
         plan_model("llama-3.3-70b", device=LAPTOP, context=200_000)
 
 
+@pytest.mark.slow
 def test_machines_are_compared_without_a_file() -> None:
     plans = plan_on_machines(
         ["rtx 4090", "rtx 4060 laptop, 32GiB ram"], lambda machine: plan_shape("qwen3-32b", device=machine)

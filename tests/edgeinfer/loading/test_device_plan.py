@@ -168,6 +168,7 @@ def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
     assert (options.sequences, options.whole_caches, planned.warnings) == (1, False, (SPLIT_QUEUE,))
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("cards", "split", "gib", "kind"),
     [

@@ -170,6 +170,7 @@ def test_until_it_is_measured_a_token_costs_what_it_reads(
             assert controller.costs.short == drafter_of(model).short_cost
 
 
+@pytest.mark.slow
 def test_drafts_of_both_sizes_are_measured(shorter: Model) -> None:
     assert shorter.speculator is not None
     costs = shorter.speculator.measure()

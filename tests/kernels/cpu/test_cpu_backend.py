@@ -203,7 +203,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     assert relative(single, together) < 1e-6
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3n", "gemma3", "qwen2moe", "deepseek2", "bloom", "falcon-40b"]
 )

@@ -64,7 +64,7 @@ def test_a_short_convolution_equals_the_reference(tmp_path: Path, hidden: int, t
     assert relative(np.concatenate(parts), expected) < 5e-6
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
 def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: str) -> None:

@@ -31,6 +31,7 @@ def test_a_table_and_the_machine_go_to_stdout(edgeinfer: CommandLine) -> None:
     assert [line.partition(":")[0] for line in lines[7:]] == ["machine", "versions", "date", "command"]
 
 
+@pytest.mark.slow
 def test_json_holds_every_repetition(edgeinfer: CommandLine) -> None:
     for expected in (("--json",), ("--output", "json")):
         report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "-d", "0", "-d", "4", *expected).out)

@@ -59,6 +59,7 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
     assert list(message["machines"][2]) == ["device", "error"]
 
 
+@pytest.mark.slow
 def test_the_kind_of_split_is_shown_with_its_reason(edgeinfer: CommandLine) -> None:
     on_two = ("plan", "--shape", "llama-3.1-8b", "--device", "2x h200")
     lines = edgeinfer(*on_two, "--split", "tensor", "--verbose").out.splitlines()

@@ -171,6 +171,7 @@ def test_errors_with_closed_streams_keep_their_exit_code(tmp_path: Path) -> None
     assert closed(tmp_path, ">&-", "rm", "no-such-model")[0] == 1
 
 
+@pytest.mark.slow
 def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -212,6 +212,7 @@ def test_requests_wait_for_pages(zoo_file: ZooFile) -> None:
     assert_no_page_is_lost(requests)
 
 
+@pytest.mark.slow
 def test_a_request_may_fill_the_context(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file)
     wanted = [request(prompt(100), 200), request(prompt(CONTEXT, 1), 5), request(prompt(90, 2), 10)]

@@ -280,6 +280,7 @@ def built_in() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.slow
 def test_the_built_in_head_drafts_what_the_model_writes(built_in: Model) -> None:
     always_draft(built_in, 3)
     speed = built_in.generate(STORY, max_tokens=80, temperature=0.0).speed

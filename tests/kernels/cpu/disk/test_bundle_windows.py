@@ -74,7 +74,7 @@ CASES: list[tuple[Activation, bool, bool]] = [
 
 
 @NEEDS_PREAD
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 @pytest.mark.parametrize(("activation", "gated", "predicted"), CASES)
 def test_bundles_of_a_file_give_the_results_of_neurons_in_memory_bit_by_bit(

@@ -186,7 +186,7 @@ def add_products(matrix: DeviceMatrix, planes: Any, x: Any, gemv: GemvConfig) ->
     return total, arrived.cpu().numpy()
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("splits", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "NVFP4", "F16"])
 def test_programs_that_share_rows_add_their_sums(device: str, name: str, splits: int) -> None:

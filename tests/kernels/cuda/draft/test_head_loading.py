@@ -189,6 +189,7 @@ def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
         assert model.generate(IDS, **GREEDY).ids == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_auto_drafts_on_a_gpu_with_a_head_of_the_file_that_fits_there(
     tmp_path: Path, small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -286,6 +287,7 @@ def test_a_draft_starts_the_step_that_verifies_it(
         assert model.generate(IDS, **settings).ids == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_greedy_drafts_are_verified_without_copies_of_the_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

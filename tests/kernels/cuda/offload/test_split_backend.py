@@ -257,6 +257,7 @@ def test_steps_of_every_token_count_equal_the_unsplit_logits(
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_device_without_in_graph_synchronization_synchronizes_between_launches(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:

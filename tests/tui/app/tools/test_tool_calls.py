@@ -118,6 +118,7 @@ async def test_esc_stops_a_call(opened: Opened, with_tools: Callable[..., None])
         await chat.settle()
 
 
+@pytest.mark.slow
 async def test_without_tools_the_model_is_offered_none(
     opened: Opened, with_tools: Callable[..., None]
 ) -> None:
