@@ -79,7 +79,7 @@ def inputs(tokens: int, width: int) -> Rows:
     return np.random.default_rng(5).standard_normal((tokens, width)).astype(np.float32)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("tokens", [1, 3, SPARSE_TOKENS, SPARSE_TOKENS + 3])

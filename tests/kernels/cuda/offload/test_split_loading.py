@@ -229,7 +229,6 @@ def test_a_model_on_a_gpu_gathers_active_neurons_if_that_is_faster(
     assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
 
 
-@pytest.mark.slow
 def test_sparse_experts_next_to_a_gpu_have_no_expert_cache(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:
