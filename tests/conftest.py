@@ -1,6 +1,7 @@
 """Shared by the whole suite: processor limits and compiled kernels."""
 
 import gc
+import logging
 import os
 import signal
 import sys
@@ -195,6 +196,18 @@ def shared_folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
     """A folder of this run that all its workers share."""
     own = tmp_path_factory.getbasetemp()
     return own.parent if hasattr(request.config, "workerinput") else own
+
+
+@pytest.fixture
+def logged() -> Iterator[list[str]]:
+    """The messages of the log. pytest's plugin for logs is off: it takes half a millisecond of each test."""
+    messages: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
+    root = logging.getLogger()
+    root.addHandler(handler)
+    yield messages
+    root.removeHandler(handler)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if "structured" in (example.read_text().splitlines() or [""])[0]:

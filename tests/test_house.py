@@ -66,14 +66,19 @@ def modules_of(package: str) -> list[Path]:
 
 
 @cache
-def imported_packages(path: Path) -> frozenset[str]:
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+def summary(path: Path) -> tuple[frozenset[str], bool]:
+    """The packages that a file imports, and whether it has a docstring; read once for all tests."""
+    tree, names = ast.parse(path.read_text(encoding="utf-8")), set[str]()
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             names.add(node.module.split(".")[0])
-    return frozenset(names)
+    return frozenset(names), bool(ast.get_docstring(tree))
+
+
+def imported_packages(path: Path) -> frozenset[str]:
+    return summary(path)[0]
 
 
 @pytest.mark.parametrize("package", PARTS)
@@ -111,11 +116,7 @@ def test_ray_is_imported_in_one_folder_only() -> None:
 
 @pytest.mark.parametrize("package", PARTS)
 def test_every_module_has_a_docstring(package: str) -> None:
-    silent = [
-        str(path.relative_to(ROOT))
-        for path in modules_of(package)
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
-    ]
+    silent = [str(path.relative_to(ROOT)) for path in modules_of(package) if not summary(path)[1]]
     assert silent == []
 
 

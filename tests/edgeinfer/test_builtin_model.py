@@ -71,6 +71,7 @@ def test_it_chats_with_its_built_in_template(tiny: Model) -> None:
     assert "<|" not in first.text + second.text
 
 
+@pytest.mark.slow
 def test_its_chats_exceed_the_context_without_an_error() -> None:
     with edgeinfer.load("tiny", context=64, threads=2) as small:
         chat = small.chat(system="Be kind.", max_tokens=6, seed=1)

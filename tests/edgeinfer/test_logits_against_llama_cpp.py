@@ -145,6 +145,7 @@ def test_logits_equal_llama_cpp_on_other_weights(tmp_path: Path, name: str, vari
     check(path, name, variant, llama_cpp_logits(path, IDS)[STORED_POSITIONS])
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("variant", ["plain", "quantized"])
 def test_older_files_of_latent_attention_have_the_logits_of_llama_cpp(tmp_path: Path, variant: str) -> None:

@@ -49,6 +49,7 @@ def test_the_logits_are_as_close_to_the_formula_as_those_of_llama_cpp(tmp_path: 
     assert distance(ours, exact) <= 2 * distance(theirs, exact)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", CASES[2:])

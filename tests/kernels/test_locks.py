@@ -48,13 +48,13 @@ class Clock:
 
 
 def test_waiting_is_announced_once_and_ends(
-    tmp_path: Path, holder: "subprocess.Popen[str]", caplog: pytest.LogCaptureFixture
+    tmp_path: Path, holder: "subprocess.Popen[str]", logged: list[str]
 ) -> None:
     clock, path = Clock(), tmp_path / "lock"
     with pytest.raises(LockTimeoutError) as caught, file_lock(path, 60, clock, clock.sleep):
         pass
     assert str(caught.value) == f"{path}: held by another edgeinfer (process {holder.pid}) for 60 s"
-    assert caplog.messages == [f"waiting for another edgeinfer (process {holder.pid}), which holds {path}"]
+    assert logged == [f"waiting for another edgeinfer (process {holder.pid}), which holds {path}"]
     assert SILENT_SECONDS < 2
 
 

@@ -51,6 +51,7 @@ def slowdowns(cases: list[tuple[str, str, float]], monkeypatch: pytest.MonkeyPat
             yield result.ms_per_token / oracle.ms_per_token
 
 
+@pytest.mark.slow
 def test_a_plan_is_about_as_fast_as_the_exhaustive_search(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(slowdowns(CASES[::19], monkeypatch)) <= MAX_SLOWDOWN
 

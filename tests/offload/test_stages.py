@@ -96,7 +96,7 @@ def computed(plan: MemoryPlan) -> list[tuple[int, str, int]]:
     ]
 
 
-@pytest.mark.default_cases(8)
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("vram", [0, 2, 3, 6, 8])
 @pytest.mark.parametrize(
     "model",

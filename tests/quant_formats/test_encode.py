@@ -75,7 +75,7 @@ def test_gaussian_weights_round_trip_within_the_format_error(name: str) -> None:
     assert seen < ERRORS[name]
 
 
-@pytest.mark.default_cases(20)
+@pytest.mark.default_cases(10)
 @pytest.mark.parametrize("importance", ["plain", "importance"])
 @pytest.mark.parametrize("name", SEARCHED)
 @pytest.mark.parametrize("array", quantizer_errors.ARRAYS)
@@ -106,6 +106,7 @@ def test_the_stored_errors_equal_llama_cpp() -> None:
             assert errors == pytest.approx(stored[array][name], rel=1e-3), (array, name)
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", SEARCHED)
 def test_importance_moves_the_error_to_less_important_columns(name: str) -> None:
     weights = arrays()["gaussian"]
@@ -125,6 +126,7 @@ def test_columns_of_zero_importance_are_not_lost(name: str) -> None:
         assert np.sqrt(((seen - weights) ** 2).mean()) < 3 * ERRORS[name]
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_encoding_what_was_decoded_changes_little(name: str) -> None:
     once = decode(encoded_gaussian(name), name)
@@ -199,6 +201,7 @@ def test_one_outlier_among_zeros_is_kept(name: str) -> None:
     assert np.abs(np.delete(seen, 77)).max() < 0.06
 
 
+@pytest.mark.default_cases(8)
 @pytest.mark.parametrize("name", SEARCHED)
 def test_blocks_do_not_depend_on_their_neighbors(name: str) -> None:
     weights = arrays()["gaussian"]

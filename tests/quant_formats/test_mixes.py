@@ -41,7 +41,7 @@ def formats(model: MixModel, mix: str, importance: bool = False, **options: Any)
     return {name: each.format.name for name, each in choices(model, mix, importance, **options).items()}
 
 
-@pytest.mark.default_cases(5)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
     for mix in MIXES:
@@ -50,6 +50,7 @@ def test_every_mix_selects_the_formats_of_llama_cpp(name: str) -> None:
             assert mix_models.in_signs(formats(MODELS[name], mix, importance)) == expected, (mix, importance)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("name", ["llama, eight experts", "llama, rows of 224", "falcon, tied", "deepseek2"])

@@ -149,6 +149,7 @@ def test_all_parts_of_a_set_become_one_file(tmp_path: Path) -> None:
         assert not [key for key in written.metadata if key.startswith("split.")]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_weight_out_of_range_names_its_tensor_and_leaves_no_file(
     small_pieces: None, processes: int, tmp_path: Path

@@ -205,6 +205,7 @@ def test_without_madvise_no_pages_are_released(tmp_path: Path, monkeypatch: pyte
         assert not file.read_in_order("norm")
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_150000_strings_opens_and_decodes_quickly(tmp_path: Path) -> None:
     path = tmp_path / "vocabulary.gguf"
     tokens = [f"Ġtoken{index}" for index in range(150_000)]

@@ -90,6 +90,7 @@ def test_a_completion_that_fills_the_context_is_reported(edgeinfer: CommandLine)
     assert done.err == "edgeinfer: the context of 32 tokens is full: the completion ends here\n"
 
 
+@pytest.mark.slow
 def test_piped_text_is_the_prompt(home: Path) -> None:
     done = run(home, "run", "tiny", *GREEDY, "--max-tokens", "3", "--speed", stdin=PROMPT + "\n")
     assert done.stdout == ", there was\n"
@@ -132,6 +133,7 @@ def test_a_reader_that_closes_early_is_no_error(home: Path) -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
+@pytest.mark.slow
 def test_a_chat_on_a_terminal_responds_and_quits(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", *GREEDY, "--max-tokens", "12", command=COMMAND, variables=CACHE)
     opened.append(terminal)

@@ -32,6 +32,7 @@ def test_ctrl_c_in_a_response_exits_with_130_and_restores_the_terminal(
     assert termios.tcgetattr(terminal.slave) == terminal.before
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_loading_ends_quietly(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run", "tiny", "Once upon", "--threads", "99")
     opened.append(terminal)
@@ -86,6 +87,7 @@ def test_a_closed_reader_is_no_error(home: Path) -> None:
     assert process.wait(TIMEOUT_SECONDS) == 141
 
 
+@pytest.mark.slow
 def test_sigint_in_a_pipe_keeps_the_text(home: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "run", "tiny", "Once"],
@@ -147,6 +149,7 @@ def test_ctrl_c_while_starting_leaves_no_traceback(home: Path, delay: float) -> 
     assert err == b""
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("columns", "name"), [(1, ""), (2, ""), (3, "dumb"), (2, "vt100"), (10, "xterm")])
 def test_a_chat_works_on_a_narrow_terminal(
@@ -164,6 +167,7 @@ def test_a_chat_works_on_a_narrow_terminal(
     assert terminal.exit_code() == 0
 
 
+@pytest.mark.slow
 def test_undecodable_bytes_do_not_end_a_line_chat(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run")
     opened.append(terminal)
@@ -177,6 +181,7 @@ def test_undecodable_bytes_do_not_end_a_line_chat(home: Path, opened: list[Termi
     assert "edgeinfer:" not in terminal.seen
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("private", [False, True])
 def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal], private: bool) -> None:
@@ -193,6 +198,7 @@ def test_a_private_chat_stores_nothing(home: Path, opened: list[Terminal], priva
     assert bool(stored) is not private
 
 
+@pytest.mark.slow
 def test_tab_completes_and_ctrl_u_clears_in_a_line_chat(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "run")
     opened.append(terminal)

@@ -3,6 +3,7 @@
 import re
 import tomllib
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from edgeinfer_offload.machine.hardware import Graphics, Link
@@ -59,10 +60,17 @@ def link_of(pinned: float) -> Link:
     return Link(pinned, pinned, PAGEABLE_SHARE * pinned, PAGEABLE_SHARE * pinned)
 
 
-def cards() -> list[Card]:
-    """All known cards."""
+@cache
+def cards() -> tuple[Card, ...]:
+    """All known cards; read once, as a plan for several machines looks up each of theirs."""
     text = Path(__file__).with_name("graphics_cards.toml").read_text(encoding="utf-8")
-    return [Card(name, **row) for name, row in tomllib.loads(text)["cards"].items()]
+    return tuple(Card(name, **row) for name, row in tomllib.loads(text)["cards"].items())
+
+
+@cache
+def _words_of_cards() -> dict[str, set[str]]:
+    """Name of a card -> the words that distinguish it."""
+    return {card.name: _words(card.name) for card in cards()}
 
 
 def find_card(name: str) -> Card | None:
@@ -73,15 +81,15 @@ def find_card(name: str) -> Card | None:
 
 def matching_cards(name: str) -> list[Card]:
     """The cards with this name; if there is none, those whose name also has the memory size ("A100 40GB")."""
-    requested, known = _words(name), cards()
+    requested, known = _words(name), _words_of_cards()
     for words in (requested, *({family, *requested} for family in FAMILIES)):
         # A driver also names the memory of an H100, of which the table has only one.
         for names in (words, {word for word in words if not _SIZE.fullmatch(word)}):
-            if matches := [card for card in known if _words(card.name) == names]:
+            if matches := [card for card in cards() if known[card.name] == names]:
                 own = matches[0].gib
                 given_sizes = [float(word.removesuffix("gb")) for word in words - names]
                 return matches if all(size == own for size in given_sizes) else []
-        more = [card for card in known if words and words < _words(card.name) and _only_size(card, words)]
+        more = [card for card in cards() if words and words < known[card.name] and _only_size(card, words)]
         if more:
             return more
     return []
@@ -91,7 +99,7 @@ _SIZE = re.compile(r"\d+gb")
 
 
 def _only_size(card: Card, words: set[str]) -> bool:
-    return all(_SIZE.fullmatch(word) for word in _words(card.name) - words)
+    return all(_SIZE.fullmatch(word) for word in _words_of_cards()[card.name] - words)
 
 
 def _words(name: str) -> set[str]:

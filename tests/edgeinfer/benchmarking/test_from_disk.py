@@ -26,6 +26,7 @@ def test_every_way_has_a_row(tmp_path: Path) -> None:
     assert all(len(row) == len(HEAD) and float(row[3]) > 0 for row in table)
 
 
+@pytest.mark.slow
 @NEEDS_PREAD
 def test_a_program_that_can_not_load_the_model_says_why(tmp_path: Path) -> None:
     file = write_planted(tmp_path, find_planted_model("relu-smoke"), "Q4_0")

@@ -74,6 +74,7 @@ def test_another_activity_can_be_planted_in_the_same_file(file: PlantedFile) -> 
     assert file.plant(0.1).active == pytest.approx(0.1, abs=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_a_case_has_a_row_for_each_way(file: PlantedFile) -> None:
     known = reference(file, file.plant(0.1), RUN, threads=1, with_exact=True)
@@ -102,6 +103,7 @@ def test_planted_experts_are_active_as_planted_and_have_no_predictor(tmp_path: P
         assert any("(10%, by its profile)" in line for line in model.details)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_llama_cpp_runs_in_every_setting_of_a_case(file: PlantedFile, tmp_path: Path) -> None:
     program = tmp_path / "llama-bench"

@@ -90,6 +90,7 @@ def test_startup_time_is_split_into_phases() -> None:
     assert phases.planned_bytes > 20 << 20
 
 
+@pytest.mark.slow
 def test_a_program_that_fails_is_an_error_not_a_time(tmp_path: Path) -> None:
     with pytest.raises(EdgeInferError, match="failed"):
         commands(str(tmp_path / "none.gguf"))["edgeinfer run MODEL Once --max-tokens 1"]()

@@ -42,7 +42,7 @@ def built_kernels(cache: None, kernels: Kernels, tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(this_machine, name, partial(getattr(this_machine, name), seconds=0.0))
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", ["llama", "qwen35", "rwkv7", "gemma3n"])
 def test_a_run_from_a_layer_on_has_the_divergence_of_a_whole_run(zoo_file: ZooFile, name: str) -> None:
     with GGUFFile.open(zoo_file(name)) as file:
@@ -87,6 +87,7 @@ def test_more_bits_have_less_divergence_and_results_are_kept(zoo_file: ZooFile, 
         assert len(names) == len(set(names)) == 3 * 7 + 2
 
 
+@pytest.mark.slow
 def test_the_file_reaches_the_goal(zoo_file: ZooFile, tmp_path: Path) -> None:
     source, target = zoo_file("llama"), tmp_path / "fitted.gguf"
     done = edgeinfer.quantize(source, target, text=TEXT, bits_per_weight=6.5)
@@ -115,6 +116,7 @@ def test_without_a_text_the_model_generates_one(zoo_file: ZooFile) -> None:
     assert done.plan.bits_per_weight <= 8
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

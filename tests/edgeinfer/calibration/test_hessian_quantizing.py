@@ -32,7 +32,7 @@ def divergences(source: Path, *paths: Path) -> list[float]:
     return found
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "name",
     [*("llama", "qwen3moe", "deepseek2", "command-r"), pytest.param("gemma3n", marks=pytest.mark.slow)],
@@ -93,6 +93,7 @@ def test_inputs_are_summed_once_for_matrices_that_share_them() -> None:
     assert ("third", 0) not in collector.inputs
 
 
+@pytest.mark.slow
 def test_a_goal_and_the_hessian_are_used_together(
     zoo_file: ZooFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

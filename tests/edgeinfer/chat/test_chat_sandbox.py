@@ -56,6 +56,7 @@ def test_python_objects_are_unreachable(source: str) -> None:
     assert failure(source).startswith("chat template, line 1: ")
 
 
+@pytest.mark.slow
 def test_a_list_can_grow_and_shrink_within_the_budget() -> None:
     assert render("{% set a = [1] %}{% set _ = a.append(2) %}{{ a.pop(0) }}{{ a }}") == "1[2]"
     growing = "{% set a = [] %}{% for _ in range(60) %}{% set b = [] %}{% set _ = b.append(a) %}"

@@ -49,6 +49,7 @@ def test_load_sets_defaults_and_refuses_options_the_template_lacks() -> None:
         edgeinfer.load("tiny", draft=None, thinking="off")
 
 
+@pytest.mark.slow
 def test_models_toml_sets_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))

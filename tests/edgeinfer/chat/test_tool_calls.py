@@ -303,6 +303,7 @@ def test_a_call_without_arguments_is_found() -> None:
     assert parse_tool_calls("<tool_call>get_time</tool_call>", TOOLS).calls == (ToolCall("get_time", {}),)
 
 
+@pytest.mark.slow
 def test_a_long_unfinished_call_is_read_quickly() -> None:
     text = "<tool_call><function=get_weather><parameter=city>" * 2000
     assert parse_tool_calls(text, TOOLS) == ParsedReply(text, ())

@@ -135,6 +135,7 @@ def _fetch_in_child(url: str, destination: Path) -> None:
     fetch(RemoteFile(url, "model.gguf", sha256=SHA256), destination, retry_policy=retry_policy)
 
 
+@pytest.mark.slow
 def test_a_killed_download_is_resumed_by_the_next_process(server: HostileServer, tmp_path: Path) -> None:
     server.script = [does.stall(120_000)]
     destination = tmp_path / "model.gguf"

@@ -47,6 +47,7 @@ RECOVERED = {
 }
 
 
+@pytest.mark.default_cases(12)
 @pytest.mark.parametrize("case", RECOVERED.values(), ids=list(RECOVERED))
 @pytest.mark.parametrize("sha256", [SHA256, None], ids=["sha256 known", "unknown"])
 def test_transient_failures_are_retried(

@@ -21,6 +21,7 @@ from tests.random_models import VOCABULARY
 IDS = np.random.default_rng(4).integers(3, VOCABULARY, 60).tolist()
 
 
+@pytest.mark.slow
 def test_chunks_rewinds_and_drafts_give_the_logits_of_single_tokens(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("gemma3n"), device="cpu", threads=2, draft=None, kv="f32") as model:
         engine = model.engine

@@ -76,6 +76,7 @@ def test_parent_and_child_generate_at_the_same_time(zoo_file: ZooFile) -> None:
             assert of_child() == alone[1]
 
 
+@pytest.mark.slow
 def test_a_child_of_a_parent_that_is_generating_works(zoo_file: ZooFile) -> None:
     with edgeinfer.load(zoo_file("llama"), device="cpu", threads=2, draft=None) as model:
         alone = [completion_text(model, prompt) for prompt in PROMPTS]

@@ -38,6 +38,7 @@ def plain() -> Iterator[edgeinfer.Model]:
         yield model
 
 
+@pytest.mark.slow
 def test_a_drafter_observes_every_token_of_the_text(plain: edgeinfer.Model) -> None:
     reader = Reader((0, OUTPUT_NORM))
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=reader, context=128) as model:

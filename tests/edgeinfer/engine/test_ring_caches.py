@@ -68,6 +68,7 @@ def test_a_ring_has_space_for_a_step_of_every_backend() -> None:
     assert ring_for(1024) == 1024 + RING_STEP + RING_SPARE
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_edits_process_again_what_the_rings_lost(path: Path) -> None:
     engine, source = engine_of(path), random.Random(3)
@@ -93,7 +94,7 @@ def test_the_number_of_reusable_tokens_is_exact(path: Path) -> None:
     assert [engine.reusable(length) for length in (48, 20, 1)] == [48, 20, 1]
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("length", [1000, 990, 958])
 def test_a_snapshot_is_restored_to_what_its_rings_hold(path: Path, length: int) -> None:
     engine = engine_of(path, cpu())
@@ -110,6 +111,7 @@ def test_a_snapshot_is_restored_to_what_its_rings_hold(path: Path, length: int) 
         np.testing.assert_array_equal(other.append([token]), engine.append([token]))
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_an_older_prefix_of_a_snapshot_is_not_restored(path: Path, tmp_path: Path) -> None:
     engine = engine_of(path)
@@ -150,7 +152,7 @@ def next_difference(engine: NativeEngine, other: NativeEngine, steps: int = 5) -
     return max(relative(engine.append([token]), other.append([token])) for token in tokens)
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", ["f32", "f16", "q8_0", "q4_0"])
 def test_a_shift_moves_the_positions_of_the_rings(path: Path, kind: CacheType) -> None:
     ring, whole = engine_of(path, cpu(), kind=kind), engine_of(path, cpu(), 0, kind)
@@ -162,6 +164,7 @@ def test_a_shift_moves_the_positions_of_the_rings(path: Path, kind: CacheType) -
         assert ring.first_evicted == whole.first_evicted == 4
 
 
+@pytest.mark.slow
 def test_scattered_eviction_moves_what_the_rings_hold(path: Path) -> None:
     ring, whole = engine_of(path, cpu()), engine_of(path, cpu(), 0)
     indices = sorted(random.Random(1).sample(range(600, 980), 100))
@@ -173,6 +176,7 @@ def test_scattered_eviction_moves_what_the_rings_hold(path: Path) -> None:
     assert ring.reusable(800) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_an_eviction_that_empties_the_window_processes_the_rest_again(path: Path) -> None:
     engine = engine_of(path)
@@ -183,6 +187,7 @@ def test_an_eviction_that_empties_the_window_processes_the_rest_again(path: Path
     assert relative(engine.append([7]), fresh(path, [*IDS[:300], *IDS[996:1000], 7])) < 1e-9
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_a_rewind_after_a_shift_keeps_the_evicted_tokens_of_the_text(path: Path) -> None:
     engine = engine_of(path)
@@ -202,7 +207,7 @@ def test_attention_scores_of_rings_equal_those_of_whole_caches(path: Path) -> No
     np.testing.assert_array_equal(ring.attention_scores(32), whole.attention_scores(32))
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("start", [700, 638, 639, 640, 641])
 def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
     """The pages of branches are after the text; near multiples of the ring they are at both of its ends."""
@@ -221,6 +226,7 @@ def test_a_tree_draft_is_verified_in_rings(path: Path, start: int) -> None:
         np.testing.assert_array_equal(ring_rows, whole_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 def test_sequences_alternate_in_rings(path: Path) -> None:
     engine = engine_of(path)

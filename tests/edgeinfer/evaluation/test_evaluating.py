@@ -32,6 +32,7 @@ def direct_perplexity(context: int, chunks: int) -> float:
     return math.exp(math.fsum(losses) / len(losses))
 
 
+@pytest.mark.default_cases(1)
 def test_perplexity_equals_the_direct_computation() -> None:
     result = evaluate("tiny", TEXT, context=64, chunks=3)
     assert result.perplexity.value == pytest.approx(direct_perplexity(64, 3), rel=1e-4)
@@ -39,6 +40,7 @@ def test_perplexity_equals_the_direct_computation() -> None:
     assert result.divergence is None
 
 
+@pytest.mark.slow
 def test_slices_of_any_size_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     # AMX rounds differently; the scored half of a window is shorter than the steps that use it.
     context = 2 * TILE_TOKENS - 2
@@ -77,6 +79,7 @@ def test_models_of_other_weights_diverge(tmp_path: Path) -> None:
     assert divergence.perplexity_ratio.value == pytest.approx(ratio, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_a_model_is_compared_with_itself_on_another_cache() -> None:
     result = {
         kv: evaluate("tiny", TEXT, kv=kv, base_kv="f32", context=64, chunks=2).divergence
@@ -106,6 +109,7 @@ def test_without_llama_cpp_the_error_names_its_install_command(monkeypatch: pyte
         evaluate("tiny", TEXT, base="llama.cpp", context=32, chunks=1)
 
 
+@pytest.mark.slow
 @pytest.mark.llama_cpp
 def test_the_built_in_model_diverges_little_from_llama_cpp() -> None:
     pytest.importorskip("llama_cpp")

@@ -64,6 +64,7 @@ def test_sequences_without_memory_wait_for_others(tiny: Model) -> None:
         assert completion.ids == expected.ids
 
 
+@pytest.mark.slow
 def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> None:
     ids = tiny.tokenizer.encode(PROMPT * 40)[:490]
     actual = tiny.generate(ids, n=3, temperature=1.5, seed=2)
@@ -73,6 +74,7 @@ def test_one_sequence_may_fill_the_context_to_the_last_token(tiny: Model) -> Non
     assert [(len(each.ids), each.finish_reason) for each in actual] == [(22, "context")] * 3
 
 
+@pytest.mark.slow
 def test_the_prompt_stays_unchanged_in_the_cache(tiny: Model) -> None:
     expected = tiny.generate(3 * PROMPT, max_tokens=30, temperature=0.0)
     tiny.generate(3 * PROMPT, n=4, max_tokens=60, **VARIED)
@@ -92,6 +94,7 @@ def test_the_best_of_several_is_the_most_probable_of_them(tiny: Model) -> None:
     assert [completion.ids for completion in two] == [completions[index].ids for index in order[:2]]
 
 
+@pytest.mark.slow
 def test_batched_beams_equal_sequential_beams(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {"n": 4, "beams": 4, "max_tokens": 30, "repeat_penalty": 1.1}
     actual = tiny.generate(PROMPT, **settings)

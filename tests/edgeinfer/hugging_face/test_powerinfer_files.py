@@ -123,6 +123,7 @@ def test_predictors_that_know_the_gate_give_the_dense_logits(plain: Path, tmp_pa
         assert any("by the predictors of the file" in detail for detail in model.details)
 
 
+@pytest.mark.slow
 def test_a_quantized_file_stays_in_the_dialect_with_its_predictors(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +138,7 @@ def test_a_quantized_file_stays_in_the_dialect_with_its_predictors(
     assert np.abs(logits(small, "predicted") - dense).max() < 0.05 * np.abs(dense).max()
 
 
+@pytest.mark.slow
 def test_a_threshold_above_all_scores_leaves_out_all_neurons(plain: Path, tmp_path: Path) -> None:
     paths = []
     for threshold in (0.0, 1e9):

@@ -220,6 +220,7 @@ def test_a_refused_file_gives_a_one_line_error_with_the_reason(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["gemma3", "llama"])
 def test_its_log_output_is_suppressed(zoo_file: ZooFile, name: str) -> None:

@@ -37,6 +37,7 @@ def test_a_registry_model_is_planned_from_its_shape() -> None:
     assert plan_shape("qwen3-8b", "Q8_0", device=LAPTOP).plan.items == larger.plan.items
 
 
+@pytest.mark.slow
 def test_per_layer_embeddings_are_on_the_gpu_if_everything_else_is_and_they_fit() -> None:
     def devices(**options: Any) -> tuple[str, str]:
         plan = plan_model("gemma-4-e4b", device="rtx 4090", **options).plan
@@ -47,6 +48,7 @@ def test_per_layer_embeddings_are_on_the_gpu_if_everything_else_is_and_they_fit(
     assert devices(vram="3GiB") == ("split", "disk")
 
 
+@pytest.mark.slow
 def test_the_context_of_the_entry_bounds_its_curve() -> None:
     plain, long = (plan_model(name, device=LAPTOP) for name in ("qwen3-4b", "qwen3-4b-2507"))
     assert plain.plan.items == long.plan.items
@@ -58,6 +60,7 @@ def test_a_model_that_does_not_fit_is_refused_with_the_bytes() -> None:
         plan_model("llama-3.3-70b", device=LAPTOP, context=200_000)
 
 
+@pytest.mark.slow
 def test_machines_are_compared_without_a_file() -> None:
     plans = plan_on_machines(
         ["rtx 4090", "rtx 4060 laptop, 32GiB ram"], lambda machine: plan_shape("qwen3-32b", device=machine)

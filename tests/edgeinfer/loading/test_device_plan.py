@@ -168,6 +168,7 @@ def test_a_plan_says_where_several_requests_run_one_at_a_time() -> None:
     assert (options.sequences, options.whole_caches, planned.warnings) == (1, False, (SPLIT_QUEUE,))
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     ("cards", "split", "gib", "kind"),
     [
@@ -201,6 +202,7 @@ def test_several_requests_share_the_caches_of_one_gpu_or_of_all_ranks(split: str
     assert SEVERAL_QUEUE not in several.warnings
 
 
+@pytest.mark.slow
 def test_consecutive_layers_take_one_request_at_a_time_and_neither_adapters_nor_drafts() -> None:
     here = describe_machine("2x rtx 3090")
     by_layers = request(split="layers", vram_of_each=(4 * GIB,), parallel=4)
@@ -226,6 +228,7 @@ def head_of(sizes: ModelSizes) -> ModelSizes:
     return replace(sizes, layers=layers, shares_head=True, shares_embedding=sizes.embedding is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("split", "gib"), [("tensor", 6), ("layers", 5)])
 def test_a_draft_head_is_on_one_rank_or_on_the_gpu_of_the_last_layers(split: str, gib: int) -> None:
     here, sizes = describe_machine("2x rtx 3090"), dense_model()

@@ -55,6 +55,7 @@ def test_alternating_chats_keep_their_caches(zoo_file: ZooFile, kind: str) -> No
                 assert completion.speed.cached_tokens > len(completion.prompt_ids) - 14 - 17
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("kv", ["f16", pytest.param("q4_0+f16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", MODELS)
 def test_asynchronous_streams_together_equal_those_alone(zoo_file: ZooFile, kind: str, kv: str) -> None:

@@ -46,7 +46,7 @@ def settings_of(ram: str | None, context: int | None, draft: Any, kv: str, repac
     }
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("ram", "draft"), BUDGETS)
 def test_a_plan_equals_the_loaded_placement(ram: str, draft: Any) -> None:
     settings = settings_of(ram, 240, draft, "f16", repack=True)

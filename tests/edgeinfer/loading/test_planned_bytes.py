@@ -32,7 +32,7 @@ TERNARY = replace(MIXED, formats=("Q8_0", "TQ1_0"))
 MODELS = {**ZOO, "mixed": MIXED, "ternary": TERNARY, "small gemma3n": SMALL_GEMMA3N}
 
 
-@pytest.mark.default_cases(5)
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(
     "name",
     [

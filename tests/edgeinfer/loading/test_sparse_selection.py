@@ -143,6 +143,7 @@ def test_sparse_layers_have_the_planned_sizes(path: Path) -> None:
 NEMOTRON = replace(ZOO["nemotron_h_moe"], width=256, expert_length=512, formats=("Q8_0",))
 
 
+@pytest.mark.slow
 def test_experts_are_sparse_by_the_share_of_their_neurons(tmp_path: Path, path: Path) -> None:
     """Without a gate the logits are those of the dense model bit by bit."""
     experts = NEMOTRON.write(tmp_path / "experts.gguf")
@@ -164,6 +165,7 @@ def test_experts_are_sparse_by_the_share_of_their_neurons(tmp_path: Path, path: 
         edgeinfer.load(experts, device="cpu", sparse="predicted")
 
 
+@pytest.mark.slow
 def test_sparse_experts_have_the_planned_sizes(tmp_path: Path, path: Path) -> None:
     experts = replace(ZOO["smallthinker"], width=256, expert_length=512, formats=("Q8_0",))
     with edgeinfer.load(
@@ -184,6 +186,7 @@ def test_sparse_experts_have_the_planned_sizes(tmp_path: Path, path: Path) -> No
         assert abs(model.plan.nbytes - model.engine.cache.nbytes - ours) <= 64 * experts.layers
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["relu", "relu2", "drelu"])
 def test_a_llama_whose_file_names_a_relu_is_sparse(tmp_path: Path, name: str) -> None:
     model = replace(ZOO["llama"], width=256, feed_forward=512, extra={"hidden_activation": name})
@@ -196,6 +199,7 @@ def test_a_llama_whose_file_names_a_relu_is_sparse(tmp_path: Path, name: str) ->
     assert np.linalg.norm(logits[1] - logits[0]) < 0.01 * np.linalg.norm(logits[0])
 
 
+@pytest.mark.slow
 def test_a_bitnet_with_a_relu_is_sparse_but_has_no_bundles(tmp_path: Path) -> None:
     model = replace(ZOO["bitnet"], width=256, feed_forward=512, extra={"hidden_activation": "relu2"})
     path = replace(model, formats=("Q8_0",)).write(tmp_path / "m.gguf")

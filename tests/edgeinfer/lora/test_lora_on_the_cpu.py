@@ -51,6 +51,7 @@ def test_a_model_with_an_adapter_equals_the_merged_model(
         assert distance(logits(model), expected) > 0.1
 
 
+@pytest.mark.slow
 def test_a_quantized_model_is_as_close_to_the_merged_one_as_without_the_adapter(tmp_path: Path) -> None:
     path = quantized(replace(ZOO["llama"], seed=2)).write(tmp_path / "q.gguf")
     adapter = write_adapter(path, tmp_path / "a.gguf", names=(*MATRICES, "token_embd"), format="F16")
@@ -98,6 +99,7 @@ def test_what_other_adapters_cached_is_not_used_again(zoo_file: ZooFile, tmp_pat
         assert model.generate(IDS, **settings).ids == without != adapted
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", ["llama", "mamba2", "gpt-oss"])
 def test_requests_of_a_batch_have_the_adapters(zoo_file: ZooFile, tmp_path: Path, name: str) -> None:
     path = zoo_file(name)

@@ -54,7 +54,7 @@ def loaded(path: Path, **options: Any) -> Model:
     return edgeinfer.load(path, device="cpu", kv="f32", draft=None, threads=1, context=64, **options)
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", TARGETS)
 def test_an_adapter_of_peft_gives_its_logits(tmp_path: Path, name: str) -> None:
     base, adapter, expected = adapted(name, tmp_path)

@@ -58,6 +58,7 @@ def backend(model: edgeinfer.Model) -> CpuBackend:
     return model.engine.backend
 
 
+@pytest.mark.slow
 @NEEDS_PREAD
 def test_active_neurons_are_read_from_disk_with_the_logits_of_the_model_in_memory(path: Path) -> None:
     ram = too_little(path)
@@ -104,6 +105,7 @@ def test_without_bundles_a_sparse_model_that_does_not_fit_is_refused(path: Path)
         edgeinfer.load(path, **options(ram, "exact"))
 
 
+@pytest.mark.slow
 @NEEDS_PREAD
 def test_bundles_of_another_model_are_not_used(path: Path, tmp_path: Path) -> None:
     ram = too_little(path)

@@ -62,6 +62,7 @@ def test_layers_on_disk_are_read_ahead_with_the_same_text(monkeypatch: pytest.Mo
     assert "ahead of their use" in planned.explain()
 
 
+@pytest.mark.slow
 @NEEDS_PREAD
 def test_a_requested_draft_model_is_in_memory_while_its_target_is_read(
     monkeypatch: pytest.MonkeyPatch,
@@ -93,6 +94,7 @@ def test_an_automatic_draft_model_is_taken_if_the_plan_is_faster_with_it(
     assert (automatic.draft == "cpu") == is_faster
 
 
+@pytest.mark.slow
 def test_a_system_that_can_not_read_ahead_maps_what_memory_does_not_hold(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,6 +47,7 @@ def test_prompts_make_a_profile_that_grows(path: Path) -> None:
     assert sum(find_profile(path, user_folder("data")).tokens) == 96  # type: ignore[union-attr]
 
 
+@pytest.mark.slow
 def test_prompts_count_the_neurons_of_experts(path: Path) -> None:
     model = replace(ZOO["smallthinker"], width=256, expert_length=512, formats=("Q8_0",), layers=2)
     experts = model.write(path.with_name("experts.gguf"))
@@ -87,6 +88,7 @@ def test_a_profile_of_the_user_is_never_changed(path: Path) -> None:
         saved.unlink()
 
 
+@pytest.mark.slow
 def test_old_counts_lose_weight(tmp_path: Path) -> None:
     (tmp_path / "m.gguf").write_bytes(b"x" * 5000)
     counts = ActivityCounts(tmp_path / "m.gguf", {3: 0}, tmp_path)

@@ -136,6 +136,7 @@ def test_predictors_are_trained_and_stored_with_the_profile(path: Path) -> None:
         assert "layer 1 feed-forward, by neuron with a predictor" in [item.item for item in model.plan.items]
 
 
+@pytest.mark.slow
 def test_experts_are_counted_by_router_selection(tmp_path: Path) -> None:
     path = ZOO["qwen3moe"].write(tmp_path / "mixture.gguf")
     result = profile(path, [TEXT], tokens=100)

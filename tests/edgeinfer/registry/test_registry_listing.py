@@ -55,6 +55,7 @@ def test_parameters_are_read_from_their_text(text: str, count: float) -> None:
     assert parameter_count(text) == count
 
 
+@pytest.mark.slow
 def test_the_list_says_where_each_model_runs() -> None:
     listed = {one.entry.name: one for one in listed_registry(FEW, [], LAPTOP)}
     placements = {name: one.fit.placement if one.fit else "-" for name, one in listed.items()}
@@ -82,6 +83,7 @@ def test_the_speed_of_texts_is_unknown_where_matmuls_were_not_measured() -> None
         assert (one.speed is not None, one.tier) == (is_known, 2)
 
 
+@pytest.mark.slow
 def test_sizes_are_published_computed_or_unknown() -> None:
     listed = {one.entry.name: one for one in listed_registry(FEW, [], LAPTOP)}
     assert (listed["qwen3-8b"].size_bytes, listed["qwen3-8b"].is_computed) == (5_027_783_488, False)

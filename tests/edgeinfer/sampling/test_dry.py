@@ -101,6 +101,7 @@ def test_extreme_lengths_stay_finite() -> None:
     assert dry_penalties([3] * 5000, SamplingParams(dry_multiplier=2.0, dry_base=1.0), NONE) == {3: 2.0}
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.skipif(sys.platform == "win32", reason="its clock of processor time is coarse")
 @pytest.mark.parametrize("period", [1, 2, 97])
 def test_a_history_twice_as_long_costs_about_twice_as_much(period: int) -> None:

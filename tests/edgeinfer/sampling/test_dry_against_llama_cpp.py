@@ -53,6 +53,7 @@ def theirs(vocabulary: Any, history: list[int], settings: SamplingParams) -> dic
     return {item.id: -item.logit for item in array.data[:size] if item.logit}
 
 
+@pytest.mark.slow
 def test_penalties_agree_on_random_histories(vocabulary: Any) -> None:
     size = llama_cpp.llama_vocab_n_tokens(vocabulary)
 

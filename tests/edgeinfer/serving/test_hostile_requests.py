@@ -220,6 +220,7 @@ async def test_a_long_path_is_shortened_in_the_error() -> None:
     assert len(reply.text) < 300
 
 
+@pytest.mark.slow
 async def test_malformed_tool_calls_are_ignored() -> None:
     text = '<tool_call>{"name": "f", "arguments": {"a": ' + "[" * 3_000 + "</tool_call>"
     result = await post(
@@ -298,7 +299,7 @@ SHOTS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.default_cases(8)
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize(("path", "body"), SHOTS, ids=[path for path, _ in SHOTS])
 async def test_mutated_requests_of_every_api_are_served_or_refused(

@@ -73,6 +73,7 @@ async def test_a_model_is_loaded_once_for_all_requests() -> None:
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_a_load_waits_for_running_requests_and_then_unloads_the_model() -> None:
     source = FakeSource()
     pool = ModelPool(source)
@@ -93,6 +94,7 @@ async def test_a_load_waits_for_running_requests_and_then_unloads_the_model() ->
     await pool.close()
 
 
+@pytest.mark.slow
 async def test_the_idle_model_that_was_used_least_recently_leaves() -> None:
     source = FakeSource(room=2)
     pool = ModelPool(source)

@@ -30,7 +30,7 @@ def loaded(path: Path) -> Model:
     return edgeinfer.load(path, device="cpu", draft=None, context=256, snapshots=True)
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3n", "qwen3moe", "deepseek2"])
 def test_a_saved_prompt_is_not_prefilled_again(zoo_file: ZooFile, folder: Path, name: str) -> None:
     with loaded(zoo_file(name)) as model:

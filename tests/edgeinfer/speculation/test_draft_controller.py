@@ -413,6 +413,7 @@ def test_useless_drafts_of_several_texts_cost_almost_nothing(texts: int) -> None
     assert speed_of_several(new_controller(), [0.0] * texts, 3000, 0.2, 0.08) > 0.98
 
 
+@pytest.mark.slow
 def test_good_drafts_of_several_texts_are_used_while_further_rows_are_cheap() -> None:
     rows = {rows: 1 + 0.04 * (rows - 1) for rows in range(1, 9)}
     assert speed_of_several(new_controller(0.05, rows), [0.8] * 2, 2000, 0.05, 0.04) > 1.9

@@ -72,7 +72,7 @@ def drafting(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "length", [pytest.param(1, marks=pytest.mark.slow), 4, pytest.param(7, marks=pytest.mark.slow)]
 )
@@ -111,6 +111,7 @@ def test_draft_tokens_are_marked_and_counted(drafting: Model) -> None:
     assert completion.speed.generated_tokens == len(completion.ids) <= 40
 
 
+@pytest.mark.default_cases(2)
 def test_drafting_stops_at_the_end_of_the_context(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 7)
     ids = plain.tokenizer.encode(PROMPT * 20)[:235]
@@ -120,6 +121,7 @@ def test_drafting_stops_at_the_end_of_the_context(plain: Model, drafting: Model)
     assert len(drafting.engine.ids) <= 256
 
 
+@pytest.mark.default_cases(2)
 def test_the_cache_holds_the_completion_for_the_next_message(plain: Model, drafting: Model) -> None:
     always_draft(drafting, 4)
     drafting.generate(PROMPT, max_tokens=30, temperature=0.0)
@@ -229,6 +231,7 @@ def test_an_unsupported_draft_gives_a_one_line_error(tmp_path: Path) -> None:
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_budget_too_small_for_both_omits_the_draft() -> None:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None) as model:
         assert model.plan is not None
@@ -239,6 +242,7 @@ def test_a_budget_too_small_for_both_omits_the_draft() -> None:
         assert model.generate(PROMPT, max_tokens=3, temperature=0.0).ids
 
 
+@pytest.mark.slow
 def test_lookup_files_give_drafts(plain: Model, tmp_path: Path) -> None:
     expected = plain.generate(PROMPT, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
@@ -296,6 +300,7 @@ def proposed(drafter: Any, settings: SamplingParams, natively: bool, texts: list
         drafter.max_prompt = max_prompt
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0.0}, {"temperature": 0.7, "seed": 5, "top_p": 1.0, "top_k": 20}]
 )

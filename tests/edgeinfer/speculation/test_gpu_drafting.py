@@ -42,6 +42,7 @@ def speeds(timing: Timing, agreements: tuple[float, ...], length: int = 0) -> li
     return [[rate / base for rate in rates] for rates in zip(*runs, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("costs", COSTS)
 def test_heads_as_published_are_used_from_the_first_completion_on(model: Model, costs: GpuCosts) -> None:
     timing = Timing(model, costs, TOKENS, 2)
@@ -52,9 +53,8 @@ def test_heads_as_published_are_used_from_the_first_completion_on(model: Model, 
     assert min(first + second) > 1 + 0.3 * (best - 1)
 
 
-@pytest.mark.parametrize(
-    ("tokens", "at_least"), [(128, 0.97), pytest.param(512, 0.985, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("tokens", "at_least"), [(128, 0.97), (512, 0.985)])
 @pytest.mark.parametrize("costs", COSTS)
 def test_useless_heads_cost_little(
     model: Model, costs: GpuCosts, tokens: int, at_least: float, monkeypatch: pytest.MonkeyPatch

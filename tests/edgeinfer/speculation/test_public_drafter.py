@@ -33,6 +33,7 @@ def baseline() -> edgeinfer.Generation:
         return model.generate(PROMPT, max_tokens=40, temperature=0.0)
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("spoiled", [False, True])
 def test_the_output_is_that_of_the_model(baseline: edgeinfer.Generation, spoiled: bool) -> None:
     drafter = Oracle([*baseline.prompt_ids, *baseline.ids], spoiled)
@@ -51,6 +52,7 @@ class Ending(Oracle):
     ends_drafts = True
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", [Oracle, Ending])
 def test_longer_drafts_are_requested_of_a_drafter_that_ends_them(
     baseline: edgeinfer.Generation, kind: type[Oracle]
@@ -77,6 +79,7 @@ class Dropping(Oracle):
         return edgeinfer.Draft(draft.ids[:1], made=4)
 
 
+@pytest.mark.slow
 def test_a_draft_costs_what_all_of_its_tokens_cost(
     baseline: edgeinfer.Generation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ class Verbose(Oracle):
         return edgeinfer.Draft((5,) * (request.max_tokens + 1))
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("drafter", "message"),
     [

@@ -69,6 +69,7 @@ def drafts_of(model: Model, vocabulary: int, count: int = 1, nodes: int = 0, **p
     return [drafter_of(model).propose(ids, request) for _ in range(count)]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.2}, {"temperature": 0.9, "seed": 3}])
 @pytest.mark.parametrize("trees", [False, True])
 def test_completions_equal_baseline_decoding(
@@ -123,6 +124,7 @@ def test_sampled_drafts_have_a_distribution_over_the_short_vocabulary(shorter: M
             assert probs.sum() == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_sampled_drafts_are_as_frequent_as_their_distribution_says(shorter: Model) -> None:
     drafts = drafts_of(shorter, 48, 1500, temperature=3.0, top_k=8, top_p=1.0, min_p=0.0)
     assert drafts[0].distributions is not None
@@ -168,6 +170,7 @@ def test_until_it_is_measured_a_token_costs_what_it_reads(
             assert controller.costs.short == drafter_of(model).short_cost
 
 
+@pytest.mark.slow
 def test_drafts_of_both_sizes_are_measured(shorter: Model) -> None:
     assert shorter.speculator is not None
     costs = shorter.speculator.measure()

@@ -92,7 +92,7 @@ class FixedTree(Drafter):
         return Draft(tuple(ids), None, self._parents)
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("path", [[0, 2, 5, 7], [0, 2, 6], [0, 3, 8, 9], [1, 4]])
 def test_an_accepted_path_leaves_the_cache_of_baseline_decoding(plain: Model, path: list[int]) -> None:
     expected = plain.generate(PROMPT, max_tokens=120, temperature=0.0)

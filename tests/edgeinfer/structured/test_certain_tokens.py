@@ -70,6 +70,7 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_forced_tokens_do_not_change_a_completion(settings: dict[str, Any], without_forced: Any) -> None:
     at_once = model_on(FakeEngine(seeded_logits, 4096)).generate(
@@ -85,6 +86,7 @@ def test_forced_tokens_do_not_change_a_completion(settings: dict[str, Any], with
     assert not any(token.drafted for token in completions.tokens)
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_every_sampler_chain_equals_sampling_from_masked_logits(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch

@@ -27,6 +27,7 @@ def chained_rules(levels: int, separator: str, first: str) -> str:
     return "\n".join([f"{first}{separator} r0", *rules, f'r{levels}{separator} "a"'])
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("arrow_and_first", [(" ::=", "root"), (":", "start")])
 def test_thousands_of_chained_rules_are_refused_and_a_hundred_are_not(arrow_and_first: Any) -> None:
     with pytest.raises(SettingError, match=r"^grammar: too deep or too large to compile \("):
@@ -34,6 +35,7 @@ def test_thousands_of_chained_rules_are_refused_and_a_hundred_are_not(arrow_and_
     assert grammar(chained_rules(100, *arrow_and_first)).compiled
 
 
+@pytest.mark.slow
 def test_thousands_of_chained_references_are_refused_and_a_hundred_are_not() -> None:
     for levels in (1_000, 3_000):
         with pytest.raises(SettingError, match=r"^schema: too deep or too large to compile \("):

@@ -281,6 +281,7 @@ def test_json_true_is_a_schema() -> None:
     assert byte_ids("x")[0] not in np.flatnonzero(constraint.allowed())
 
 
+@pytest.mark.slow
 def test_forced_tokens_share_a_forward_and_change_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

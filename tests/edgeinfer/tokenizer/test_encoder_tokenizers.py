@@ -259,6 +259,7 @@ def test_plamo_without_a_byte_is_an_error(plamo_pieces: Any) -> None:
         Tokenizer.from_metadata(plamo_pieces.metadata | {"tokenizer.ggml.tokens": tokens})
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", VARIANTS)
 def test_a_long_text_is_encoded_in_linear_time(kind: str, request: pytest.FixtureRequest) -> None:
     tokenizer = Tokenizer.from_metadata(request.getfixturevalue(kind).metadata)

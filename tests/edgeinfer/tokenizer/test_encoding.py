@@ -150,6 +150,7 @@ def test_a_damaged_list_is_named(key: str, value: Any, message: str, byte_pairs:
         Tokenizer.from_metadata(metadata)
 
 
+@pytest.mark.slow
 def test_tokenization_time_is_linear_in_repeated_characters(byte_pairs: Any, pieces: Tokenizer) -> None:
     pairs = Tokenizer.from_metadata(byte_pairs.metadata_of("llama-bpe"))
     for tokenizer in (pairs, pieces):

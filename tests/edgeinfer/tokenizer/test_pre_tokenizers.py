@@ -82,6 +82,7 @@ def test_a_missing_pre_tokenizer_gives_a_warning() -> None:
     assert "tokenizer.ggml.pre is missing" in Tokenizer.from_metadata(METADATA).warnings[0]
 
 
+@pytest.mark.default_cases(30)
 @pytest.mark.parametrize("name", known_pre_tokenizers())
 def test_words_of_random_text_join_to_the_text(name: str) -> None:
     rng = random.Random(name)

@@ -55,6 +55,7 @@ def test_tools_are_listed_and_called(small: ToolServers) -> None:
     assert small.call("test__variable", {"name": "SECRET_OF_THE_USER"}).result(30).text == "not set"
 
 
+@pytest.mark.slow
 def test_failures_of_a_call_are_results_of_the_model() -> None:
     with started(STDIO) as client:
         failed = client.call("test__fail", {}).result(30)
@@ -72,6 +73,7 @@ def test_failures_of_a_call_are_results_of_the_model() -> None:
         assert after.failed
 
 
+@pytest.mark.slow
 def test_a_call_ends_at_its_timeout_and_can_be_cancelled(small: ToolServers) -> None:
     slow = ToolServer("slow", sys.executable, (PROGRAM,), timeout=1.5)
     with started(slow) as client:
@@ -84,6 +86,7 @@ def test_a_call_ends_at_its_timeout_and_can_be_cancelled(small: ToolServers) -> 
         call.result(30)
 
 
+@pytest.mark.slow
 def test_a_server_that_can_not_start_has_one_line_and_others_work() -> None:
     missing = ToolServer("missing", "/no/such/program")
     broken = ToolServer("broken", sys.executable, ("-c", "raise SystemExit('no settings')"))
@@ -128,6 +131,7 @@ class Refusing(BaseHTTPRequestHandler):
         """No log."""
 
 
+@pytest.mark.slow
 def test_headers_are_sent_and_a_refusal_is_one_line() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as http:
         threading.Thread(target=http.serve_forever, daemon=True).start()

@@ -65,7 +65,7 @@ def build_for(name: str, threads: int) -> Build:
     return exact if name == "reference" else cpu(name, threads)
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize(
     ("model", "kind"),
     [

@@ -129,6 +129,7 @@ def test_chunks_that_any_thread_may_take_give_the_same_logits(tmp_path: Path, th
     assert np.array_equal(found[0], found[1])
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(
     ("name", "is_found"),
     [("llama", True), ("command-r", True), ("qwen35", True), ("gemma2", False), ("gemma3n", False)],
@@ -202,7 +203,7 @@ def test_one_token_at_a_time_equals_all_at_once(tmp_path: Path) -> None:
     assert relative(single, together) < 1e-6
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(
     "name", ["llama", "gemma3n", "gemma3", "qwen2moe", "deepseek2", "bloom", "falcon-40b"]
 )
@@ -221,7 +222,7 @@ def test_small_batches_equal_single_tokens_bit_for_bit(tmp_path: Path, name: str
     engine.close()
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gemma3n"])
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_all_layers_in_one_call_equal_block_by_block(tmp_path: Path, name: str, threads: int) -> None:
@@ -273,7 +274,7 @@ def test_odd_head_dimensions_are_padded(
     assert relative(logits_of(path, cpu()), logits_of(path, exact)) < near
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("isa", [BEST, PORTABLE])
 @pytest.mark.parametrize("kind", NEAR)
 def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
@@ -285,7 +286,7 @@ def test_grouped_query_heads_equal_the_reference_in_fours_and_the_remainder(
     assert result < NEAR[kind]
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("kind", NEAR)
 @pytest.mark.parametrize("name", ["llama", "gemma2", "bloom"])
 def test_split_kv_attention_equals_the_reference(tmp_path: Path, name: str, kind: CacheType) -> None:

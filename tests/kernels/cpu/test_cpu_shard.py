@@ -140,7 +140,7 @@ def test_cpu_stages_are_merged_up_to_a_device_sum(tmp_path: Path, kernels: Kerne
     assert stages.after == (0, 0, 0, 4, 0, 5, 0, 0)
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(
     ("name", "splits"),

@@ -58,7 +58,7 @@ def check_greedy(engine: NativeEngine, begin: list[int], given: int, count: int,
     np.testing.assert_array_equal(engine.append([5]), next_logits)
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen2moe", "deepseek2", "bloom", "gpt2"])
 def test_the_draft_loop_equals_single_draft_steps(tmp_path: Path, isa: str, name: str) -> None:

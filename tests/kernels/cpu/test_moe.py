@@ -115,6 +115,7 @@ def test_an_f32_moe_layer_equals_its_formula(tmp_path: Path, name: str, tokens: 
             )
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 def test_experts_of_every_format_differ_by_the_rounding_of_activations_only(
     tmp_path: Path, formats: tuple[str, ...], isa: str

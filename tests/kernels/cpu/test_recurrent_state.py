@@ -64,7 +64,7 @@ def test_a_short_convolution_equals_the_reference(tmp_path: Path, hidden: int, t
     assert relative(np.concatenate(parts), expected) < 5e-6
 
 
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])
 def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: str) -> None:
@@ -77,7 +77,7 @@ def test_chunks_of_any_size_equal_one_batch(tmp_path: Path, build: Build, kind: 
     tested.close()
 
 
-@pytest.mark.default_cases(12)
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [598, 560, 540, 513, 512, 511, 300, 256, 255, 2, 1])
 @pytest.mark.parametrize("build", [cpu(), exact], ids=["cpu", "reference"])

@@ -58,7 +58,7 @@ def build_for(name: str) -> Build:
     return exact if name == "reference" else cpu(name)
 
 
-@pytest.mark.default_cases(5)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("isa", [*ISAS, "reference"])

@@ -169,6 +169,7 @@ def test_a_long_cache_is_read_in_kv_splits(device: str, tmp_path: Path, name: st
         assert worst(result, decoder.reference_logits(ids)) < FLOATS_AGREE
 
 
+@pytest.mark.slow
 def test_programs_of_many_kv_splits_run_to_the_end(device: str, tmp_path: Path) -> None:
     """A large cache has more KV splits than those whose empty programs end early."""
     with opened(ZOO["llama"], tmp_path, (0,)) as decoder:

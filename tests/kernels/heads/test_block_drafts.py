@@ -55,6 +55,7 @@ def block_logits(
     return backend.logits(x)
 
 
+@pytest.mark.default_cases(15)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_block_equals_the_formula(tmp_path: Path, name: str, threads: int) -> None:

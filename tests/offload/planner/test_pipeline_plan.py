@@ -28,6 +28,7 @@ def machine(*cards: str) -> Machine:
     return replace(described[0], gpus=tuple(gpus))
 
 
+@pytest.mark.slow
 def test_equal_cards_that_hold_it_together_share_the_layers() -> None:
     sizes = dense_model()
     need = plan_memory(sizes, machine("h200"), replace(OPTIONS, device="gpu")).bytes_on("gpu")
@@ -62,6 +63,7 @@ def test_unequal_budgets_get_unequal_shares() -> None:
     assert plan.bytes_on("gpu1") <= 2 * GIB
 
 
+@pytest.mark.slow
 def test_three_cards_hold_what_two_do_not() -> None:
     sizes, budgets = dense_model(), (2800 << 20,) * 3
     with pytest.raises(PlanError, match=r"the model's weights have .* they don't fit 2 GPUs"):
@@ -71,6 +73,7 @@ def test_three_cards_hold_what_two_do_not() -> None:
     assert sum(item.item == HOP for item in plan.items) == 2
 
 
+@pytest.mark.slow
 def test_a_token_takes_the_sum_of_the_parts_and_the_hops() -> None:
     plan = plan_pipeline(dense_model(), machine("h200", "h200"), OPTIONS, (4 * GIB, 4 * GIB))
     total = sum(item.ms_per_token for item in plan.items if not item.overlapped)

@@ -264,6 +264,7 @@ def test_without_a_split_moe_model_the_plan_omits_experts() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", [dense_model(), moe_model()], ids=["dense", "mixture"])
 def test_a_head_is_never_alone_on_the_gpu(model: ModelSizes) -> None:

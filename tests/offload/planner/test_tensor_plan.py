@@ -70,6 +70,7 @@ def test_experts_are_divided() -> None:
     assert plan.layers[-1].experts == len(plan.layers[-1].gpu_experts) > 0
 
 
+@pytest.mark.slow
 def test_a_slow_link_makes_it_slower() -> None:
     sizes = dense_model()
     fast = plan_tensor(sizes, describe_machine("2x rtx 3090, nvlink"), OPTIONS, FREE)

@@ -150,6 +150,7 @@ def test_machines_are_compared_in_their_order() -> None:
     assert rows[5] == "small: the model needs more"
 
 
+@pytest.mark.slow
 def test_no_row_of_a_plan_is_wider_than_a_terminal() -> None:
     machines = [laptop(), laptop(4 * GIB), laptop(2 * GIB), cpu_only()]
     for machine in machines:

@@ -22,6 +22,7 @@ def output_error(weights: Floats, raw: NDArray[np.uint8], name: str, inputs: Flo
     return float(np.linalg.norm(inputs @ change.T))
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("name", ROUNDED)
 def test_the_outputs_change_less_than_with_nearest_codes(name: str) -> None:
     weights = np.random.default_rng(4).standard_normal((24, 512)).astype(np.float32)

@@ -64,6 +64,7 @@ def test_a_pasted_path_becomes_a_mention(tmp_path: Path) -> None:
     assert mention_of(f"{plain}\n{plain}") is None
 
 
+@pytest.mark.slow
 async def test_a_file_in_a_message_reaches_the_model_and_an_invalid_one_is_reported(
     opened: Opened, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ async def test_a_message_and_its_response_are_saved(opened: Opened) -> None:
     assert model.snapshot_owners[0] is not None
 
 
+@pytest.mark.slow
 async def test_shown_text_of_a_running_response_is_already_saved(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
@@ -44,6 +45,7 @@ async def test_shown_text_of_a_running_response_is_already_saved(opened: Opened)
         assert chat.messages()[1].state == "whole"
 
 
+@pytest.mark.slow
 async def test_a_context_shift_is_reported_during_the_response(opened: Opened) -> None:
     async with opened(FakeModel(shift_after=1), generation={"context_overflow": "shift"}) as chat:
         await chat.say("Hi")
@@ -80,6 +82,7 @@ async def test_quitting_during_a_response_keeps_its_text(opened: Opened) -> None
         assert model.closed
 
 
+@pytest.mark.slow
 async def test_a_second_message_stays_in_the_input_line_during_a_response(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:
@@ -103,6 +106,7 @@ async def test_a_failure_is_reported_under_the_message_and_the_chat_continues(op
         assert chat.shown()[2:] == ["Hi", ANSWER]
 
 
+@pytest.mark.slow
 async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", "Be brief.", "foxes").id
@@ -127,6 +131,7 @@ async def test_a_continued_chat_is_shown_and_prefilled(opened: Opened, tmp_path:
     ]
 
 
+@pytest.mark.slow
 async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, tmp_path: Path) -> None:
     with ChatStore(tmp_path / "chats.sqlite") as store:
         chat_id = store.new_chat("tiny", name="foxes").id
@@ -143,6 +148,7 @@ async def test_a_continued_chat_is_shown_while_its_model_loads(opened: Opened, t
         assert str(chat.views()[1].query_one(".head").render()).split()[0] == "fake"
 
 
+@pytest.mark.slow
 async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> None:
     async with opened(is_stored=False) as chat:
         await chat.say("Hi")
@@ -150,6 +156,7 @@ async def test_a_private_chat_stores_nothing(opened: Opened, tmp_path: Path) -> 
     assert not (tmp_path / "chats.sqlite").exists()
 
 
+@pytest.mark.slow
 async def test_a_chat_that_cannot_be_stored_is_reported_until_a_message_is_sent(opened: Opened) -> None:
     async with opened(is_stored=False, warnings=["this chat won't be kept: no room"]) as chat:
         warning = chat.screen.query_one("#note")
@@ -164,6 +171,7 @@ async def test_a_failed_load_ends_the_program_with_its_reason(opened: Opened) ->
         assert str(chat.app.failure) == "no room"
 
 
+@pytest.mark.slow
 async def test_a_small_terminal_has_room_for_the_messages(opened: Opened) -> None:
     async with opened(size=(40, 12)) as chat:
         await chat.say("Hi")
@@ -180,6 +188,7 @@ async def test_the_status_line_reports_context_speed_and_help(opened: Opened) ->
         assert "F1 help" in line
 
 
+@pytest.mark.slow
 async def test_a_message_sent_during_loading_is_processed_after_it(opened: Opened) -> None:
     started = threading.Event()
     async with opened(load_when=started) as chat:
@@ -201,6 +210,7 @@ async def test_quitting_during_loading_cancels_it(opened: Opened) -> None:
         assert chat.app.chat.thread.model is None
 
 
+@pytest.mark.slow
 async def test_a_full_disk_is_reported_while_it_is_full_and_loses_nothing(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

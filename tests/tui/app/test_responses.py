@@ -89,7 +89,7 @@ async def test_streamed_code_can_be_copied_block_by_block(opened: Opened) -> Non
         assert chat.app.clipboard == CODE
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("response", "code"),
     [
@@ -115,6 +115,7 @@ async def test_json_is_shown_unchanged(opened: Opened, response: str, code: str 
         assert chat.app.clipboard == response
 
 
+@pytest.mark.slow
 async def test_html_in_a_response_is_shown_as_text(opened: Opened) -> None:
     async with opened(FakeModel("Use <b>bold</b> and \x1b[31mred.")) as chat:
         await chat.say("Hi")
@@ -141,6 +142,7 @@ async def test_clicks_regenerate_and_edit(opened: Opened) -> None:
         await chat.until(lambda: chat.screen.input.text == "Hi")
 
 
+@pytest.mark.slow
 async def test_a_long_message_is_truncated_until_unfolded(opened: Opened) -> None:
     async with opened() as chat:
         await chat.say("\n".join(f"line {number}" for number in range(100)))
@@ -152,6 +154,7 @@ async def test_a_long_message_is_truncated_until_unfolded(opened: Opened) -> Non
         assert not more.display
 
 
+@pytest.mark.slow
 async def test_a_truncated_response_is_marked(opened: Opened) -> None:
     model = PacedModel()
     async with opened(model) as chat:

@@ -23,7 +23,7 @@ def welcome_text(chat: Chat) -> str:
     return "\n".join(str(part.render()) for part in welcome(chat).query("Static"))
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_an_empty_chat_shows_its_model_prompts_and_keys_until_the_first_message(
     opened: Opened, size: tuple[int, int]
@@ -44,6 +44,7 @@ async def test_an_empty_chat_shows_its_model_prompts_and_keys_until_the_first_me
         assert welcome(chat).region
 
 
+@pytest.mark.slow
 async def test_a_prompt_is_selected_by_key(opened: Opened) -> None:
     model = FakeModel()
     async with opened(model) as chat:

@@ -58,6 +58,7 @@ def custom_ids(target: Path) -> list[str]:
     return sorted((json.loads(line)["custom_id"] for line in target.read_text().splitlines()), key=int)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
 def test_after_a_kill_nothing_is_lost_and_nothing_is_done_twice(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"

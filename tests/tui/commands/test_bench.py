@@ -31,6 +31,7 @@ def test_a_table_and_the_machine_go_to_stdout(edgeinfer: CommandLine) -> None:
     assert [line.partition(":")[0] for line in lines[7:]] == ["machine", "versions", "date", "command"]
 
 
+@pytest.mark.slow
 def test_json_holds_every_repetition(edgeinfer: CommandLine) -> None:
     for expected in (("--json",), ("--output", "json")):
         report = json.loads(edgeinfer("bench", *QUICK, "-t", "1", "-d", "0", "-d", "4", *expected).out)
@@ -45,6 +46,7 @@ def test_csv_has_a_line_for_each_test(edgeinfer: CommandLine) -> None:
     assert float(rows[0]["tokens_per_second"]) > 0
 
 
+@pytest.mark.slow
 def test_a_test_beyond_the_trained_context_gets_a_larger_context(edgeinfer: CommandLine) -> None:
     outcome = edgeinfer(
         "bench", "--prompt-tokens", "0", "--max-tokens", "1", "-r", "1", "-d", "1024", "-t", "1", "--json"
@@ -52,6 +54,7 @@ def test_a_test_beyond_the_trained_context_gets_a_larger_context(edgeinfer: Comm
     assert json.loads(outcome.out)["results"][0]["test"] == "tg1 @ d1024"
 
 
+@pytest.mark.slow
 @pytest.mark.llama_cpp
 def test_versus_llama_cpp_prints_both_engines(edgeinfer: CommandLine) -> None:
     pytest.importorskip("llama_cpp")

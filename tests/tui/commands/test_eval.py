@@ -30,6 +30,7 @@ def test_a_base_model_adds_divergences(edgeinfer: CommandLine) -> None:
     assert "same most probable token 100.00% ± 0.00%" in lines
 
 
+@pytest.mark.slow
 def test_json_has_the_same_values(edgeinfer: CommandLine) -> None:
     report = json.loads(edgeinfer("eval", *QUICK, "--json").out)
     assert (report["tokens"], report["windows"], report["context"]) == (30, 2, 32)

@@ -59,6 +59,7 @@ def test_several_described_machines_have_a_row_each(edgeinfer: CommandLine) -> N
     assert list(message["machines"][2]) == ["device", "error"]
 
 
+@pytest.mark.slow
 def test_the_kind_of_split_is_shown_with_its_reason(edgeinfer: CommandLine) -> None:
     on_two = ("plan", "--shape", "llama-3.1-8b", "--device", "2x h200")
     lines = edgeinfer(*on_two, "--split", "tensor", "--verbose").out.splitlines()
@@ -126,6 +127,7 @@ def test_json_reports_every_item(edgeinfer: CommandLine) -> None:
     assert message["prediction"]["decode_tokens_per_second"] > 0
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("repack", [True, False])
 def test_the_plan_of_this_machine_equals_loading(edgeinfer: CommandLine, repack: bool) -> None:
     options = ["--device", "cpu", "--threads", "2", "--json", *([] if repack else ["--no-repack"])]
@@ -284,6 +286,7 @@ def test_a_curve_of_several_machines_is_refused(edgeinfer: CommandLine) -> None:
     assert outcome.err.startswith("edgeinfer: --curve is for one machine; drop it, or all but one --device")
 
 
+@pytest.mark.slow
 def test_several_cards_hold_a_model_together(edgeinfer: CommandLine) -> None:
     shape = ("plan", "--shape", "llama-3-8b", "--type", "Q8_0", "--context", "4096", "--split", "layers")
     outcome = edgeinfer(*shape, "--device", "2x rtx 4060 laptop", "--verbose")

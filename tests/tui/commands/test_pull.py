@@ -94,6 +94,7 @@ def in_subprocess(hub: FakeHub, home: Path, *arguments: str) -> "subprocess.Comp
     )
 
 
+@pytest.mark.slow
 def test_a_registry_model_is_pulled_from_the_hub_of_the_environment(
     hub: FakeHub, models: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_a_registry_model_is_pulled_from_the_hub_of_the_environment(
     assert not path.parent.parent.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_partial_download_and_names_the_resume_command(
     server: HostileServer, models: Path, tmp_path: Path, opened: list[Terminal]
 ) -> None:
@@ -148,6 +150,7 @@ def test_run_with_yes_pulls_without_a_question(
     assert pulled == [("qwen3-8b", "edgeinfer")]
 
 
+@pytest.mark.slow
 def test_run_on_a_terminal_offers_to_pull(tmp_path: Path, models: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(tmp_path, "run", "qwen3-8b", "Hi")
     opened.append(terminal)

@@ -124,6 +124,7 @@ def test_warnings_go_to_stderr(edgeinfer: CommandLine, source: Path) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="needs signals")
 def test_ctrl_c_ends_it_and_leaves_no_file(tmp_path: Path) -> None:
     source = write_model(tmp_path / "model-F16.gguf", rows=1 << 15)

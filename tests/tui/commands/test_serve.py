@@ -73,6 +73,7 @@ def test_it_serves_requests_until_ctrl_c() -> None:
     assert program.returncode == 0
 
 
+@pytest.mark.slow
 def test_any_installed_model_is_loaded_on_request_and_each_request_is_logged() -> None:
     with serving("--keep-alive", "0", models=()) as (program, address):
         root = address.removesuffix("/v1")

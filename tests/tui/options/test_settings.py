@@ -166,6 +166,7 @@ COMPLETIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("typed", "offered"), COMPLETIONS.items(), ids=list(COMPLETIONS))
 def test_the_shell_completes_commands_options_and_models(

@@ -106,6 +106,7 @@ def test_an_error_is_one_line_of_bounded_length() -> None:
     assert len(one_line(OSError("x" * 100_000))) == MAX_LINE
 
 
+@pytest.mark.slow
 def test_help_has_colors_on_a_terminal(home: Path, opened: list[Terminal]) -> None:
     terminal = Terminal(home, "rm", "--help", command=PROGRAM)
     opened.append(terminal)
@@ -114,6 +115,7 @@ def test_help_has_colors_on_a_terminal(home: Path, opened: list[Terminal]) -> No
     assert "�" not in terminal.seen
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="file names have no control characters there")
 def test_a_file_name_cannot_control_the_terminal(home: Path, opened: list[Terminal]) -> None:
     name = "\x1b]52;c;ZXZpbA==\x07\x1b[2J\x9b1m.gguf"
@@ -144,7 +146,7 @@ def closed(tmp_path: Path, redirection: str, *arguments: str) -> tuple[int, str]
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("redirection", "code", "message"),
     [
@@ -161,6 +163,7 @@ def test_closed_and_full_streams(tmp_path: Path, redirection: str, code: int, me
     assert closed(tmp_path, redirection, "config", "--path") == (code, message)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a POSIX shell")
 def test_errors_with_closed_streams_keep_their_exit_code(tmp_path: Path) -> None:
     assert closed(tmp_path, "2>&-", "show", "no-such-model") == (1, "")
@@ -168,6 +171,7 @@ def test_errors_with_closed_streams_keep_their_exit_code(tmp_path: Path) -> None
     assert closed(tmp_path, ">&-", "rm", "no-such-model")[0] == 1
 
 
+@pytest.mark.slow
 def test_a_closed_stderr_reader_does_not_end_the_program(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.close(reading)

@@ -23,6 +23,7 @@ from tests.tui.conftest import CommandLine
 PROGRAM = [sys.executable, "-c", "from edgeinfer_tui.command_line import main; main()"]
 
 
+@pytest.mark.slow
 @NEEDS_SIGNALS
 def test_the_address_has_the_key_and_the_chat(tmp_path: Path) -> None:
     with ChatStore(tmp_path / "edgeinfer" / "chats.sqlite") as store:

@@ -245,6 +245,7 @@ def chats_of(home: Path) -> ChatStore:
     return ChatStore(next(home.rglob("chats.sqlite")))
 
 
+@pytest.mark.slow
 def test_kill_9_in_a_chat_on_a_terminal_loses_nothing_and_it_continues(
     home: Path, opened: list[Terminal]
 ) -> None:

@@ -43,7 +43,7 @@ def requests_of_each_kind() -> list[Any]:
     ]
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("arrival", ARRIVALS)
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
@@ -168,6 +168,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one(zoo_file: ZooFile) -> None:
     run.finish()
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("place", PLACES)
 def test_a_cancelled_request_frees_its_place_before_the_next_step(zoo_file: ZooFile, place: str) -> None:
     model, positions, others = PLACES[place]
@@ -201,6 +202,7 @@ def test_an_error_of_a_request_harms_no_other(zoo_file: ZooFile, place: str) -> 
     assert "the caller's callback" in str(run.live[2].error)
 
 
+@pytest.mark.slow
 def test_requests_wait_for_pages(zoo_file: ZooFile) -> None:
     """Five requests of about 80 tokens in a cache of 128."""
     run, requests, path = paged(zoo_file, positions=128)
@@ -210,6 +212,7 @@ def test_requests_wait_for_pages(zoo_file: ZooFile) -> None:
     assert_no_page_is_lost(requests)
 
 
+@pytest.mark.slow
 def test_a_request_may_fill_the_context(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file)
     wanted = [request(prompt(100), 200), request(prompt(CONTEXT, 1), 5), request(prompt(90, 2), 10)]
@@ -217,6 +220,7 @@ def test_a_request_may_fill_the_context(zoo_file: ZooFile) -> None:
     assert [live.sequence.reason for live in run.live] == ["context", "context", "length"]
 
 
+@pytest.mark.slow
 def test_a_full_context_is_shifted_in_a_batch(zoo_file: ZooFile) -> None:
     run, _, path = paged(zoo_file)
     shifted = request(prompt(100), 60, context_shift=ContextShift(4, CONTEXT))
@@ -261,6 +265,7 @@ def test_the_engine_uses_pages_of_other_requests(zoo_file: ZooFile) -> None:
     assert run.finish() == alone(path, wanted)
 
 
+@pytest.mark.slow
 def test_pulled_requests_advance_alternately(zoo_file: ZooFile) -> None:
     """Three requests of about 80 tokens in a cache of 128; each pauses for two thirds of the steps."""
     path = zoo_file("llama")
@@ -293,6 +298,7 @@ def test_paused_requests_leave_the_fast_path_to_one(zoo_file: ZooFile) -> None:
     assert [token.id for token in first.sequence.sampled] == alone(path, [paused])[0]
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.every_case) for seed in range(6, 12))]
@@ -346,6 +352,7 @@ def test_readers_that_wait_at_the_same_time_share_steps(zoo_file: ZooFile) -> No
     assert [[token.id for token in each.sequence.sampled] for each in live] == alone(path, wanted)
 
 
+@pytest.mark.slow
 def test_a_short_prompt_waits_only_for_the_pages_that_it_shares(zoo_file: ZooFile) -> None:
     path, shared = zoo_file("llama"), prompt(300)
     run = Run(engine_of(path, positions=2048, context=1024))
@@ -359,6 +366,7 @@ def test_a_short_prompt_waits_only_for_the_pages_that_it_shares(zoo_file: ZooFil
     assert run.finish()[1] == Run(engine_of(path, context=1024, positions=1024)).finish({0: [short]})[0]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", ["lfm2", "gemma3"])
 def test_requests_with_the_same_prompt_copy_the_state_that_has_read_it(zoo_file: ZooFile, model: str) -> None:
     run = Run(engine_of(zoo_file(model), others=2))

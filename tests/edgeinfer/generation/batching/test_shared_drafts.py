@@ -50,7 +50,7 @@ def drafted_run(zoo_file: ZooFile, build: Any, drafter: Drafter, length: int, po
     return Run(engine, speculator)
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
 @pytest.mark.parametrize("length", [1, 3, 7])
 def test_requests_with_drafts_give_the_ids_of_each_alone(zoo_file: ZooFile, build: Any, length: int) -> None:
@@ -68,6 +68,7 @@ def test_requests_with_drafts_give_the_ids_of_each_alone(zoo_file: ZooFile, buil
     assert_no_page_is_lost(run.scheduler.requests)
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("positions", [4 * CONTEXT, CONTEXT], ids=["room for all", "room for one"])
 @pytest.mark.parametrize("chained", [False, True])
 def test_a_draft_model_drafts_for_all_requests(zoo_file: ZooFile, positions: int, chained: bool) -> None:
@@ -93,6 +94,7 @@ def test_a_request_that_is_alone_again_continues_with_its_draft_model(zoo_file: 
     assert len(engine.ids) > len(first) - 8
 
 
+@pytest.mark.slow
 def test_prompt_lookup_has_an_index_for_each_request(zoo_file: ZooFile) -> None:
     requests = [request(3 * prompt(12, seed), 40) for seed in range(3)]
     run = drafted_run(zoo_file, exact, PromptLookup(), 4, 4 * CONTEXT)
@@ -132,6 +134,7 @@ def test_drafts_take_no_pages_of_other_requests(zoo_file: ZooFile) -> None:
     assert [live.turn for live in run.live] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_context_shift_and_a_full_context_end_drafts_in_time(zoo_file: ZooFile) -> None:
     requests = [request(prompt(CONTEXT - 20, seed), 19) for seed in range(2)]
     shifting = request(prompt(CONTEXT - 20, 5), 60, context_shift=ContextShift(4, CONTEXT))

@@ -96,7 +96,7 @@ def test_a_disk_that_takes_nothing_is_no_error(tmp_path: Path) -> None:
 BUDGETS = {"memory": SpillBudget(64 * MIB), "disk": SpillBudget(1, 64 * MIB)}
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("model", ["llama", "deepseek2"])
 @pytest.mark.parametrize("build", [exact, cpu()], ids=["reference", "cpu"])
@@ -126,6 +126,7 @@ def test_without_a_budget_such_chats_are_read_again(zoo_file: ZooFile) -> None:
         assert live.timer.cached_tokens < PAGE + (CONTEXT - 100)
 
 
+@pytest.mark.slow
 def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) -> None:
     engine = engine_of(zoo_file("llama"), positions=2 * CONTEXT)
     engine.spill = BUDGETS["memory"]
@@ -143,7 +144,7 @@ def test_spilled_prefixes_serve_requests_that_run_together(zoo_file: ZooFile) ->
     assert cache.free + cache.idle == cache.total
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("model", ["lfm2", "qwen35", "gemma3"])
 def test_chats_beyond_the_states_are_restored_from_main_memory(zoo_file: ZooFile, model: str) -> None:
     engine = engine_of(zoo_file(model), cpu(), others=1)

@@ -56,6 +56,7 @@ def calculated(name: str, arguments: Any) -> str:
     return str(a + b if arguments["operation"] == "plus" else a - b)
 
 
+@pytest.mark.slow
 @RUNS
 def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: bool, calls: int) -> None:
     openai = pytest.importorskip("openai")
@@ -84,6 +85,7 @@ def test_an_agent_calls_tools_with_openais_chat_completions(url: str, streamed: 
     assert final.choices[0].message.content
 
 
+@pytest.mark.slow
 @RUNS
 def test_an_agent_calls_tools_with_stored_responses(url: str, streamed: bool, calls: int) -> None:
     openai = pytest.importorskip("openai")
@@ -111,6 +113,7 @@ def test_an_agent_calls_tools_with_stored_responses(url: str, streamed: bool, ca
     assert final.usage.input_tokens > TOKENS_PER_CALL * calls
 
 
+@pytest.mark.slow
 @RUNS
 def test_an_agent_calls_tools_with_anthropics_messages(url: str, streamed: bool, calls: int) -> None:
     anthropic = pytest.importorskip("anthropic")
@@ -139,6 +142,7 @@ def test_an_agent_calls_tools_with_anthropics_messages(url: str, streamed: bool,
     assert counted.input_tokens > TOKENS_PER_CALL * calls
 
 
+@pytest.mark.slow
 @RUNS
 def test_an_agent_calls_tools_with_ollamas_chat(url: str, streamed: bool, calls: int) -> None:
     """Ollama's API has no `tool_choice`: `format` has the schema of a call."""

@@ -88,6 +88,7 @@ def test_a_conversation_continues_from_a_stored_response(client_of: Any) -> None
         client.responses.create(input="Two", previous_response_id="resp_0", **SETTINGS)
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("streamed", [False, True])
 @pytest.mark.parametrize("summary", [None, "auto"])
 def test_reasoning_text_and_calls_are_items_in_order(

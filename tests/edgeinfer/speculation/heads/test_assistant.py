@@ -41,6 +41,7 @@ def drafting(path: Path, assistant: Path) -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.9, "seed": 3}])
 def test_completions_equal_baseline_decoding(plain: Model, drafting: Model, settings: dict[str, Any]) -> None:
     always_draft(drafting, 4)

@@ -56,7 +56,7 @@ def drafting(path: Path) -> Iterator[Model]:
         yield model
 
 
-@pytest.mark.default_cases(14)
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("length", [1, 4, 7])
 @pytest.mark.parametrize("settings", [{}, {"repeat_penalty": 1.3}, {"temperature": 0.9, "seed": 3}])
 def test_completions_equal_baseline_decoding(
@@ -280,6 +280,7 @@ def built_in() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.slow
 def test_the_built_in_head_drafts_what_the_model_writes(built_in: Model) -> None:
     always_draft(built_in, 3)
     speed = built_in.generate(STORY, max_tokens=80, temperature=0.0).speed
@@ -321,6 +322,7 @@ def test_auto_uses_the_registered_head_or_else_the_draft_model() -> None:
                 draft.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0"])
 def test_a_head_has_the_cache_type_of_its_model(kv: str) -> None:
     settings: dict[str, Any] = {**CPU, "kv": kv}
@@ -333,6 +335,7 @@ def test_a_head_has_the_cache_type_of_its_model(kv: str) -> None:
     assert completion.speed.accepted_share
 
 
+@pytest.mark.slow
 def test_lookup_files_come_before_the_head(built_in: Model, tmp_path: Path) -> None:
     expected = built_in.generate(STORY, max_tokens=60, temperature=0.0)
     path = tmp_path / "story.txt"
@@ -357,6 +360,7 @@ def growing() -> Iterator[Model]:
         yield model
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     "settings", [{"temperature": 0.0}, {"temperature": 0.0, "repeat_penalty": 1.2}, {"seed": 5}]

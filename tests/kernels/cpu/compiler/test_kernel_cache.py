@@ -60,6 +60,7 @@ def named(target: str, digit: str) -> str:
     return f"x86_64-{target}-{digit * 16}"
 
 
+@pytest.mark.slow
 def test_the_digest_covers_the_modules_that_the_compiler_loads_and_no_others() -> None:
     # The child has to import the packages of this process, from the checkout or installed.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

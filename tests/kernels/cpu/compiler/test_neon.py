@@ -12,9 +12,9 @@ from tests.kernels.shared_results import made_once
 
 CALLED = re.compile(r"^\s+bl\s+(\w+)", re.MULTILINE)
 FORMATS = ("Q8_0", "Q4_0", "Q4_K", "Q6_K")
-DEFAULT_FORMAT = "Q4_K"
-"""Compiled alone for the default tier; the rows of the other formats take three times as long."""
 SETS = ("neon-i8mm", "neon-dotprod", "portable-arm")
+DEFAULT = ("neon-i8mm", "Q4_K")
+"""Compiled alone for the default tier; the slow tier compiles the other eleven."""
 OTHERS = {
     "neon-dotprod": ("blocks", "latent_attention", "rows_IQ4_NL"),
     "portable-arm": ("rows_IQ4_NL",),
@@ -40,23 +40,23 @@ RowKernels = Callable[[str, str], str]
 
 
 def of_tier(*values: str) -> object:
-    """A test's parameters, of which the last is a format."""
-    return pytest.param(*values, marks=() if values[-1] == DEFAULT_FORMAT else pytest.mark.slow)
-
-
-BY_FORMAT = [of_tier(name) for name in FORMATS]
+    """An instruction set and a format as a test's parameters."""
+    return pytest.param(*values, marks=() if values == DEFAULT else pytest.mark.slow)
 
 
 @pytest.fixture(scope="module")
 def row_kernels(shared_folder: Path) -> RowKernels:
     @cache
     def compiled(is_default: bool) -> Assemblies:
-        names = [name for name in FORMATS if (name == DEFAULT_FORMAT) == is_default]
-        units = dict.fromkeys(SETS, tuple(f"rows_{name}" for name in names))
-        found: Assemblies = made_once(shared_folder / f"arm_{names[0]}.json", lambda: assemblies(units))
+        units = {
+            isa: tuple(f"rows_{name}" for name in FORMATS if ((isa, name) == DEFAULT) == is_default)
+            for isa in (DEFAULT[:1] if is_default else SETS)
+        }
+        path = shared_folder / ("arm_default.json" if is_default else "arm_rows.json")
+        found: Assemblies = made_once(path, lambda: assemblies(units))
         return found
 
-    return lambda isa, name: compiled(name == DEFAULT_FORMAT)[isa][f"rows_{name}"]
+    return lambda isa, name: compiled((isa, name) == DEFAULT)[isa][f"rows_{name}"]
 
 
 @pytest.fixture(scope="module")
@@ -78,8 +78,7 @@ def test_a_token_takes_few_instructions_for_32_weights(row_kernels: RowKernels, 
     assert len(loop.instructions) / GROUP_PARTS[name] <= MAX_INSTRUCTIONS[isa, name]
 
 
-@pytest.mark.parametrize("isa", SETS[:2])
-@pytest.mark.parametrize("name", BY_FORMAT)
+@pytest.mark.parametrize(("isa", "name"), [of_tier(isa, name) for isa in SETS[:2] for name in FORMATS])
 def test_products_of_one_token_are_those_of_sdot(row_kernels: RowKernels, isa: str, name: str) -> None:
     loop = loops(row_kernels, isa, name, "sdot")[0]
     # 32 columns of 16 rows are 512 products, 16 to an instruction.
@@ -87,7 +86,8 @@ def test_products_of_one_token_are_those_of_sdot(row_kernels: RowKernels, isa: s
     assert loop.count("smull", "smlal", "mul", "mla") == 0
 
 
-@pytest.mark.parametrize("name", BY_FORMAT)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS)
 def test_without_sdot_products_are_added_in_int16(row_kernels: RowKernels, name: str) -> None:
     loop = loops(row_kernels, "portable-arm", name, "smull")[0]
     products = loop.count("smull", "smull2", "smlal", "smlal2")
@@ -95,7 +95,8 @@ def test_without_sdot_products_are_added_in_int16(row_kernels: RowKernels, name:
     assert loop.count("sdot", "usdot", "mul") == 0
 
 
-@pytest.mark.parametrize("name", BY_FORMAT[:3])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMATS[:3])
 def test_a_tile_of_four_tokens_uses_matrix_products(row_kernels: RowKernels, name: str) -> None:
     (loop,) = loops(row_kernels, "neon-i8mm", name, "smmla")
     # 512 products of each of four tokens, 32 to an instruction.
@@ -112,8 +113,7 @@ def test_atomics_are_single_instructions_and_waiting_threads_yield(other_kernels
     assert re.search(r"\b(yield|hint\s+#0?x?1)\b", text)
 
 
-@pytest.mark.parametrize("name", BY_FORMAT)
-@pytest.mark.parametrize("isa", SETS)
+@pytest.mark.parametrize(("isa", "name"), [of_tier(isa, name) for isa in SETS for name in FORMATS])
 def test_arm_rows_have_no_external_calls(row_kernels: RowKernels, isa: str, name: str) -> None:
     check_calls(row_kernels(isa, name), f"rows_{name}")
 

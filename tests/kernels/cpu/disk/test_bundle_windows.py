@@ -74,7 +74,7 @@ CASES: list[tuple[Activation, bool, bool]] = [
 
 
 @NEEDS_PREAD
-@pytest.mark.default_cases(4)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("isa", "formats"), isas_and_formats([BEST, PORTABLE], FORMATS))
 @pytest.mark.parametrize(("activation", "gated", "predicted"), CASES)
 def test_bundles_of_a_file_give_the_results_of_neurons_in_memory_bit_by_bit(
@@ -114,6 +114,7 @@ def test_a_small_window_reads_again_what_it_has_overwritten(tmp_path: Path) -> N
         assert hits > reads / 4
 
 
+@pytest.mark.default_cases(1)
 @NEEDS_PREAD
 @pytest.mark.parametrize(
     ("gated", "predicted", "slots"), [(True, False, 64), (True, True, 70), (False, False, 200)]

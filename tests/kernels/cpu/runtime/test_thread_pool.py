@@ -58,6 +58,7 @@ def test_an_idle_pool_resumes(kernels: Kernels) -> None:
     pool.close()
 
 
+@pytest.mark.slow
 def test_an_idle_pool_uses_no_cpu_time(kernels: Kernels) -> None:
     pool = ThreadPool(kernels, 3)
     add_up(kernels, pool)

@@ -125,7 +125,7 @@ def inputs(tokens: int) -> Rows:
     return np.random.default_rng(5).standard_normal((tokens, WIDTH)).astype(np.float32)
 
 
-@pytest.mark.default_cases
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("isa", "formats"),
     isas_and_formats(

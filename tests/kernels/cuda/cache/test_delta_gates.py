@@ -33,6 +33,7 @@ def decoded(activations: torch.Tensor) -> Floats:
     return result
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize(("heads", "head_dim"), [(3, 32), (2, 48), (2, 24)])
 def test_a_step_gates_its_results_and_keeps_its_rows(

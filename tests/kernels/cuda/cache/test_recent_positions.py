@@ -67,6 +67,7 @@ def test_with_all_positions_in_f16_nothing_changes(device: str, tmp_path: Path, 
         assert max(distances) < FLOATS_AGREE
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("kind", [FOUR_BITS, "q8_0/q4_0+f16", "fp8+f16"])
 @pytest.mark.parametrize("name", ["llama", "deepseek2"])
@@ -153,6 +154,7 @@ def test_samples_started_ahead_have_their_recent_positions(device: str, tmp_path
         assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_sequences_in_one_step_equal_each_alone(device: str, tmp_path: Path) -> None:
     """Of 33 and 30 tokens; the second one's pages are not in order."""
     tables = np.array([[0, 1, 4], [3, 2, 3]])
@@ -202,6 +204,7 @@ def filled_cache(kind: CacheType, slots: torch.Tensor, is_ring: bool) -> DeviceC
     return cache
 
 
+@pytest.mark.default_cases(3)
 @pytest.mark.parametrize("is_ring", [False, True])
 @pytest.mark.parametrize("kind", ["f16", "fp8", "q8_0", "q4_0", "q8_0/q4_0"])
 def test_pages_without_a_slot_are_filled_from_the_cache(kind: CacheType, is_ring: bool) -> None:

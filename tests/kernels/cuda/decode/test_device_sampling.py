@@ -92,6 +92,7 @@ def neighbours(settings: SamplingParams, logits: Any, history: list[int]) -> lis
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("vocabulary", "max_candidates", "size"), [(200, 16, 128), (61, 64, 128), (333, 32, 128)]

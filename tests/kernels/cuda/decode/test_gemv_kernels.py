@@ -147,6 +147,7 @@ def test_rows_on_tensor_cores_equal_the_decoded_weights(
         assert relative(actual[token], expected[token]) < HALVES, token
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "BF16"])
 def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
     raw = normal_rows(name, 16, 6144)
@@ -185,6 +186,7 @@ def add_products(matrix: DeviceMatrix, planes: Any, x: Any, gemv: GemvConfig) ->
     return total, arrived.cpu().numpy()
 
 
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize("splits", [2, pytest.param(4, marks=pytest.mark.slow), 8])
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "Q6_K", "NVFP4", "F16"])
 def test_programs_that_share_rows_add_their_sums(device: str, name: str, splits: int) -> None:

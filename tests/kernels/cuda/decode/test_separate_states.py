@@ -106,6 +106,7 @@ def test_a_sequence_is_rewound_and_copied_while_others_continue(tmp_path: Path) 
             assert distance(row, expected[at]) < AGREE
 
 
+@pytest.mark.slow
 def test_a_token_that_is_sampled_ahead_survives_steps_of_other_sequences(tmp_path: Path) -> None:
     of, layers = SMALLEST
     with opened(replace(of, formats=("F32",)), tmp_path, layers) as decoder, backends(decoder) as every:

@@ -30,6 +30,7 @@ MODELS: dict[str, tuple[RandomModel, tuple[int, ...], float]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize(
     ("model", "kind"),

@@ -133,6 +133,7 @@ def test_each_device_has_its_own_capture_stream(monkeypatch: pytest.MonkeyPatch)
     assert fake.streams == [5, 6]
 
 
+@pytest.mark.slow
 def test_other_modules_leave_the_current_device_alone() -> None:
     """Nor do they name "cuda" without an index, which is whatever device is current."""
     found = []

@@ -135,6 +135,7 @@ def test_blocks_after_a_text_equal_the_formula(pair: Pair) -> None:
             check_block(pair, ids[: last + 1], 5 if last == 20 else min(pair.model.block_size, 12))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["plain"], indirect=True)
 def test_the_keys_of_a_block_are_replaced_by_those_of_its_tokens(pair: Pair) -> None:
     ids = text(31)
@@ -165,6 +166,7 @@ def test_caches_of_other_types_hold_the_keys(kv: CacheType, device: str, tmp_pat
     pair.target.close()
 
 
+@pytest.mark.default_cases(6)
 @pytest.mark.parametrize("kind", ["f16", "q8_0"])
 @pytest.mark.parametrize("name", DRAFTS)
 def test_the_counted_bytes_are_those_that_are_allocated(name: str, kind: CacheType, tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def distance(actual: States, expected: States) -> float:
     return float(np.linalg.norm(actual - expected) / np.linalg.norm(expected))
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("pair", MODELS, indirect=True)
 def test_pairs_of_a_text_equal_the_formula(pair: Pair) -> None:
     ids = text(pair, PAIRS + 1)
@@ -154,6 +154,7 @@ def test_a_head_whose_text_begins_later_counts_its_positions_from_there(pair: Pa
     assert distance(actual, expected) < 0.05
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(2)
 @pytest.mark.parametrize("given", [1, 10, 3, 4])
 @pytest.mark.parametrize("pair", ["arcee", "F16"], indirect=True)
@@ -177,6 +178,7 @@ def test_a_whole_draft_continues_with_the_states_of_the_head(pair: Pair, given: 
         logits, own = pair.exact_logits([token], own[-1:], 20 + index)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pair", ["arcee"], indirect=True)
 def test_a_draft_ends_where_its_tokens_are_too_improbable(pair: Pair) -> None:
     ids = text(pair, 9)
@@ -219,6 +221,7 @@ def agrees(found: list[tuple[int, float]], logits: States, power: float) -> bool
     )
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("given", [4, 5])
 @pytest.mark.parametrize("pair", ["arcee", "glm4moe", "deepseek2"], indirect=True)

@@ -109,7 +109,7 @@ def test_pairs_of_a_text_equal_the_formula(pair: Pair) -> None:
         assert distance(actual, expected) < 0.05
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("given", [1, 5])
 @pytest.mark.parametrize("pair", HEADS, indirect=True)
 def test_a_whole_draft_continues_with_the_rows_after_the_layer(pair: Pair, given: int) -> None:
@@ -130,6 +130,7 @@ def test_a_whole_draft_continues_with_the_rows_after_the_layer(pair: Pair, given
         logits, own = exact_logits(pair, [token], None, own[-1:], 20 + index)
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("pair", ["Q8_0", "norms"], indirect=True)
 def test_a_tree_continues_with_the_rows_of_each_path(pair: Pair) -> None:

@@ -99,6 +99,7 @@ def check_drafts_of_each_text(
             assert completion.speed.accepted_share is not None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_completions_equal_baseline_decoding_and_the_head_follows_the_text(tmp_path: Path) -> None:
     check_drafts_of_each_text(WITH_HEAD.write(tmp_path / "model.gguf"), "mtp", DraftHead)
@@ -134,6 +135,7 @@ def test_sampled_completions_take_the_most_probable_drafts(tmp_path: Path) -> No
         assert len(model.generate(IDS, max_tokens=4, temperature=0.9).ids) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_tokens_that_the_gpu_samples_ahead_are_observed(tmp_path: Path) -> None:
     path = WITH_HEAD.write(tmp_path / "model.gguf")
@@ -187,6 +189,7 @@ def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
         assert model.generate(IDS, **GREEDY).ids == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_auto_drafts_on_a_gpu_with_a_head_of_the_file_that_fits_there(
     tmp_path: Path, small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
@@ -284,6 +287,7 @@ def test_a_draft_starts_the_step_that_verifies_it(
         assert model.generate(IDS, **settings).ids == expected
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
 def test_greedy_drafts_are_verified_without_copies_of_the_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

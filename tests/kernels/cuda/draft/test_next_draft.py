@@ -52,8 +52,9 @@ def test_the_first_step_ends_with_the_tokens_that_the_target_continues_with(righ
     assert words[[CACHED_AT, SEQUENCES_AT]].tolist() == [start + right] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unmeasured")
-@pytest.mark.parametrize("settings", [SAMPLED, pytest.param(GREEDY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("settings", [SAMPLED, GREEDY])
 def test_drafts_made_ahead_are_those_made_after_the_host_has_the_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:

@@ -129,6 +129,7 @@ def test_what_can_not_be_recorded_is_interpreted(interpreted: list[str]) -> None
     assert interpreted == ["assumed_kernel"] * 5
 
 
+@pytest.mark.slow
 def test_the_oldest_recordings_are_removed(interpreted: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "MAX_BYTES", 1)
     for rounds in (2, 2, 2, 3, 3, 2):

@@ -74,6 +74,7 @@ def test_a_prompt_and_steps_on_a_gpu_equal_the_reference(device: str, tmp_path: 
         assert worst(result, both.reference_logits(ids)) < TOLERANCE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stream_min_tokens", [None, 6])
 def test_a_divided_feed_forward_is_the_first_of_parallel_blocks(
     device: str, kernels: Kernels, tmp_path: Path, stream_min_tokens: int | None

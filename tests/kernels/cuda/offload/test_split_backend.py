@@ -170,7 +170,7 @@ def layers_for(name: str, split_rule: Divide) -> tuple[int, ...]:
     return (0, 1) if split_rule is attention_alone or MODELS[name].experts else ()
 
 
-@pytest.mark.default_cases(3)
+@pytest.mark.default_cases(2)
 @pytest.mark.parametrize(("name", "split_rule"), CASES)
 def test_a_prompt_and_steps_equal_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
@@ -216,7 +216,7 @@ STREAMED = [
 ]
 
 
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize(("name", "split_rule"), STREAMED)
 def test_a_prompt_with_streamed_weights_equals_the_unsplit_logits(
     device: str, kernels: Kernels, tmp_path: Path, name: str, split_rule: Divide
@@ -257,6 +257,7 @@ def test_steps_of_every_token_count_equal_the_unsplit_logits(
         assert worst(result, decoder.reference_logits(ids)) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_a_device_without_in_graph_synchronization_synchronizes_between_launches(
     device: str, kernels: Kernels, tmp_path: Path
 ) -> None:

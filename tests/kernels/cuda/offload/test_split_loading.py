@@ -151,6 +151,7 @@ def test_a_gpu_too_full_to_measure_is_planned_without_measurement(
         )
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", ["llama", "granitemoe"])
 def test_weights_that_fit_neither_device_are_memory_mapped(
@@ -207,6 +208,7 @@ def test_the_cpu_shard_reads_active_neurons_only_if_enabled(
     assert np.linalg.norm(logits[1] - logits[0]) < 1e-3 * np.linalg.norm(logits[0])
 
 
+@pytest.mark.slow
 def test_a_model_on_a_gpu_gathers_active_neurons_if_that_is_faster(
     small_gpu: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

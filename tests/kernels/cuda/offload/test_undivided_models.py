@@ -40,6 +40,7 @@ def test_gemma_3n_has_the_planned_bytes_and_rewinds_on_a_gpu(
         assert len(model.generate(IDS, max_tokens=2, temperature=0.0).ids) == 2
 
 
+@pytest.mark.slow
 def test_gemma_3n_is_on_the_cpu_if_the_gpu_does_not_hold_all(
     small_gpu: Callable[[int], None], tmp_path: Path
 ) -> None:

@@ -86,6 +86,7 @@ def test_sums_of_gathered_columns_equal_the_decoded_weights(
     assert relative(gathered(device, matrix, x), expected) < 3e-6
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("name", GATHERED_FORMATS)
 def test_columns_of_inactive_neurons_have_no_effect(device: str, name: str) -> None:
     matrix, x = random_matrix(name, OUTPUTS, NEURONS), hidden_rows(1, 1.0)

@@ -44,7 +44,7 @@ def feed_forwards(decoder: Decoder) -> list[tuple[FeedForwardSpec, FeedForwardWe
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "Q4_K"])
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.default_cases(2)
+@pytest.mark.default_cases(1)
 def test_prompts_and_steps_equal_the_reference(device: str, tmp_path: Path, name: str, kind: str) -> None:
     model = MODELS[name] if kind != "Q4_K" else replace(MODELS[name], width=256)
     with opened(replace(model, formats=(kind,)), tmp_path) as decoder:

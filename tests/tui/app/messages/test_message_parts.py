@@ -42,6 +42,7 @@ async def test_tool_calls_are_shown_below_the_text(opened: Opened, size: tuple[i
         assert chat.shown()[1] == RESPONSE
 
 
+@pytest.mark.slow
 async def test_a_call_that_is_not_complete_is_announced(opened: Opened) -> None:
     model = PacedModel(f"I see. {WEATHER}")
     async with opened(model) as chat:
@@ -54,6 +55,7 @@ async def test_a_call_that_is_not_complete_is_announced(opened: Opened) -> None:
         assert "get_weather" in str(calls_of(chat.views()[-1]).render())
 
 
+@pytest.mark.slow
 async def test_a_response_without_calls_has_no_such_part(opened: Opened) -> None:
     async with opened(FakeModel("Qwen writes `<tool_call>` before a call.")) as chat:
         await chat.say("Hi")
@@ -71,6 +73,7 @@ def test_a_call_is_one_line_of_text() -> None:
     assert len(shown) < 600
 
 
+@pytest.mark.slow
 @pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", SIZES)
 async def test_messages_of_the_user_are_markdown_too(opened: Opened, size: tuple[int, int]) -> None:

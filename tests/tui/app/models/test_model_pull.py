@@ -49,6 +49,7 @@ def missing(monkeypatch: pytest.MonkeyPatch, name: str) -> set[str]:
     return names
 
 
+@pytest.mark.slow
 async def test_a_download_shows_its_progress_while_the_chat_continues(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -83,6 +84,7 @@ async def test_a_download_is_stopped(opened: Opened, monkeypatch: pytest.MonkeyP
         assert "/pull NAME downloads a model; `edgeinfer list --all` lists them" in chat.notices()
 
 
+@pytest.mark.slow
 async def test_a_failed_download_is_reported(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
     pull = FakePull(monkeypatch, OfflineError("the hub can't be reached"))
     async with opened() as chat:
@@ -93,6 +95,7 @@ async def test_a_failed_download_is_reported(opened: Opened, monkeypatch: pytest
         assert chat.shown() == ["Hi", ANSWER]
 
 
+@pytest.mark.default_cases(1)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_a_missing_model_is_pulled_after_a_question_and_then_loaded(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, size: tuple[int, int]
@@ -115,6 +118,7 @@ async def test_a_missing_model_is_pulled_after_a_question_and_then_loaded(
         assert str(chat.screen.query_one("#title", Static).render()).endswith("qwen3-8b")
 
 
+@pytest.mark.slow
 async def test_a_missing_model_is_not_pulled_without_consent(
     opened: Opened, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,6 +103,7 @@ async def test_an_allowed_tool_is_called_without_a_question(
         assert len(chat.messages()) == 4
 
 
+@pytest.mark.slow
 async def test_esc_stops_a_call(opened: Opened, with_tools: Callable[..., None]) -> None:
     with_tools("wait")
     async with opened(calling("wait")) as chat:
@@ -117,6 +118,7 @@ async def test_esc_stops_a_call(opened: Opened, with_tools: Callable[..., None])
         await chat.settle()
 
 
+@pytest.mark.slow
 async def test_without_tools_the_model_is_offered_none(
     opened: Opened, with_tools: Callable[..., None]
 ) -> None:
@@ -143,6 +145,7 @@ async def test_a_chat_with_results_is_continued(
         assert [one.role for one in chat.messages()][4:] == ["user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.slow
 async def test_a_server_that_fails_is_one_notice(
     opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -152,6 +152,7 @@ def test_a_prompt_of_several_chunks_and_a_full_context(plain: Model, drafting: M
     assert actual.ids == expected.ids
 
 
+@pytest.mark.default_cases(4)
 @pytest.mark.parametrize("kv", ["q8_0", "q4_0+f16"])
 def test_a_drafter_has_the_cache_type_of_its_model(path: Path, draft: Path, kv: str) -> None:
     settings: dict[str, Any] = {**CPU, "kv": kv}
