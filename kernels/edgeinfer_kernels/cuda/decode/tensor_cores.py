@@ -14,7 +14,7 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_quad, half_factors
 from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile_at, masked_load
-from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, scaled_codes
+from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, paired_codes
 
 MIN_SCALE = tl.constexpr(1e-30)
 """Activations whose scale is below it count as 0."""
@@ -50,7 +50,7 @@ def _load(matrix, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TI
     super_blocks = tl.multiple_of(blocks % SUPER_BLOCKS, [1, 1, 1, VECTOR])
     super_blocks = tl.max_contiguous(super_blocks, [1, 1, 1, CONTIGUOUS])
     rows = first_row + _eights(16 * GEMV.groups)
-    return load_tile_at(matrix, rows, blocks, super_blocks, BLOCKS, True, TILE)
+    return load_tile_at(matrix, rows, blocks, super_blocks, BLOCKS, True, TILE, END=BLOCKS // GEMV.splits)
 
 
 @triton.jit
@@ -61,30 +61,37 @@ def load_wide_ahead(matrix, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
 
 @triton.jit
 def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr):
-    """The int8 words of the tokens, (8, warps, columns/8, blocks) each, the two factors of blocks as in
-    `half_factors`, relative to the largest, and that one, (warps, 1, columns) float32.
-    """
+    """The int8 words of the tokens and their two scales, (8, warps, columns/8, blocks) each."""
     TOKENS: tl.constexpr = GEMV.tokens
+    blocks, token = _blocks_at(start, GEMV), _eights(GEMV.columns)
+    inside = (blocks < BLOCKS // GEMV.splits) & (token < TOKENS)
+    pointers = activations + token * stride + blocks
+    planes = ()
+    for plane in tl.static_range(10):
+        planes = planes + (masked_load(pointers + plane * BLOCKS, inside, True),)
+    return planes
+
+
+@triton.jit
+def _relative(planes, GEMV: tl.constexpr):
+    """The words of `_load_activations`, the two factors of blocks as in `half_factors`, relative to the
+    largest, and that one, (warps, 1, columns) float32.
+    """
     WARPS: tl.constexpr = GEMV.warps
     COLUMNS: tl.constexpr = GEMV.columns
-    blocks, token = _blocks_at(start, GEMV), _eights(COLUMNS)
-    inside = (blocks < BLOCKS) & (token < TOKENS)
-    pointers = activations + token * stride + blocks
-    words = ()
-    for plane in tl.static_range(8):
-        words = words + (masked_load(pointers + plane * BLOCKS, inside, True),)
-    first = masked_load(pointers + 8 * BLOCKS, inside, True).to(tl.float32, bitcast=True)
-    second = masked_load(pointers + 9 * BLOCKS, inside, True).to(tl.float32, bitcast=True)
+    first, second = planes[8].to(tl.float32, bitcast=True), planes[9].to(tl.float32, bitcast=True)
     largest = tl.max(tl.maximum(first, second), axis=3)
     inverse = tl.where(largest > MIN_SCALE, 1.0 / largest, 0.0)[:, :, :, None]
     factors = f16_twice(first * inverse), f16_twice(second * inverse)
-    return words, factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
+    return planes, factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
 
 
 @triton.jit
 def _operand(parts):
-    """Four elements of each block, (8, warps, rows/8, blocks), as (warps, rows, 4·blocks)."""
-    joined = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))
+    """Four elements of each block, (8, warps, rows/8, blocks), as (warps, rows, 4·blocks), those that share
+    registers next to each other.
+    """
+    joined = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[3]))
     WARPS: tl.constexpr = joined.shape[1]
     EIGHTS: tl.constexpr = joined.shape[2]
     OWN: tl.constexpr = joined.shape[3]
@@ -104,6 +111,13 @@ def _sums(ROWS: tl.constexpr, GEMV: tl.constexpr):
     return tl.zeros((WARPS, ROWS, COLUMNS), tl.float32)
 
 
+@triton.constexpr_function
+def _chunks(blocks: int, step: int, most: int) -> int:
+    """Chunks of `step` blocks of an iteration of a loop over all, at most `most`."""
+    count = -(-blocks // step)
+    return -(-count // -(-count // most))
+
+
 @triton.jit
 def project_wide(
     matrix, ahead, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
@@ -114,19 +128,48 @@ def project_wide(
     """
     ROWS: tl.constexpr = 16 * GEMV.groups
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
+    END: tl.constexpr = BLOCKS // GEMV.splits
+    CHUNKS: tl.constexpr = _chunks(END, STEP, GEMV.chunks)
     tile, total = ahead, _sums(ROWS, GEMV)
-    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
-        words, scales, largest = _load_activations(activations, stride, start, BLOCKS, GEMV)
-        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
-        factors = half_factors(tile, 0, TILE), half_factors(tile, 1, TILE)
-        part = _sums(ROWS, GEMV)
-        for group in tl.static_range(8):
-            codes = scaled_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], 128)
-            right = tl.permute(_operand(codes), (0, 2, 1))
-            part = tl.dot(_weights_of(tile, factors, group, TILE), right, part)
-        total += part * largest
-        tile = following
+    part = _load_activations(activations, stride, 0, BLOCKS, GEMV)
+    if CHUNKS * STEP >= END:
+        for index in tl.static_range(CHUNKS):
+            tile, part, total = _step(
+                matrix, tile, part, total, activations, stride, first_row, index * STEP, BLOCKS, GEMV, TILE
+            )
+    else:
+        for begin in tl.range(0, END, CHUNKS * STEP, num_stages=1):
+            for index in tl.static_range(CHUNKS):
+                tile, part, total = _step(
+                    matrix, tile, part, total, activations, stride, first_row, begin + index * STEP, BLOCKS,
+                    GEMV, TILE,
+                )  # fmt: skip
     return tl.trans(tl.sum(total, axis=0))
+
+
+@triton.jit
+def _step(
+    matrix, tile, part, total, activations, stride, first_row, start, BLOCKS: tl.constexpr,
+    GEMV: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """The next tile and its activations, and the total plus the products of this tile."""
+    ROWS: tl.constexpr = 16 * GEMV.groups
+    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
+    following, following_part = tile, part
+    if GEMV.ahead:
+        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
+        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
+    words, scales, largest = _relative(part, GEMV)
+    factors = half_factors(tile, 0, TILE), half_factors(tile, 1, TILE)
+    sums = _sums(ROWS, GEMV)
+    for group in tl.static_range(8):
+        codes = paired_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
+        right = tl.permute(_operand(codes), (0, 2, 1))
+        sums = tl.dot(_weights_of(tile, factors, group, TILE), right, sums)
+    if not GEMV.ahead:
+        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
+        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
+    return following, following_part, total + sums * largest
 
 
 @triton.jit
@@ -135,25 +178,62 @@ def project_wide_pair(
     GATED: tl.constexpr,
 ):  # fmt: skip
     """`project_wide` for the same rows of two matrices: activations are read and converted once for both."""
+    ROWS: tl.constexpr = 16 * GEMV.groups
+    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
+    END: tl.constexpr = BLOCKS // GEMV.splits
+    CHUNKS: tl.constexpr = _chunks(END, STEP, GEMV.chunks)
+    tiles, totals = ahead, (_sums(ROWS, GEMV), _sums(ROWS, GEMV))
+    part = _load_activations(activations, stride, 0, BLOCKS, GEMV)
+    if CHUNKS * STEP >= END:
+        for index in tl.static_range(CHUNKS):
+            tiles, part, totals = _pair_step(
+                (first, second), tiles, part, totals, activations, stride, first_row, index * STEP, BLOCKS,
+                GEMV, GATED,
+            )  # fmt: skip
+    else:
+        for begin in tl.range(0, END, CHUNKS * STEP, num_stages=1):
+            for index in tl.static_range(CHUNKS):
+                tiles, part, totals = _pair_step(
+                    (first, second), tiles, part, totals, activations, stride, first_row,
+                    begin + index * STEP, BLOCKS, GEMV, GATED,
+                )  # fmt: skip
+    return tl.trans(tl.sum(totals[0], axis=0)), tl.trans(tl.sum(totals[1], axis=0))
+
+
+@triton.jit
+def _pair_step(
+    matrices, tiles, part, totals, activations, stride, first_row, start, BLOCKS: tl.constexpr,
+    GEMV: tl.constexpr, GATED: tl.constexpr,
+):  # fmt: skip
+    """`_step` for both matrices."""
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
     ROWS: tl.constexpr = 16 * GEMV.groups
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    tile, other = ahead
-    total, other_total = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
-    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
-        words, scales, largest = _load_activations(activations, stride, start, BLOCKS, GEMV)
-        following = _load(first, first_row, start + STEP, BLOCKS, GEMV, FIRST)
-        other_following = _load(second, first_row, start + STEP, BLOCKS, GEMV, SECOND)
-        factors = half_factors(tile, 0, FIRST), half_factors(tile, 1, FIRST)
-        other_factors = half_factors(other, 0, SECOND), half_factors(other, 1, SECOND)
-        part, other_part = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
-        for group in tl.static_range(8):
-            codes = scaled_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], 128)
-            right = tl.permute(_operand(codes), (0, 2, 1))
-            part = tl.dot(_weights_of(tile, factors, group, FIRST), right, part)
-            other_part = tl.dot(_weights_of(other, other_factors, group, SECOND), right, other_part)
-        total += part * largest
-        other_total += other_part * largest
-        tile, other = following, other_following
-    return tl.trans(tl.sum(total, axis=0)), tl.trans(tl.sum(other_total, axis=0))
+    following, following_part = tiles, part
+    if GEMV.ahead:
+        following = _load_both(matrices, first_row, start + STEP, BLOCKS, GEMV, GATED)
+        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
+    words, scales, largest = _relative(part, GEMV)
+    factors = half_factors(tiles[0], 0, FIRST), half_factors(tiles[0], 1, FIRST)
+    others = half_factors(tiles[1], 0, SECOND), half_factors(tiles[1], 1, SECOND)
+    sums, other_sums = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
+    for group in tl.static_range(8):
+        codes = paired_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
+        right = tl.permute(_operand(codes), (0, 2, 1))
+        sums = tl.dot(_weights_of(tiles[0], factors, group, FIRST), right, sums)
+        other_sums = tl.dot(_weights_of(tiles[1], others, group, SECOND), right, other_sums)
+    if not GEMV.ahead:
+        following = _load_both(matrices, first_row, start + STEP, BLOCKS, GEMV, GATED)
+        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
+    return following, following_part, (totals[0] + sums * largest, totals[1] + other_sums * largest)
+
+
+@triton.jit
+def _load_both(matrices, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr, GATED: tl.constexpr):
+    FIRST: tl.constexpr = GATED.gate
+    SECOND: tl.constexpr = GATED.up
+    return (
+        _load(matrices[0], first_row, start, BLOCKS, GEMV, FIRST),
+        _load(matrices[1], first_row, start, BLOCKS, GEMV, SECOND),
+    )

@@ -162,6 +162,9 @@ class GemvConfig(NamedTuple):
     warps: int = 0
     unrolled: bool = False
     splits: int = 1
+    chunks: int = 1
+    ahead: bool = True
+    registers: int = 0
 
     @property
     def is_unrolled(self) -> bool:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from edgeinfer_kernels.cuda.triton_ops.kernel_args import GemvConfig
 from edgeinfer_kernels.cuda.weights.plane_formats import (
@@ -76,13 +76,18 @@ class Shape:
 
 @dataclass(frozen=True)
 class TensorShape:
-    """The tile config of products on tensor cores: rows and warps of a program; `vector`: adjacent blocks per
-    thread.
+    """The tile config of products on tensor cores, for more than `above` tokens: rows and warps of a program;
+    `vector`: adjacent blocks per thread; chunks: those of blocks that an iteration of a loop has code for.
     """
 
     rows: int
     warps: int
     vector: int
+    above: int = 8
+    chunks: int = 1
+    ahead: int = 1
+    registers: int = 0
+    splits: int = 1
 
     def groups_for(self, rows: int) -> int:
         """Groups of sixteen rows of a program, of a matrix with a number of rows that must be a multiple."""
@@ -99,7 +104,7 @@ NARROW_PROGRAMS = 1.5
 several tokens: else many multiprocessors have one program, and some two.
 """
 NO_TENSOR_CORES = 16
-"""`Tuning.tensor_above` and `tensor_gated_above` of GPUs on which no product uses them."""
+"""`TensorShape.above` on GPUs on which no product uses them."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
 """The role of a matrix; `output` and `down` add to the hidden states, the others read them."""
 
@@ -116,6 +121,25 @@ class RowShapes:
 
     def of(self, kernel: RowKernel) -> Shape:
         shape: Shape = getattr(self, kernel)
+        return shape
+
+
+@dataclass(frozen=True)
+class TensorShapes:
+    """The tile configs of the kernels on tensor cores; tokens are padded to 8 or 16.
+
+    The instructions for a weight in Q4_0 on sm_90 are 3.2 for 8 tokens and 3.9 for 16, without tensor cores
+    5.1 for 8.
+    """
+
+    qkv: TensorShape = TensorShape(32, 4, 2)
+    output: TensorShape = TensorShape(16, 8, 2)
+    gated: TensorShape = TensorShape(16, 4, 2)
+    down: TensorShape = TensorShape(16, 8, 2)
+    head: TensorShape = TensorShape(32, 4, 2)
+
+    def of(self, kernel: RowKernel) -> TensorShape:
+        shape: TensorShape = getattr(self, kernel)
         return shape
 
 
@@ -149,16 +173,7 @@ class Tuning:
         head=Shape(32, 4, 1),
     )
     """For more tokens."""
-    tensor_above: int = 8
-    """Products of more tokens than this use tensor cores; they are padded to 8 or 16 tokens. The instructions
-    for a weight in Q4_0 on sm_90 are 3.2 for 8 tokens and 3.9 for 16, without tensor cores 5.1 for 8.
-    """
-    tensor_gated_above: int = 8
-    """The same of the gate and up matrices."""
-    tensor: TensorShape = TensorShape(32, 4, 2)
-    tensor_gated: TensorShape = TensorShape(16, 4, 2)
-    """For two matrices at once."""
-    tensor_adding: TensorShape = TensorShape(16, 8, 2)
+    tensor: TensorShapes = TensorShapes()
     splits: int = MAX_SPLITS
     """Maximum number of KV splits."""
     positions: int = 32
@@ -174,16 +189,18 @@ class Tuning:
         shapes = replace(self.rows(tokens), **{kernel: shape})
         return self.replace(**{row_shapes_name(tokens): shapes})
 
+    def with_tensor_shape(self, kernel: RowKernel, shape: TensorShape) -> "Tuning":
+        """This tuning with another tile config of a kernel on tensor cores."""
+        return self.replace(tensor=replace(self.tensor, **{kernel: shape}))
+
     def tensor_shape(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
     ) -> TensorShape | None:
         """The tile config of products on tensor cores; None: these use none."""
-        above = self.tensor_gated_above if kernel == "gated" else self.tensor_above
-        if tokens <= above or any(each.tile.code in FLOAT_CODES for each in matrices):
+        shape = self.tensor.of(kernel)
+        if tokens <= shape.above or any(each.tile.code in FLOAT_CODES for each in matrices):
             return None
-        if kernel in ("output", "down"):
-            return self.tensor_adding
-        return self.tensor_gated if kernel == "gated" else self.tensor
+        return shape
 
     def token_parts(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
@@ -211,7 +228,13 @@ class Tuning:
             counts = [each.padded_rows for each in matrices]
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
             warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
-            return GemvConfig(0, tensor.vector, tokens, groups, warps), warps
+            columns = max(8, next_power_of_two(tokens))
+            parts = min(tensor.splits, MAX_ROW_SPLITS // columns) if splits and groups == 1 else 1
+            config = GemvConfig(
+                0, tensor.vector, tokens, groups, warps, splits=parts, chunks=tensor.chunks,
+                ahead=bool(tensor.ahead), registers=tensor.registers,
+            )  # fmt: skip
+            return config, warps
         return self.vector_gemv(kernel, tokens, matrices, splits)
 
     def vector_gemv(
@@ -261,4 +284,7 @@ def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> T
     tuning = Tuning(positions=16, attention_warps=4)
     if not capability:
         return tuning
-    return tuning.replace(tensor_above=NO_TENSOR_CORES, tensor_gated_above=NO_TENSOR_CORES)
+    for kernel in get_args(RowKernel):
+        shape = replace(tuning.tensor.of(kernel), above=NO_TENSOR_CORES)
+        tuning = tuning.with_tensor_shape(kernel, shape)
+    return tuning
