@@ -165,6 +165,7 @@ class GemvConfig(NamedTuple):
     chunks: int = 1
     ahead: bool = True
     registers: int = 0
+    integer: bool = False
 
     @property
     def is_unrolled(self) -> bool:

@@ -88,6 +88,7 @@ class TensorShape:
     ahead: int = 1
     registers: int = 0
     splits: int = 1
+    integer: int = 0
 
     def groups_for(self, rows: int) -> int:
         """Groups of sixteen rows of a program, of a matrix with a number of rows that must be a multiple."""
@@ -227,12 +228,12 @@ class Tuning:
         if tensor is not None:
             counts = [each.padded_rows for each in matrices]
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
-            warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
+            warps = min(tensor.warps, max(1, next_power_of_two(blocks) // ((1 if tensor.integer else 4) * tensor.vector)))
             columns = max(8, next_power_of_two(tokens))
             parts = min(tensor.splits, MAX_ROW_SPLITS // columns) if splits and groups == 1 else 1
             config = GemvConfig(
                 0, tensor.vector, tokens, groups, warps, splits=parts, chunks=tensor.chunks,
-                ahead=bool(tensor.ahead), registers=tensor.registers,
+                ahead=bool(tensor.ahead), registers=tensor.registers, integer=bool(tensor.integer),
             )  # fmt: skip
             return config, warps
         return self.vector_gemv(kernel, tokens, matrices, splits)
