@@ -321,19 +321,26 @@ def _zeros(GEMV: tl.constexpr):
 
 
 @triton.jit
+def first_tokens(
+    activations, stride, BLOCKS: tl.constexpr, GEMV: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
+):
+    """The activations of the first chunk."""
+    MASKED: tl.constexpr = BLOCKS // GEMV.splits < GEMV.vector * GEMV.warps
+    return load_tokens(activations, stride, 0, MASKED, BLOCKS, GEMV, _reads_sums(FIRST, SECOND))
+
+
+@triton.jit
 def multiply_rows(
-    matrices, tiles, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    matrices, tiles, tokens, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
     FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
     """(columns, rows) of each matrix, as `projections.project`; `tiles` are those of `load_rows` from block 0
-    on. Reads each row once, and 40 or 48 bytes of activations per block and token.
+    on, `tokens` those of `first_tokens`. Reads each row once, and 40 or 48 bytes of activations per block and token.
     """
     STEP: tl.constexpr = GEMV.vector * GEMV.warps
     END: tl.constexpr = BLOCKS // GEMV.splits
     MASKED: tl.constexpr = END % STEP > 0
-    SUMS: tl.constexpr = _reads_sums(FIRST, SECOND)
     totals = (_zeros(GEMV),) if SECOND is None else (_zeros(GEMV), _zeros(GEMV))
-    tokens = load_tokens(activations, stride, 0, END < STEP, BLOCKS, GEMV, SUMS)
     if END <= STEP * GEMV.chunks:
         for start in tl.static_range(STEP, END, STEP):
             following = _load_chunk(

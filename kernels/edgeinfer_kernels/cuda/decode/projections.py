@@ -11,7 +11,7 @@ one or two warps, and a thread has VECTOR adjacent blocks, ideally one.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.int8_products import load_rows, multiply_rows
+from edgeinfer_kernels.cuda.decode.int8_products import first_tokens, load_rows, multiply_rows
 from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide, project_wide_pair
 from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_activations, load_tile
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
@@ -64,6 +64,18 @@ def load_ahead(
         END: tl.constexpr = BLOCKS // GEMV.splits
         blocks = blocks_at(tl.program_id(2), STEP, VECTOR)
         return load_tile(matrix, rows, blocks, BLOCKS, STEP > END, TILE, VECTOR, END=END)
+
+
+@triton.jit
+def with_activations(
+    ahead, activations, stride, BLOCKS: tl.constexpr, GEMV: tl.constexpr, FIRST: tl.constexpr,
+    SECOND: tl.constexpr = None,
+):  # fmt: skip
+    """`ahead` with the first activations, if products use tensor cores."""
+    if GEMV.integer:
+        return ahead, first_tokens(activations, stride, BLOCKS, GEMV, FIRST, SECOND)
+    else:
+        return ahead
 
 
 @triton.jit
@@ -219,7 +231,7 @@ def project(
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.integer:
         value = multiply_rows(
-            (matrix,), (ahead,), activations, stride, first_row, BLOCKS, GEMV, TILE, None
+            (matrix,), (ahead[0],), ahead[1], activations, stride, first_row, BLOCKS, GEMV, TILE, None
         )[0]
     elif GEMV.warps > 0:
         value = project_wide(matrix, ahead, activations, stride, first_row, BLOCKS, GEMV, TILE)
@@ -364,7 +376,7 @@ def project_pair(
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.integer:
         one, other = multiply_rows(
-            (first, second), ahead, activations, stride, first_row, BLOCKS, GEMV, FIRST, SECOND
+            (first, second), ahead[0], ahead[1], activations, stride, first_row, BLOCKS, GEMV, FIRST, SECOND
         )
         return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
     elif GEMV.warps > 0:
