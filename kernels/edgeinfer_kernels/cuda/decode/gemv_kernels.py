@@ -11,13 +11,7 @@ order, so a step is bit-reproducible.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.projections import (
-    load_ahead,
-    load_pair_ahead,
-    project,
-    project_pair,
-    with_activations,
-)
+from edgeinfer_kernels.cuda.decode.projections import load_ahead, load_pair_ahead, project, project_pair
 from edgeinfer_kernels.cuda.triton_ops.activations import activate, activate_gated
 from edgeinfer_kernels.cuda.triton_ops.tiles import quantize, release_consumers, wait_for_producers
 
@@ -53,15 +47,25 @@ def _by_groups(value, GEMV: tl.constexpr):
 def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUMNS: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
     COUNT: tl.constexpr = SOURCE.programs
-    INNER: tl.constexpr = 16 if COUNT > 8 else 8
-    OUTER: tl.constexpr = triton.next_power_of_2(triton.cdiv(COUNT, INNER))
-    # A warp's threads have different tokens: else what is multiplied by the result is in all threads of a row.
-    token = tl.arange(0, COLUMNS)[None, :, None]
-    index = tl.arange(0, OUTER)[:, None, None] * INNER + tl.arange(0, INNER)[None, None, :]
-    inside = (token < TOKENS) & (index < COUNT)
-    parts = tl.load(sum_squares.sums + token * COUNT + index, mask=inside, other=0.0)
-    total = tl.sum(tl.sum(parts, axis=2), axis=0)
+    if COLUMNS > 4:
+        # A warp's threads have different tokens: else each has all results of a token that are multiplied by
+        # this. With fewer tokens it takes registers.
+        INNER: tl.constexpr = 16 if COUNT > 8 else 8
+        OUTER: tl.constexpr = triton.next_power_of_2(triton.cdiv(COUNT, INNER))
+        token = tl.arange(0, COLUMNS)[None, :, None]
+        index = tl.arange(0, OUTER)[:, None, None] * INNER + tl.arange(0, INNER)[None, None, :]
+        total = tl.sum(tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=2), axis=0)
+    else:
+        PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+        token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
+        total = tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=1)
     return tl.rsqrt(total / SOURCE.width + sum_squares.epsilon)[:, None]
+
+
+@triton.jit
+def _sums_at(sum_squares, token, index, TOKENS: tl.constexpr, COUNT: tl.constexpr):
+    inside = (token < TOKENS) & (index < COUNT)
+    return tl.load(sum_squares.sums + token * COUNT + index, mask=inside, other=0.0)
 
 
 @triton.jit
@@ -75,7 +79,6 @@ def _project_after_producers(
     BLOCKS: tl.constexpr = SOURCE.blocks
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    ahead = with_activations(ahead, activations, SOURCE.planes * BLOCKS, BLOCKS, GEMV, TILE)
     # On tensor cores, programs are short: the sums are read while the first products wait for activations.
     EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
     inverse = 1.0
@@ -163,7 +166,6 @@ def head_rows_kernel(
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
     own = activations + row // HEAD_ROWS * words
-    ahead = with_activations(ahead, own, HEADS * words, BLOCKS, GEMV, TILE)
     value = project(matrix, ahead, own, HEADS * words, row, BLOCKS, GEMV, TILE)
     COLUMNS: tl.constexpr = value.shape[0]
     if OUT.blocks > 0:
@@ -198,7 +200,6 @@ def gated_kernel(
     BLOCKS: tl.constexpr = SOURCE.blocks
     TOKENS: tl.constexpr = GEMV.tokens
     ROWS: tl.constexpr = 16 * GEMV.groups
-    GATE: tl.constexpr = GATED.gate
     UP: tl.constexpr = GATED.up
     EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
     program = tl.program_id(0)
@@ -206,14 +207,12 @@ def gated_kernel(
     if GATED.has_gate:
         pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         wait_for_producers(DEPENDENT)
-        pair = with_activations(pair, activations, words, BLOCKS, GEMV, GATE, UP)
         if EARLY:
             inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         gates, ups = project_pair(gate, up, pair, activations, words, row, BLOCKS, GEMV, GATED)
     else:
         ahead = load_ahead(up, row, BLOCKS, GEMV, UP)
         wait_for_producers(DEPENDENT)
-        ahead = with_activations(ahead, activations, words, BLOCKS, GEMV, UP)
         if EARLY:
             inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         ups = project(up, ahead, activations, words, row, BLOCKS, GEMV, UP)
@@ -270,7 +269,6 @@ def residual_kernel(
         activations += begin
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    ahead = with_activations(ahead, activations, words, BLOCKS, GEMV, TILE)
     token = tl.arange(0, GEMV.columns)
     rows = (row + tl.arange(0, 16 * GEMV.groups))[None, :]
     inside = (rows < WIDTH) & (token < GEMV.tokens)[:, None]

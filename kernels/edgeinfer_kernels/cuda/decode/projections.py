@@ -11,8 +11,7 @@ one or two warps, and a thread has VECTOR adjacent blocks, ideally one.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.int8_products import first_tokens, load_rows, multiply_rows
-from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide, project_wide_pair
+from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide
 from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_activations, load_tile
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
 
@@ -50,11 +49,7 @@ def load_ahead(
     rows = first_row + tl.arange(0, 16)
     STEP: tl.constexpr = GEMV.step
     VECTOR: tl.constexpr = GEMV.vector
-    if GEMV.integer:
-        END: tl.constexpr = BLOCKS // GEMV.splits
-        MASKED: tl.constexpr = END < GEMV.vector * GEMV.warps
-        return load_rows(matrix, first_row, tl.program_id(2), MASKED, BLOCKS, GEMV, TILE)
-    elif GEMV.warps > 0:
+    if GEMV.warps > 0:
         return load_wide_ahead(matrix, first_row, BLOCKS, GEMV, TILE)
     elif GEMV.is_unrolled:
         return _tile_from(matrix, rows, 0, BLOCKS // GEMV.splits < STEP, BLOCKS, GEMV, TILE)
@@ -64,18 +59,6 @@ def load_ahead(
         END: tl.constexpr = BLOCKS // GEMV.splits
         blocks = blocks_at(tl.program_id(2), STEP, VECTOR)
         return load_tile(matrix, rows, blocks, BLOCKS, STEP > END, TILE, VECTOR, END=END)
-
-
-@triton.jit
-def with_activations(
-    ahead, activations, stride, BLOCKS: tl.constexpr, GEMV: tl.constexpr, FIRST: tl.constexpr,
-    SECOND: tl.constexpr = None,
-):  # fmt: skip
-    """`ahead` with the first activations, if products use tensor cores."""
-    if GEMV.integer:
-        return ahead, first_tokens(activations, stride, BLOCKS, GEMV, FIRST, SECOND)
-    else:
-        return ahead
 
 
 @triton.jit
@@ -229,12 +212,10 @@ def project(
     have the same order for any batch of tokens if step and vector are the same.
     """
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
-    if GEMV.integer:
-        value = multiply_rows(
-            (matrix,), (ahead[0],), ahead[1], activations, stride, first_row, BLOCKS, GEMV, TILE, None
+    if GEMV.warps > 0:
+        value = project_wide(
+            (matrix,), (ahead,), activations, stride, first_row, BLOCKS, GEMV, TILE, None
         )[0]
-    elif GEMV.warps > 0:
-        value = project_wide(matrix, ahead, activations, stride, first_row, BLOCKS, GEMV, TILE)
     elif GEMV.is_unrolled:
         value = _project_unrolled(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
     else:
@@ -374,14 +355,9 @@ def project_pair(
     FIRST: tl.constexpr = GATED.gate
     SECOND: tl.constexpr = GATED.up
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
-    if GEMV.integer:
-        one, other = multiply_rows(
-            (first, second), ahead[0], ahead[1], activations, stride, first_row, BLOCKS, GEMV, FIRST, SECOND
-        )
-        return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
-    elif GEMV.warps > 0:
-        one, other = project_wide_pair(
-            first, second, ahead, activations, stride, first_row, BLOCKS, GEMV, GATED
+    if GEMV.warps > 0:
+        one, other = project_wide(
+            (first, second), ahead, activations, stride, first_row, BLOCKS, GEMV, FIRST, SECOND
         )
         return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
     elif GEMV.is_unrolled:

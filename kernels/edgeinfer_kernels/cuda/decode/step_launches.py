@@ -80,10 +80,7 @@ class StepLaunches:
         shapes = [matrix.shapes for matrix in matrices]
         for first, count in self.tuning.token_parts(kernel, tokens, shapes):
             config, warps = self.tuning.gemv(kernel, count, shapes, rows, splits)
-            options = {"GEMV": config, "warps": warps}
-            if config.registers:
-                options["maxnreg"] = config.registers
-            yield first, config, options
+            yield first, config, {"GEMV": config, "warps": warps}
 
     def parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
         """A matrix as kernels take it, with its LoRA adapter for the tokens from `first` on."""

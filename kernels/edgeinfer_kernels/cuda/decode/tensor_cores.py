@@ -19,6 +19,8 @@ from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, paired_codes
 MIN_SCALE = tl.constexpr(1e-30)
 """Activations whose scale is below it count as 0."""
 SIGN_BITS = tl.constexpr(-0x7F7F7F80)
+MAX_CHUNKS = 8
+"""Maximum number of chunks of blocks that have separate code: more take long to compile."""
 
 
 @triton.jit
@@ -50,7 +52,7 @@ def _load(matrix, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr, TI
     super_blocks = tl.multiple_of(blocks % SUPER_BLOCKS, [1, 1, 1, VECTOR])
     super_blocks = tl.max_contiguous(super_blocks, [1, 1, 1, CONTIGUOUS])
     rows = first_row + _eights(16 * GEMV.groups)
-    return load_tile_at(matrix, rows, blocks, super_blocks, BLOCKS, True, TILE, END=BLOCKS // GEMV.splits)
+    return load_tile_at(matrix, rows, blocks, super_blocks, BLOCKS, True, TILE)
 
 
 @triton.jit
@@ -64,7 +66,7 @@ def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl
     """The int8 words of the tokens and their two scales, (8, warps, columns/8, blocks) each."""
     TOKENS: tl.constexpr = GEMV.tokens
     blocks, token = _blocks_at(start, GEMV), _eights(GEMV.columns)
-    inside = (blocks < BLOCKS // GEMV.splits) & (token < TOKENS)
+    inside = (blocks < BLOCKS) & (token < TOKENS)
     pointers = activations + token * stride + blocks
     planes = ()
     for plane in tl.static_range(10):
@@ -73,9 +75,9 @@ def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl
 
 
 @triton.jit
-def _relative(planes, GEMV: tl.constexpr):
-    """The words of `_load_activations`, the two factors of blocks as in `half_factors`, relative to the
-    largest, and that one, (warps, 1, columns) float32.
+def _relative_scales(planes, GEMV: tl.constexpr):
+    """Of `_load_activations`, the two factors of blocks as in `half_factors`, relative to the largest, and that
+    one, (warps, 1, columns) float32.
     """
     WARPS: tl.constexpr = GEMV.warps
     COLUMNS: tl.constexpr = GEMV.columns
@@ -83,7 +85,7 @@ def _relative(planes, GEMV: tl.constexpr):
     largest = tl.max(tl.maximum(first, second), axis=3)
     inverse = tl.where(largest > MIN_SCALE, 1.0 / largest, 0.0)[:, :, :, None]
     factors = f16_twice(first * inverse), f16_twice(second * inverse)
-    return planes, factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
+    return factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
 
 
 @triton.jit
@@ -101,7 +103,7 @@ def _operand(parts):
 
 @triton.jit
 def _weights_of(tile, factors, GROUP: tl.constexpr, TILE: tl.constexpr):
-    return _operand(decode_quad(tile[0], factors[0] if GROUP < 4 else factors[1], GROUP, TILE))
+    return _operand(decode_quad(tile[0], factors, GROUP, TILE))
 
 
 @triton.jit
@@ -112,128 +114,97 @@ def _sums(ROWS: tl.constexpr, GEMV: tl.constexpr):
 
 
 @triton.constexpr_function
-def _chunks(blocks: int, step: int, most: int) -> int:
-    """Chunks of `step` blocks of an iteration of a loop over all, at most `most`."""
+def _unrolled(blocks: int, step: int, unrolled: bool) -> int:
+    """The chunks of `step` blocks that an iteration of a loop over all has code for."""
     count = -(-blocks // step)
-    return -(-count // -(-count // most))
+    return -(-count // -(-count // MAX_CHUNKS)) if unrolled else 1
+
+
+@triton.jit
+def _next_chunk(
+    matrices, state, activations, stride, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """The state with the products of the chunk at block `start`, and with what is read for the next. state:
+    sums, tiles and activations.
+    """
+    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
+    totals, tiles, planes = state
+    if GEMV.unrolled:
+        loaded = _load_chunk(matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND)
+        return _with_products(totals, tiles, planes, GEMV, FIRST, SECOND), loaded[0], loaded[1]
+    else:
+        # The registers of this chunk can be used again, so more programs run at a time.
+        totals = _with_products(totals, tiles, planes, GEMV, FIRST, SECOND)
+        loaded = _load_chunk(matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND)
+        return totals, loaded[0], loaded[1]
+
+
+@triton.jit
+def _load_chunk(
+    matrices, activations, stride, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """The tiles of the matrices and the activations from block `start` on."""
+    tiles = (_load(matrices[0], first_row, start, BLOCKS, GEMV, FIRST),)
+    if SECOND is not None:
+        tiles = tiles + (_load(matrices[1], first_row, start, BLOCKS, GEMV, SECOND),)
+    return tiles, _load_activations(activations, stride, start, BLOCKS, GEMV)
+
+
+@triton.jit
+def _with_products(
+    totals, tiles, planes, GEMV: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
+):
+    """The totals plus the products of a chunk; activations are converted once for both matrices."""
+    ROWS: tl.constexpr = 16 * GEMV.groups
+    scales, largest = _relative_scales(planes, GEMV)
+    first, second = half_factors(tiles[0], 0, FIRST), half_factors(tiles[0], 1, FIRST)
+    sums, other_sums = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
+    if SECOND is not None:
+        other_first, other_second = half_factors(tiles[1], 0, SECOND), half_factors(tiles[1], 1, SECOND)
+    for group in tl.static_range(8):
+        codes = paired_codes(planes[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
+        right = tl.permute(_operand(codes), (0, 2, 1))
+        sums = tl.dot(_weights_of(tiles[0], first if group < 4 else second, group, FIRST), right, sums)
+        if SECOND is not None:
+            factors = other_first if group < 4 else other_second
+            other_sums = tl.dot(_weights_of(tiles[1], factors, group, SECOND), right, other_sums)
+    if SECOND is None:
+        return (totals[0] + sums * largest,)
+    else:
+        return totals[0] + sums * largest, totals[1] + other_sums * largest
 
 
 @triton.jit
 def project_wide(
-    matrix, ahead, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
-    TILE: tl.constexpr,
+    matrices, tiles, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """(columns, rows): as `projections.project`. Reads each row once, and 48 bytes of activations per block
-    and token.
+    """(columns, rows) of one or two matrices (SECOND: None if there is only one), as `projections.project`.
+    Reads each row once, and 40 bytes of activations per block and token.
     """
     ROWS: tl.constexpr = 16 * GEMV.groups
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    END: tl.constexpr = BLOCKS // GEMV.splits
-    CHUNKS: tl.constexpr = _chunks(END, STEP, GEMV.chunks)
-    tile, total = ahead, _sums(ROWS, GEMV)
-    part = _load_activations(activations, stride, 0, BLOCKS, GEMV)
-    if CHUNKS * STEP >= END:
+    CHUNKS: tl.constexpr = _unrolled(BLOCKS, STEP, GEMV.unrolled)
+    totals = (_sums(ROWS, GEMV),)
+    if SECOND is not None:
+        totals = totals + (_sums(ROWS, GEMV),)
+    state = totals, tiles, _load_activations(activations, stride, 0, BLOCKS, GEMV)
+    if CHUNKS * STEP >= BLOCKS:
         for index in tl.static_range(CHUNKS):
-            tile, part, total = _step(
-                matrix, tile, part, total, activations, stride, first_row, index * STEP, BLOCKS, GEMV, TILE
+            start = index * STEP
+            state = _next_chunk(
+                matrices, state, activations, stride, first_row, start, BLOCKS, GEMV, FIRST, SECOND
             )
     else:
-        for begin in tl.range(0, END, CHUNKS * STEP, num_stages=1):
+        for begin in tl.range(0, BLOCKS, CHUNKS * STEP, num_stages=1):
             for index in tl.static_range(CHUNKS):
-                tile, part, total = _step(
-                    matrix, tile, part, total, activations, stride, first_row, begin + index * STEP, BLOCKS,
-                    GEMV, TILE,
-                )  # fmt: skip
-    return tl.trans(tl.sum(total, axis=0))
-
-
-@triton.jit
-def _step(
-    matrix, tile, part, total, activations, stride, first_row, start, BLOCKS: tl.constexpr,
-    GEMV: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
-    """The next tile and its activations, and the total plus the products of this tile."""
-    ROWS: tl.constexpr = 16 * GEMV.groups
-    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    following, following_part = tile, part
-    if GEMV.ahead:
-        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
-        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
-    words, scales, largest = _relative(part, GEMV)
-    factors = half_factors(tile, 0, TILE), half_factors(tile, 1, TILE)
-    sums = _sums(ROWS, GEMV)
-    for group in tl.static_range(8):
-        codes = paired_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
-        right = tl.permute(_operand(codes), (0, 2, 1))
-        sums = tl.dot(_weights_of(tile, factors, group, TILE), right, sums)
-    if not GEMV.ahead:
-        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
-        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
-    return following, following_part, total + sums * largest
-
-
-@triton.jit
-def project_wide_pair(
-    first, second, ahead, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
-    GATED: tl.constexpr,
-):  # fmt: skip
-    """`project_wide` for the same rows of two matrices: activations are read and converted once for both."""
-    ROWS: tl.constexpr = 16 * GEMV.groups
-    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    END: tl.constexpr = BLOCKS // GEMV.splits
-    CHUNKS: tl.constexpr = _chunks(END, STEP, GEMV.chunks)
-    tiles, totals = ahead, (_sums(ROWS, GEMV), _sums(ROWS, GEMV))
-    part = _load_activations(activations, stride, 0, BLOCKS, GEMV)
-    if CHUNKS * STEP >= END:
-        for index in tl.static_range(CHUNKS):
-            tiles, part, totals = _pair_step(
-                (first, second), tiles, part, totals, activations, stride, first_row, index * STEP, BLOCKS,
-                GEMV, GATED,
-            )  # fmt: skip
-    else:
-        for begin in tl.range(0, END, CHUNKS * STEP, num_stages=1):
-            for index in tl.static_range(CHUNKS):
-                tiles, part, totals = _pair_step(
-                    (first, second), tiles, part, totals, activations, stride, first_row,
-                    begin + index * STEP, BLOCKS, GEMV, GATED,
-                )  # fmt: skip
-    return tl.trans(tl.sum(totals[0], axis=0)), tl.trans(tl.sum(totals[1], axis=0))
-
-
-@triton.jit
-def _pair_step(
-    matrices, tiles, part, totals, activations, stride, first_row, start, BLOCKS: tl.constexpr,
-    GEMV: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
-    """`_step` for both matrices."""
-    FIRST: tl.constexpr = GATED.gate
-    SECOND: tl.constexpr = GATED.up
-    ROWS: tl.constexpr = 16 * GEMV.groups
-    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    following, following_part = tiles, part
-    if GEMV.ahead:
-        following = _load_both(matrices, first_row, start + STEP, BLOCKS, GEMV, GATED)
-        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
-    words, scales, largest = _relative(part, GEMV)
-    factors = half_factors(tiles[0], 0, FIRST), half_factors(tiles[0], 1, FIRST)
-    others = half_factors(tiles[1], 0, SECOND), half_factors(tiles[1], 1, SECOND)
-    sums, other_sums = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
-    for group in tl.static_range(8):
-        codes = paired_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
-        right = tl.permute(_operand(codes), (0, 2, 1))
-        sums = tl.dot(_weights_of(tiles[0], factors, group, FIRST), right, sums)
-        other_sums = tl.dot(_weights_of(tiles[1], others, group, SECOND), right, other_sums)
-    if not GEMV.ahead:
-        following = _load_both(matrices, first_row, start + STEP, BLOCKS, GEMV, GATED)
-        following_part = _load_activations(activations, stride, start + STEP, BLOCKS, GEMV)
-    return following, following_part, (totals[0] + sums * largest, totals[1] + other_sums * largest)
-
-
-@triton.jit
-def _load_both(matrices, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr, GATED: tl.constexpr):
-    FIRST: tl.constexpr = GATED.gate
-    SECOND: tl.constexpr = GATED.up
-    return (
-        _load(matrices[0], first_row, start, BLOCKS, GEMV, FIRST),
-        _load(matrices[1], first_row, start, BLOCKS, GEMV, SECOND),
-    )
+                start = begin + index * STEP
+                state = _next_chunk(
+                    matrices, state, activations, stride, first_row, start, BLOCKS, GEMV, FIRST, SECOND
+                )
+    results = (tl.trans(tl.sum(state[0][0], axis=0)),)
+    if SECOND is not None:
+        results = results + (tl.trans(tl.sum(state[0][1], axis=0)),)
+    return results

@@ -151,7 +151,7 @@ class SourceConfig(NamedTuple):
 class GemvConfig(NamedTuple):
     """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
     groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: code for
-    each iteration, also for several tokens. splits: programs that share the blocks of a row, without tensor
+    each iteration, also for several tokens; on tensor cores, for several, each of which loads the next. splits: programs that share the blocks of a row, without tensor
     cores.
     """
 
@@ -162,10 +162,6 @@ class GemvConfig(NamedTuple):
     warps: int = 0
     unrolled: bool = False
     splits: int = 1
-    chunks: int = 1
-    ahead: bool = True
-    registers: int = 0
-    integer: bool = False
 
     @property
     def is_unrolled(self) -> bool:

@@ -136,22 +136,12 @@ def load_tile_at(
     for plane in tl.static_range(PLANES):
         words = words + (masked_load(pointers + plane * BLOCKS, inside, MASKED),)
     if TILE.scale == NO_SCALE:
-        return words, words[0], words[0]
-    else:
-        scale, factor = load_scales_at(matrix, row, block, super_block, inside, BLOCKS, MASKED, TILE)
-        return words, scale, factor
-
-
-@triton.jit
-def load_scales_at(
-    matrix, row, block, super_block, inside, BLOCKS: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr
-):
-    """The scales and the super-block scales of `load_tile_at`."""
-    SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
-    if TILE.scale == PAIR:
+        scale = words[0]
+    elif TILE.scale == PAIR:
         scale = masked_load(matrix[1] + row * BLOCKS + block, inside, MASKED)
     else:
         scale = masked_load(matrix[1] + (row // 2) * BLOCKS + block, inside, MASKED) >> ((row & 1) * 16)
+    SUPER_BLOCKS: tl.constexpr = BLOCKS // 8
     if TILE.scale == SIGNED:
         pair = masked_load(matrix[2] + (row // 2) * SUPER_BLOCKS + super_block, inside, MASKED)
         factor = pair >> ((row & 1) * 16)
@@ -161,7 +151,7 @@ def load_scales_at(
         factor = tl.load(matrix[2] + row)
     else:
         factor = scale
-    return scale, factor
+    return words, scale, factor
 
 
 @triton.jit
@@ -245,7 +235,7 @@ def scaled_sum(first, second, scale, factor, scale0, scale1, sum0, sum1, TILE: t
 
 
 @triton.jit
-def float_of(sums):
+def _float_of(sums):
     """The float32 value of sums that were counted from COUNTED_FROM; exact below 2²² (16·128·127 is less)."""
     if COUNTED_FROM == 0:
         return sums.to(tl.float32)
@@ -270,7 +260,7 @@ def dot_tile(tile, activations, TILE: tl.constexpr):
             else:
                 first = dot_unsigned(quad(words, group, TILE), activations[group], first)
                 second = dot_unsigned(quad(words, 4 + group, TILE), activations[4 + group], second)
-        first, second = float_of(first), float_of(second)
+        first, second = _float_of(first), _float_of(second)
         return scaled_sum(first, second, scale, factor, activations[8], activations[9], sum0, sum1, TILE)
 
 

@@ -106,17 +106,6 @@ def masked_or(words, MASK: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def signed_nibbles(words):
-    """The high nibbles of bytes minus 8, times 16, as int8."""
-    if not USES_PTX:
-        return (words ^ -0x7F7F7F80) & -0x0F0F0F10
-    else:
-        zero = tl.zeros_like(words)  # As in `masked_or`.
-        signs, mask = zero - 0x7F7F7F80, zero - 0x0F0F0F10
-        return _instruction("lop3.b32 $0, $1, $2, $3, 0x28;", words, signs, mask)
-
-
-@triton.jit
 def look_up(codes, BOOK: tl.constexpr):
     """Map four 4-bit codes, in the low 16 bits of a word, to the four int8 levels of a codebook."""
     zero = tl.zeros_like(codes)

@@ -76,19 +76,16 @@ class Shape:
 
 @dataclass(frozen=True)
 class TensorShape:
-    """The tile config of products on tensor cores, for more than `above` tokens: rows and warps of a program;
-    `vector`: adjacent blocks per thread; chunks: those of blocks that an iteration of a loop has code for.
+    """The tile config of products on tensor cores: rows and warps of a program; `vector`: adjacent blocks per
+    thread; unrolled: 1 if an iteration has code for several chunks of blocks, and loads the next ahead;
+    above: used for more tokens than this.
     """
 
     rows: int
     warps: int
     vector: int
-    above: int = 8
-    chunks: int = 1
-    ahead: int = 1
-    registers: int = 0
-    splits: int = 1
-    integer: int = 0
+    unrolled: int = 0
+    above: int = 4
 
     def groups_for(self, rows: int) -> int:
         """Groups of sixteen rows of a program, of a matrix with a number of rows that must be a multiple."""
@@ -133,11 +130,11 @@ class TensorShapes:
     5.1 for 8.
     """
 
-    qkv: TensorShape = TensorShape(32, 4, 2)
-    output: TensorShape = TensorShape(16, 8, 2)
-    gated: TensorShape = TensorShape(16, 4, 2)
-    down: TensorShape = TensorShape(16, 8, 2)
-    head: TensorShape = TensorShape(32, 4, 2)
+    qkv: TensorShape = TensorShape(32, 4, 2, 0, 8)
+    output: TensorShape = TensorShape(16, 8, 2, 1, 8)
+    gated: TensorShape = TensorShape(16, 2, 2)
+    down: TensorShape = TensorShape(16, 8, 2, 1)
+    head: TensorShape = TensorShape(16, 2, 2)
 
     def of(self, kernel: RowKernel) -> TensorShape:
         shape: TensorShape = getattr(self, kernel)
@@ -228,14 +225,9 @@ class Tuning:
         if tensor is not None:
             counts = [each.padded_rows for each in matrices]
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
-            warps = min(tensor.warps, max(1, next_power_of_two(blocks) // ((1 if tensor.integer else 4) * tensor.vector)))
-            columns = max(8, next_power_of_two(tokens))
-            parts = min(tensor.splits, MAX_ROW_SPLITS // columns) if splits and groups == 1 else 1
-            config = GemvConfig(
-                0, tensor.vector, tokens, groups, warps, splits=parts, chunks=tensor.chunks,
-                ahead=bool(tensor.ahead), registers=tensor.registers, integer=bool(tensor.integer),
-            )  # fmt: skip
-            return config, warps
+            warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
+            unrolled = bool(tensor.unrolled)
+            return GemvConfig(0, tensor.vector, tokens, groups, warps, unrolled), warps
         return self.vector_gemv(kernel, tokens, matrices, splits)
 
     def vector_gemv(
