@@ -48,8 +48,8 @@ def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUM
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
     COUNT: tl.constexpr = SOURCE.programs
     if COLUMNS > 4:
-        # A warp's threads have different tokens: else each has all results of a token that are multiplied by
-        # this. With fewer tokens it takes registers.
+        # A warp's threads have different tokens: else each has many of the results that are multiplied by
+        # this. With fewer tokens that costs less than the registers it takes.
         INNER: tl.constexpr = 16 if COUNT > 8 else 8
         OUTER: tl.constexpr = triton.next_power_of_2(triton.cdiv(COUNT, INNER))
         token = tl.arange(0, COLUMNS)[None, :, None]
@@ -79,7 +79,7 @@ def _project_after_producers(
     BLOCKS: tl.constexpr = SOURCE.blocks
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    # On tensor cores, programs are short: the sums are read while the first products wait for activations.
+    # Programs on tensor cores are short: without this they would wait for the sums at their end.
     EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
     inverse = 1.0
     if EARLY:
@@ -122,9 +122,7 @@ def rows_kernel(
         )
     elif program < FIRST_PROGRAMS:
         row = program * ROWS
-        value = _project_after_producers(
-            first, activations, sum_squares, row, SOURCE, GEMV, FIRST, DEPENDENT
-        )
+        value = _project_after_producers(first, activations, sum_squares, row, SOURCE, GEMV, FIRST, DEPENDENT)
     else:
         row = (program - FIRST_PROGRAMS) * ROWS
         value = _project_after_producers(

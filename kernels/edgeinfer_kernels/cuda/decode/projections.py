@@ -213,9 +213,7 @@ def project(
     """
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.warps > 0:
-        value = project_wide(
-            (matrix,), (ahead,), activations, stride, first_row, BLOCKS, GEMV, TILE, None
-        )[0]
+        value = project_wide((matrix,), (ahead,), activations, stride, first_row, BLOCKS, GEMV, TILE, None)[0]
     elif GEMV.is_unrolled:
         value = _project_unrolled(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
     else:

@@ -19,8 +19,8 @@ from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, paired_codes
 MIN_SCALE = tl.constexpr(1e-30)
 """Activations whose scale is below it count as 0."""
 SIGN_BITS = tl.constexpr(-0x7F7F7F80)
-MAX_CHUNKS = 8
-"""Maximum number of chunks of blocks that have separate code: more take long to compile."""
+MAX_CHUNKS = {8: 8, 16: 5}
+"""Maximum number of chunks of blocks that have separate code, by columns: more take long to compile."""
 
 
 @triton.jit
@@ -76,8 +76,8 @@ def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl
 
 @triton.jit
 def _relative_scales(planes, GEMV: tl.constexpr):
-    """Of `_load_activations`, the two factors of blocks as in `half_factors`, relative to the largest, and that
-    one, (warps, 1, columns) float32.
+    """The two factors of blocks of activations as in `half_factors`, relative to the largest, and that one,
+    (warps, 1, columns) float32.
     """
     WARPS: tl.constexpr = GEMV.warps
     COLUMNS: tl.constexpr = GEMV.columns
@@ -114,10 +114,15 @@ def _sums(ROWS: tl.constexpr, GEMV: tl.constexpr):
 
 
 @triton.constexpr_function
-def _unrolled(blocks: int, step: int, unrolled: bool) -> int:
-    """The chunks of `step` blocks that an iteration of a loop over all has code for."""
+def _unrolled(blocks: int, step: int, most: int) -> int:
+    """The chunks of `step` blocks that an iteration of a loop over all has code for, at most `most`."""
     count = -(-blocks // step)
-    return -(-count // -(-count // MAX_CHUNKS)) if unrolled else 1
+    return -(-count // -(-count // most))
+
+
+@triton.constexpr_function
+def _max_chunks(columns: int, unrolled: bool) -> int:
+    return MAX_CHUNKS[columns] if unrolled else 1
 
 
 @triton.jit
@@ -131,12 +136,16 @@ def _next_chunk(
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
     totals, tiles, planes = state
     if GEMV.unrolled:
-        loaded = _load_chunk(matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND)
+        loaded = _load_chunk(
+            matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND
+        )
         return _with_products(totals, tiles, planes, GEMV, FIRST, SECOND), loaded[0], loaded[1]
     else:
         # The registers of this chunk can be used again, so more programs run at a time.
         totals = _with_products(totals, tiles, planes, GEMV, FIRST, SECOND)
-        loaded = _load_chunk(matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND)
+        loaded = _load_chunk(
+            matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND
+        )
         return totals, loaded[0], loaded[1]
 
 
@@ -153,9 +162,7 @@ def _load_chunk(
 
 
 @triton.jit
-def _with_products(
-    totals, tiles, planes, GEMV: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr
-):
+def _with_products(totals, tiles, planes, GEMV: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
     """The totals plus the products of a chunk; activations are converted once for both matrices."""
     ROWS: tl.constexpr = 16 * GEMV.groups
     scales, largest = _relative_scales(planes, GEMV)
@@ -186,7 +193,7 @@ def project_wide(
     """
     ROWS: tl.constexpr = 16 * GEMV.groups
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    CHUNKS: tl.constexpr = _unrolled(BLOCKS, STEP, GEMV.unrolled)
+    CHUNKS: tl.constexpr = _unrolled(BLOCKS, STEP, _max_chunks(GEMV.columns, GEMV.unrolled))
     totals = (_sums(ROWS, GEMV),)
     if SECOND is not None:
         totals = totals + (_sums(ROWS, GEMV),)
