@@ -47,25 +47,47 @@ def _by_groups(value, GEMV: tl.constexpr):
 def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUMNS: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
     COUNT: tl.constexpr = SOURCE.programs
-    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
-    token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
+    if COLUMNS > 4:
+        # A warp's threads have different tokens: else each has many of the results that are multiplied by
+        # this. With fewer tokens that costs less than the registers it takes.
+        INNER: tl.constexpr = 16 if COUNT > 8 else 8
+        OUTER: tl.constexpr = triton.next_power_of_2(triton.cdiv(COUNT, INNER))
+        token = tl.arange(0, COLUMNS)[None, :, None]
+        index = tl.arange(0, OUTER)[:, None, None] * INNER + tl.arange(0, INNER)[None, None, :]
+        total = tl.sum(tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=2), axis=0)
+    else:
+        PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+        token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
+        total = tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=1)
+    return tl.rsqrt(total / SOURCE.width + sum_squares.epsilon)[:, None]
+
+
+@triton.jit
+def _sums_at(sum_squares, token, index, TOKENS: tl.constexpr, COUNT: tl.constexpr):
     inside = (token < TOKENS) & (index < COUNT)
-    parts = tl.load(sum_squares.sums + token * COUNT + index, mask=inside, other=0.0)
-    return tl.rsqrt(tl.sum(parts, axis=1) / SOURCE.width + sum_squares.epsilon)[:, None]
+    return tl.load(sum_squares.sums + token * COUNT + index, mask=inside, other=0.0)
 
 
 @triton.jit
 def _project_after_producers(
-    matrix, activations, row, SOURCE: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr,
+    matrix, activations, sum_squares, row, SOURCE: tl.constexpr, GEMV: tl.constexpr, TILE: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """`project`; the first weights are loaded before the kernel waits for the producers of the
-    activations.
+    """`project` of normalized activations; the first weights are loaded before the kernel waits for the
+    producers of the activations.
     """
     BLOCKS: tl.constexpr = SOURCE.blocks
     ahead = load_ahead(matrix, row, BLOCKS, GEMV, TILE)
     wait_for_producers(DEPENDENT)
-    return project(matrix, ahead, activations, SOURCE.planes * BLOCKS, row, BLOCKS, GEMV, TILE)
+    # Programs on tensor cores are short: without this they would wait for the sums at their end.
+    EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
+    inverse = 1.0
+    if EARLY:
+        inverse = inverse_norms(sum_squares, GEMV.tokens, SOURCE, GEMV.columns)
+    value = project(matrix, ahead, activations, SOURCE.planes * BLOCKS, row, BLOCKS, GEMV, TILE)
+    if SOURCE.norm == ROOT_MEAN_SQUARE and not EARLY:
+        inverse = inverse_norms(sum_squares, GEMV.tokens, SOURCE, value.shape[0])
+    return value * inverse
 
 
 @triton.jit
@@ -95,18 +117,20 @@ def rows_kernel(
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
     if SECOND is None:
-        value = _project_after_producers(first, activations, program * ROWS, SOURCE, GEMV, FIRST, DEPENDENT)
+        value = _project_after_producers(
+            first, activations, sum_squares, program * ROWS, SOURCE, GEMV, FIRST, DEPENDENT
+        )
     elif program < FIRST_PROGRAMS:
         row = program * ROWS
-        value = _project_after_producers(first, activations, row, SOURCE, GEMV, FIRST, DEPENDENT)
+        value = _project_after_producers(first, activations, sum_squares, row, SOURCE, GEMV, FIRST, DEPENDENT)
     else:
         row = (program - FIRST_PROGRAMS) * ROWS
-        value = _project_after_producers(second, activations, row, SOURCE, GEMV, SECOND, DEPENDENT)
+        value = _project_after_producers(
+            second, activations, sum_squares, row, SOURCE, GEMV, SECOND, DEPENDENT
+        )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)[:, None]
     out = (program * ROWS + tl.arange(0, ROWS))[None, :]
-    if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if BIAS:
         value += tl.load(bias + out)
     tl.store(y + token * stride + out, value, mask=token < TOKENS)
@@ -175,20 +199,26 @@ def gated_kernel(
     TOKENS: tl.constexpr = GEMV.tokens
     ROWS: tl.constexpr = 16 * GEMV.groups
     UP: tl.constexpr = GATED.up
+    EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
     program = tl.program_id(0)
     row, words = program * ROWS, SOURCE.planes * BLOCKS
     if GATED.has_gate:
         pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         wait_for_producers(DEPENDENT)
+        if EARLY:
+            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         gates, ups = project_pair(gate, up, pair, activations, words, row, BLOCKS, GEMV, GATED)
     else:
         ahead = load_ahead(up, row, BLOCKS, GEMV, UP)
         wait_for_producers(DEPENDENT)
+        if EARLY:
+            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         ups = project(up, ahead, activations, words, row, BLOCKS, GEMV, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
-        inverse = inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
+        if not EARLY:
+            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:
         rows = (row + tl.arange(0, ROWS))[None, :]
@@ -331,13 +361,13 @@ def head_kernel(
     ROWS: tl.constexpr = 16 * GEMV.groups
     release_consumers(DEPENDENT)
     program = tl.program_id(0)
-    value = _project_after_producers(matrix, activations, program * ROWS, SOURCE, GEMV, TILE, DEPENDENT)
+    value = _project_after_producers(
+        matrix, activations, sum_squares, program * ROWS, SOURCE, GEMV, TILE, DEPENDENT
+    )
     COLUMNS: tl.constexpr = value.shape[0]
     token = tl.arange(0, COLUMNS)
     rows = (program * ROWS + tl.arange(0, ROWS))[None, :]
     value *= scale
-    if SOURCE.norm == ROOT_MEAN_SQUARE:
-        value *= inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
     if BIAS:
         value += scale * tl.load(bias + rows, mask=rows < VOCABULARY, other=0.0)
     if CAPPED:

@@ -11,7 +11,7 @@ one or two warps, and a thread has VECTOR adjacent blocks, ideally one.
 import triton
 import triton.language as tl
 
-from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide, project_wide_pair
+from edgeinfer_kernels.cuda.decode.tensor_cores import load_wide_ahead, project_wide
 from edgeinfer_kernels.cuda.triton_ops.tiles import blocks_at, dot_tile, load_activations, load_tile
 from edgeinfer_kernels.cuda.triton_ops.words import NO_SCALE
 
@@ -213,7 +213,7 @@ def project(
     """
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.warps > 0:
-        value = project_wide(matrix, ahead, activations, stride, first_row, BLOCKS, GEMV, TILE)
+        value = project_wide((matrix,), (ahead,), activations, stride, first_row, BLOCKS, GEMV, TILE, None)[0]
     elif GEMV.is_unrolled:
         value = _project_unrolled(matrix, ahead, activations, stride, rows, BLOCKS, GEMV, TILE)
     else:
@@ -354,8 +354,8 @@ def project_pair(
     SECOND: tl.constexpr = GATED.up
     rows = first_row + tl.arange(0, 16 * GEMV.groups)
     if GEMV.warps > 0:
-        one, other = project_wide_pair(
-            first, second, ahead, activations, stride, first_row, BLOCKS, GEMV, GATED
+        one, other = project_wide(
+            (first, second), ahead, activations, stride, first_row, BLOCKS, GEMV, FIRST, SECOND
         )
         return _with_lora(one, first, rows, FIRST), _with_lora(other, second, rows, SECOND)
     elif GEMV.is_unrolled:

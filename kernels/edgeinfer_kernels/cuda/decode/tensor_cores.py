@@ -14,11 +14,13 @@ import triton.language as tl
 
 from edgeinfer_kernels.cuda.triton_ops.tile_decoding import decode_quad, half_factors
 from edgeinfer_kernels.cuda.triton_ops.tiles import load_tile_at, masked_load
-from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, scaled_codes
+from edgeinfer_kernels.cuda.triton_ops.words import f16_twice, paired_codes
 
 MIN_SCALE = tl.constexpr(1e-30)
 """Activations whose scale is below it count as 0."""
 SIGN_BITS = tl.constexpr(-0x7F7F7F80)
+MAX_CHUNKS = {8: 8, 16: 5}
+"""Maximum number of chunks of blocks that have separate code, by columns: more take long to compile."""
 
 
 @triton.jit
@@ -61,30 +63,37 @@ def load_wide_ahead(matrix, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
 
 @triton.jit
 def _load_activations(activations, stride, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr):
-    """The int8 words of the tokens, (8, warps, columns/8, blocks) each, the two factors of blocks as in
-    `half_factors`, relative to the largest, and that one, (warps, 1, columns) float32.
-    """
+    """The int8 words of the tokens and their two scales, (8, warps, columns/8, blocks) each."""
     TOKENS: tl.constexpr = GEMV.tokens
-    WARPS: tl.constexpr = GEMV.warps
-    COLUMNS: tl.constexpr = GEMV.columns
-    blocks, token = _blocks_at(start, GEMV), _eights(COLUMNS)
+    blocks, token = _blocks_at(start, GEMV), _eights(GEMV.columns)
     inside = (blocks < BLOCKS) & (token < TOKENS)
     pointers = activations + token * stride + blocks
-    words = ()
-    for plane in tl.static_range(8):
-        words = words + (masked_load(pointers + plane * BLOCKS, inside, True),)
-    first = masked_load(pointers + 8 * BLOCKS, inside, True).to(tl.float32, bitcast=True)
-    second = masked_load(pointers + 9 * BLOCKS, inside, True).to(tl.float32, bitcast=True)
+    planes = ()
+    for plane in tl.static_range(10):
+        planes = planes + (masked_load(pointers + plane * BLOCKS, inside, True),)
+    return planes
+
+
+@triton.jit
+def _relative_scales(planes, GEMV: tl.constexpr):
+    """The two factors of blocks of activations as in `half_factors`, relative to the largest, and that one,
+    (warps, 1, columns) float32.
+    """
+    WARPS: tl.constexpr = GEMV.warps
+    COLUMNS: tl.constexpr = GEMV.columns
+    first, second = planes[8].to(tl.float32, bitcast=True), planes[9].to(tl.float32, bitcast=True)
     largest = tl.max(tl.maximum(first, second), axis=3)
     inverse = tl.where(largest > MIN_SCALE, 1.0 / largest, 0.0)[:, :, :, None]
     factors = f16_twice(first * inverse), f16_twice(second * inverse)
-    return words, factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
+    return factors, tl.reshape(tl.permute(largest, (1, 2, 0)), (WARPS, 1, COLUMNS))
 
 
 @triton.jit
 def _operand(parts):
-    """Four elements of each block, (8, warps, rows/8, blocks), as (warps, rows, 4·blocks)."""
-    joined = tl.join(tl.join(parts[0], parts[2]), tl.join(parts[1], parts[3]))
+    """Four elements of each block, (8, warps, rows/8, blocks), as (warps, rows, 4·blocks), those that share
+    registers next to each other.
+    """
+    joined = tl.join(tl.join(parts[0], parts[1]), tl.join(parts[2], parts[3]))
     WARPS: tl.constexpr = joined.shape[1]
     EIGHTS: tl.constexpr = joined.shape[2]
     OWN: tl.constexpr = joined.shape[3]
@@ -94,7 +103,7 @@ def _operand(parts):
 
 @triton.jit
 def _weights_of(tile, factors, GROUP: tl.constexpr, TILE: tl.constexpr):
-    return _operand(decode_quad(tile[0], factors[0] if GROUP < 4 else factors[1], GROUP, TILE))
+    return _operand(decode_quad(tile[0], factors, GROUP, TILE))
 
 
 @triton.jit
@@ -104,56 +113,105 @@ def _sums(ROWS: tl.constexpr, GEMV: tl.constexpr):
     return tl.zeros((WARPS, ROWS, COLUMNS), tl.float32)
 
 
+@triton.constexpr_function
+def _unrolled(blocks: int, step: int, most: int) -> int:
+    """The chunks of `step` blocks that an iteration of a loop over all has code for, at most `most`."""
+    count = -(-blocks // step)
+    return -(-count // -(-count // most))
+
+
+@triton.constexpr_function
+def _max_chunks(columns: int, unrolled: bool) -> int:
+    return MAX_CHUNKS[columns] if unrolled else 1
+
+
+@triton.jit
+def _next_chunk(
+    matrices, state, activations, stride, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """The state with the products of the chunk at block `start`, and with what is read for the next. state:
+    sums, tiles and activations.
+    """
+    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
+    totals, tiles, planes = state
+    if GEMV.unrolled:
+        loaded = _load_chunk(
+            matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND
+        )
+        return _with_products(totals, tiles, planes, GEMV, FIRST, SECOND), loaded[0], loaded[1]
+    else:
+        # The registers of this chunk can be used again, so more programs run at a time.
+        totals = _with_products(totals, tiles, planes, GEMV, FIRST, SECOND)
+        loaded = _load_chunk(
+            matrices, activations, stride, first_row, start + STEP, BLOCKS, GEMV, FIRST, SECOND
+        )
+        return totals, loaded[0], loaded[1]
+
+
+@triton.jit
+def _load_chunk(
+    matrices, activations, stride, first_row, start, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
+):  # fmt: skip
+    """The tiles of the matrices and the activations from block `start` on."""
+    tiles = (_load(matrices[0], first_row, start, BLOCKS, GEMV, FIRST),)
+    if SECOND is not None:
+        tiles = tiles + (_load(matrices[1], first_row, start, BLOCKS, GEMV, SECOND),)
+    return tiles, _load_activations(activations, stride, start, BLOCKS, GEMV)
+
+
+@triton.jit
+def _with_products(totals, tiles, planes, GEMV: tl.constexpr, FIRST: tl.constexpr, SECOND: tl.constexpr):
+    """The totals plus the products of a chunk; activations are converted once for both matrices."""
+    ROWS: tl.constexpr = 16 * GEMV.groups
+    scales, largest = _relative_scales(planes, GEMV)
+    first, second = half_factors(tiles[0], 0, FIRST), half_factors(tiles[0], 1, FIRST)
+    sums, other_sums = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
+    if SECOND is not None:
+        other_first, other_second = half_factors(tiles[1], 0, SECOND), half_factors(tiles[1], 1, SECOND)
+    for group in tl.static_range(8):
+        codes = paired_codes(planes[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], None, 128)
+        right = tl.permute(_operand(codes), (0, 2, 1))
+        sums = tl.dot(_weights_of(tiles[0], first if group < 4 else second, group, FIRST), right, sums)
+        if SECOND is not None:
+            factors = other_first if group < 4 else other_second
+            other_sums = tl.dot(_weights_of(tiles[1], factors, group, SECOND), right, other_sums)
+    if SECOND is None:
+        return (totals[0] + sums * largest,)
+    else:
+        return totals[0] + sums * largest, totals[1] + other_sums * largest
+
+
 @triton.jit
 def project_wide(
-    matrix, ahead, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
-    TILE: tl.constexpr,
+    matrices, tiles, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
+    FIRST: tl.constexpr, SECOND: tl.constexpr,
 ):  # fmt: skip
-    """(columns, rows): as `projections.project`. Reads each row once, and 48 bytes of activations per block
-    and token.
+    """(columns, rows) of one or two matrices (SECOND: None if there is only one), as `projections.project`.
+    Reads each row once, and 40 bytes of activations per block and token.
     """
     ROWS: tl.constexpr = 16 * GEMV.groups
     STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    tile, total = ahead, _sums(ROWS, GEMV)
-    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
-        words, scales, largest = _load_activations(activations, stride, start, BLOCKS, GEMV)
-        following = _load(matrix, first_row, start + STEP, BLOCKS, GEMV, TILE)
-        factors = half_factors(tile, 0, TILE), half_factors(tile, 1, TILE)
-        part = _sums(ROWS, GEMV)
-        for group in tl.static_range(8):
-            codes = scaled_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], 128)
-            right = tl.permute(_operand(codes), (0, 2, 1))
-            part = tl.dot(_weights_of(tile, factors, group, TILE), right, part)
-        total += part * largest
-        tile = following
-    return tl.trans(tl.sum(total, axis=0))
-
-
-@triton.jit
-def project_wide_pair(
-    first, second, ahead, activations, stride, first_row, BLOCKS: tl.constexpr, GEMV: tl.constexpr,
-    GATED: tl.constexpr,
-):  # fmt: skip
-    """`project_wide` for the same rows of two matrices: activations are read and converted once for both."""
-    FIRST: tl.constexpr = GATED.gate
-    SECOND: tl.constexpr = GATED.up
-    ROWS: tl.constexpr = 16 * GEMV.groups
-    STEP: tl.constexpr = 4 * GEMV.vector * GEMV.warps
-    tile, other = ahead
-    total, other_total = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
-    for start in tl.range(0, BLOCKS, STEP, num_stages=1):
-        words, scales, largest = _load_activations(activations, stride, start, BLOCKS, GEMV)
-        following = _load(first, first_row, start + STEP, BLOCKS, GEMV, FIRST)
-        other_following = _load(second, first_row, start + STEP, BLOCKS, GEMV, SECOND)
-        factors = half_factors(tile, 0, FIRST), half_factors(tile, 1, FIRST)
-        other_factors = half_factors(other, 0, SECOND), half_factors(other, 1, SECOND)
-        part, other_part = _sums(ROWS, GEMV), _sums(ROWS, GEMV)
-        for group in tl.static_range(8):
-            codes = scaled_codes(words[group] ^ SIGN_BITS, scales[0] if group < 4 else scales[1], 128)
-            right = tl.permute(_operand(codes), (0, 2, 1))
-            part = tl.dot(_weights_of(tile, factors, group, FIRST), right, part)
-            other_part = tl.dot(_weights_of(other, other_factors, group, SECOND), right, other_part)
-        total += part * largest
-        other_total += other_part * largest
-        tile, other = following, other_following
-    return tl.trans(tl.sum(total, axis=0)), tl.trans(tl.sum(other_total, axis=0))
+    CHUNKS: tl.constexpr = _unrolled(BLOCKS, STEP, _max_chunks(GEMV.columns, GEMV.unrolled))
+    totals = (_sums(ROWS, GEMV),)
+    if SECOND is not None:
+        totals = totals + (_sums(ROWS, GEMV),)
+    state = totals, tiles, _load_activations(activations, stride, 0, BLOCKS, GEMV)
+    if CHUNKS * STEP >= BLOCKS:
+        for index in tl.static_range(CHUNKS):
+            start = index * STEP
+            state = _next_chunk(
+                matrices, state, activations, stride, first_row, start, BLOCKS, GEMV, FIRST, SECOND
+            )
+    else:
+        for begin in tl.range(0, BLOCKS, CHUNKS * STEP, num_stages=1):
+            for index in tl.static_range(CHUNKS):
+                start = begin + index * STEP
+                state = _next_chunk(
+                    matrices, state, activations, stride, first_row, start, BLOCKS, GEMV, FIRST, SECOND
+                )
+    results = (tl.trans(tl.sum(state[0][0], axis=0)),)
+    if SECOND is not None:
+        results = results + (tl.trans(tl.sum(state[0][1], axis=0)),)
+    return results

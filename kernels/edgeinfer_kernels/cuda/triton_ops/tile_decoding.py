@@ -12,6 +12,7 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     FLOAT16,
     HALF,
     MINIMUM,
+    NIBBLE,
     NIBBLE_1,
     NIBBLE_2,
     NO_SCALE,
@@ -26,8 +27,9 @@ from edgeinfer_kernels.cuda.triton_ops.words import (
     high_f16,
     look_up,
     low_f16,
+    paired_codes,
+    paired_nibbles,
     scaled_codes,
-    scaled_codes_plus,
     twice,
     unsigned_quad,
 )
@@ -129,11 +131,13 @@ def half_factors(tile, UPPER: tl.constexpr, TILE: tl.constexpr):
 @triton.jit
 def decode_quad(words, factors, GROUP: tl.constexpr, TILE: tl.constexpr):
     """Weights 4·GROUP… of every block, four tensors in float16; `factors` are those of their half."""
-    codes = unsigned_quad(words, GROUP, TILE)
+    summand = None
     if TILE.scale == PAIR or TILE.scale == MINIMUM or TILE.scale == SHORT:
-        return scaled_codes_plus(codes, factors[0], factors[1], code_offset(TILE))
+        summand = factors[1]
+    if TILE.code == NIBBLE:
+        return paired_nibbles(words[GROUP % 4], factors[0], summand, GROUP // 4, code_offset(TILE))
     else:
-        return scaled_codes(codes, factors[0], code_offset(TILE))
+        return paired_codes(unsigned_quad(words, GROUP, TILE), factors[0], summand, code_offset(TILE))
 
 
 @triton.jit

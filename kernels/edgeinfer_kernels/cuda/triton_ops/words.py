@@ -220,34 +220,88 @@ def scaled_codes(codes, factor, OFFSET: tl.constexpr):
 
 
 @triton.jit
-def scaled_codes_plus(codes, factor, summand, OFFSET: tl.constexpr):
-    """As `scaled_codes`, plus another float16, of which a word has two as well; rounded once."""
+def _interpreted_codes(codes, factor, summand, OFFSET: tl.constexpr):
+    """`paired_codes` without inline assembly."""
+    scale, plus = low_f16(factor), 0.0
+    if summand is not None:
+        plus = low_f16(summand)
+    return (
+        (scale * code_value(codes, 0, OFFSET) + plus).to(tl.float16),
+        (scale * code_value(codes, 1, OFFSET) + plus).to(tl.float16),
+        (scale * code_value(codes, 2, OFFSET) + plus).to(tl.float16),
+        (scale * code_value(codes, 3, OFFSET) + plus).to(tl.float16),
+    )
+
+
+@triton.jit
+def paired_codes(codes, factor, summand, OFFSET: tl.constexpr):
+    """Four codes minus the offset, times a float16, plus another one unless that is None; rounded once to
+    float16. `factor` and `summand` have theirs twice. Codes 0 and 2 share a register, and 1 and 3.
+
+    As in `code_value` with 2¹⁰.
+    """
     if not USES_PTX:
-        scale, plus = low_f16(factor), low_f16(summand)
-        return (
-            (scale * code_value(codes, 0, OFFSET) + plus).to(tl.float16),
-            (scale * code_value(codes, 1, OFFSET) + plus).to(tl.float16),
-            (scale * code_value(codes, 2, OFFSET) + plus).to(tl.float16),
-            (scale * code_value(codes, 3, OFFSET) + plus).to(tl.float16),
-        )
+        return _interpreted_codes(codes, factor, summand, OFFSET)
     else:
-        POWERS: tl.constexpr = 0x64006400 + 0x00010001 * OFFSET
-        first, second = tl.inline_asm_elementwise(
+        even = _instruction("prmt.b32 $0, $1, $2, $3;", codes, 0x64646464, 0x4240)
+        odd = _instruction("prmt.b32 $0, $1, $2, $3;", codes, 0x64646464, 0x4341)
+        minus = -0x1BFF1C00 + 0x00010001 * OFFSET
+        return _scaled(even, odd, factor, summand, 0x3C003C00, minus)
+
+
+@triton.jit
+def paired_nibbles(word, factor, summand, UPPER: tl.constexpr, OFFSET: tl.constexpr):
+    """`paired_codes` of the low or the high nibbles of a word.
+
+    In the float16 2¹⁰ a high nibble counts sixteen times, so a sixteenth of it is 2⁶ plus the code.
+    """
+    if not USES_PTX:
+        return _interpreted_codes((word >> (4 * UPPER)) & 0x0F0F0F0F, factor, summand, OFFSET)
+    elif UPPER:
+        even, odd = masked_or(word, 0x00F000F0, 0x64006400), masked_or(word >> 8, 0x00F000F0, 0x64006400)
+        minus = -0x2BFF2C00 + 0x00100010 * OFFSET
+        return _scaled(even, odd, factor, summand, 0x2C002C00, minus)
+    else:
+        even, odd = masked_or(word, 0x000F000F, 0x64006400), masked_or(word >> 8, 0x000F000F, 0x64006400)
+        minus = -0x1BFF1C00 + 0x00010001 * OFFSET
+        return _scaled(even, odd, factor, summand, 0x3C003C00, minus)
+
+
+@triton.jit
+def _scaled(even, odd, factor, summand, part, minus):
+    """(codes · PART + MINUS) · factor + summand: elements 0 to 3 from words of 0 and 2, and of 1 and 3. MINUS
+    is negative.
+    """
+    if summand is None:
+        even, odd = tl.inline_asm_elementwise(
             """{
-            prmt.b32 $0, $2, 0x64646464, 0x4140;
-            prmt.b32 $1, $2, 0x64646464, 0x4342;
-            sub.f16x2 $0, $0, $5;
-            sub.f16x2 $1, $1, $5;
-            fma.rn.f16x2 $0, $0, $3, $4;
-            fma.rn.f16x2 $1, $1, $3, $4;
+            fma.rn.f16x2 $0, $2, $5, $6;
+            fma.rn.f16x2 $1, $3, $5, $6;
+            mul.f16x2 $0, $0, $4;
+            mul.f16x2 $1, $1, $4;
             }""",
-            "=&r,=&r,r,r,r,r",
-            [codes, factor, summand, POWERS],
+            "=&r,=&r,r,r,r,r,r",
+            [even, odd, factor, part, minus],
             dtype=(tl.int32, tl.int32),
             is_pure=True,
             pack=1,
         )
-        return _halves(first) + _halves(second)
+    else:
+        even, odd = tl.inline_asm_elementwise(
+            """{
+            fma.rn.f16x2 $0, $2, $6, $7;
+            fma.rn.f16x2 $1, $3, $6, $7;
+            fma.rn.f16x2 $0, $0, $4, $5;
+            fma.rn.f16x2 $1, $1, $4, $5;
+            }""",
+            "=&r,=&r,r,r,r,r,r,r",
+            [even, odd, factor, summand, part, minus],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
+        )
+    first, second = _halves(even), _halves(odd)
+    return first[0], second[0], first[1], second[1]
 
 
 @triton.jit

@@ -77,12 +77,14 @@ class Shape:
 @dataclass(frozen=True)
 class TensorShape:
     """The tile config of products on tensor cores: rows and warps of a program; `vector`: adjacent blocks per
-    thread.
+    thread; unrolled: 1 if an iteration has code for several chunks of blocks, and loads the next ahead. A
+    kernel with 0 rows uses no tensor cores.
     """
 
-    rows: int
-    warps: int
-    vector: int
+    rows: int = 0
+    warps: int = 0
+    vector: int = 0
+    unrolled: int = 0
 
     def groups_for(self, rows: int) -> int:
         """Groups of sixteen rows of a program, of a matrix with a number of rows that must be a multiple."""
@@ -98,8 +100,8 @@ NARROW_PROGRAMS = 1.5
 """Sixteen rows of the hidden states for each multiprocessor, up to which programs share rows in steps of
 several tokens: else many multiprocessors have one program, and some two.
 """
-NO_TENSOR_CORES = 16
-"""`Tuning.tensor_above` and `tensor_gated_above` of GPUs on which no product uses them."""
+MIN_TENSOR_TOKENS = 5
+"""Minimum number of tokens of a step whose products may use tensor cores."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
 """The role of a matrix; `output` and `down` add to the hidden states, the others read them."""
 
@@ -116,6 +118,21 @@ class RowShapes:
 
     def of(self, kernel: RowKernel) -> Shape:
         shape: Shape = getattr(self, kernel)
+        return shape
+
+
+@dataclass(frozen=True)
+class TensorShapes:
+    """The tile configs of the kernels on tensor cores, for some number of tokens."""
+
+    qkv: TensorShape = TensorShape()
+    output: TensorShape = TensorShape()
+    gated: TensorShape = TensorShape()
+    down: TensorShape = TensorShape()
+    head: TensorShape = TensorShape()
+
+    def of(self, kernel: RowKernel) -> TensorShape:
+        shape: TensorShape = getattr(self, kernel)
         return shape
 
 
@@ -148,17 +165,21 @@ class Tuning:
         down=Shape(32, 4, 1),
         head=Shape(32, 4, 1),
     )
-    """For more tokens."""
-    tensor_above: int = 8
-    """Products of more tokens than this use tensor cores; they are padded to 8 or 16 tokens. The instructions
-    for a weight in Q4_0 on sm_90 are 3.2 for 8 tokens and 3.9 for 16, without tensor cores 5.1 for 8.
+    """For more tokens without tensor cores."""
+    tensor_eight: TensorShapes = TensorShapes(
+        gated=TensorShape(16, 2, 2), down=TensorShape(16, 8, 2, 1), head=TensorShape(16, 2, 2)
+    )
+    """For five to eight tokens, which are padded to eight. The instructions for a weight in Q4_0 on sm_90 are
+    2.9, without tensor cores 5.1.
     """
-    tensor_gated_above: int = 8
-    """The same of the gate and up matrices."""
-    tensor: TensorShape = TensorShape(32, 4, 2)
-    tensor_gated: TensorShape = TensorShape(16, 4, 2)
-    """For two matrices at once."""
-    tensor_adding: TensorShape = TensorShape(16, 8, 2)
+    tensor_sixteen: TensorShapes = TensorShapes(
+        qkv=TensorShape(16, 4, 2, 1),
+        output=TensorShape(16, 8, 2, 1),
+        gated=TensorShape(16, 4, 2, 1),
+        down=TensorShape(16, 4, 2, 1),
+        head=TensorShape(16, 2, 2),
+    )
+    """For more tokens, which are padded to sixteen."""
     splits: int = MAX_SPLITS
     """Maximum number of KV splits."""
     positions: int = 32
@@ -174,16 +195,19 @@ class Tuning:
         shapes = replace(self.rows(tokens), **{kernel: shape})
         return self.replace(**{row_shapes_name(tokens): shapes})
 
+    def with_tensor_shape(self, tokens: int, kernel: RowKernel, shape: TensorShape) -> "Tuning":
+        """This tuning with another tile config of a kernel on tensor cores in steps of `tokens` tokens."""
+        name = _tensor_shapes_name(tokens)
+        return self.replace(**{name: replace(getattr(self, name), **{kernel: shape})})
+
     def tensor_shape(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
     ) -> TensorShape | None:
         """The tile config of products on tensor cores; None: these use none."""
-        above = self.tensor_gated_above if kernel == "gated" else self.tensor_above
-        if tokens <= above or any(each.tile.code in FLOAT_CODES for each in matrices):
+        if tokens < MIN_TENSOR_TOKENS or any(each.tile.code in FLOAT_CODES for each in matrices):
             return None
-        if kernel in ("output", "down"):
-            return self.tensor_adding
-        return self.tensor_gated if kernel == "gated" else self.tensor
+        shape: TensorShape = getattr(self, _tensor_shapes_name(tokens)).of(kernel)
+        return shape if shape.rows else None
 
     def token_parts(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes]
@@ -211,7 +235,8 @@ class Tuning:
             counts = [each.padded_rows for each in matrices]
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
             warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
-            return GemvConfig(0, tensor.vector, tokens, groups, warps), warps
+            unrolled = bool(tensor.unrolled)
+            return GemvConfig(0, tensor.vector, tokens, groups, warps, unrolled), warps
         return self.vector_gemv(kernel, tokens, matrices, splits)
 
     def vector_gemv(
@@ -242,6 +267,11 @@ def row_shapes_name(tokens: int) -> str:
     return "four" if tokens <= 4 else "eight"
 
 
+def _tensor_shapes_name(tokens: int) -> str:
+    """The attribute of a `Tuning` with the `TensorShapes` for this number of tokens."""
+    return "tensor_eight" if tokens <= MAX_VECTOR_TOKENS else "tensor_sixteen"
+
+
 def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> Tuning:
     """The default tile configs for a GPU and hidden states of this width; 0: any. `capability`: ten times its
     compute capability.
@@ -251,14 +281,22 @@ def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> T
     """
     if capability >= 80:
         tuning = Tuning()
-        if 0 < width <= NARROW_PROGRAMS * ROW_MULTIPLE * multiprocessors:
+        is_narrow, blocks = (
+            0 < width <= NARROW_PROGRAMS * ROW_MULTIPLE * multiprocessors,
+            padded_blocks(width),
+        )
+        if is_narrow:
             tuning = tuning.with_row_shape(2, "down", Shape(32, 4, 1, 1, 4))
             tuning = tuning.with_row_shape(4, "output", Shape(64, 4, 2, 0, 2))
             tuning = tuning.with_row_shape(8, "output", Shape(32, 4, 1, 0, 2))
-        if 0 < padded_blocks(width) % 64 <= 32:  # With steps of 64 blocks, half of the last one is padding.
+        if 0 < blocks % 64 <= 32:  # With steps of 64 blocks, half of the last one is padding.
             tuning = tuning.with_row_shape(1, "gated", Shape(32, 2))
+        if is_narrow and blocks % 32:  # So it is with steps of 32, and most of one of 128.
+            tuning = tuning.with_row_shape(1, "head", Shape(32, 4))
+            tuning = tuning.with_row_shape(4, "gated", Shape(16, 4, 1, 1))
+            tuning = tuning.with_row_shape(4, "head", Shape(16, 2, 1, 1))
         return tuning
     tuning = Tuning(positions=16, attention_warps=4)
     if not capability:
         return tuning
-    return tuning.replace(tensor_above=NO_TENSOR_CORES, tensor_gated_above=NO_TENSOR_CORES)
+    return tuning.replace(tensor_eight=TensorShapes(), tensor_sixteen=TensorShapes())

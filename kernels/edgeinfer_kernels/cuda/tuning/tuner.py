@@ -44,7 +44,10 @@ _SHARED = {
     8: (Shape(32, 4, 1, 0, 2),),
 }
 """Those of kernels that add to the hidden states, whose rows programs may share, by tokens."""
-_TENSOR = ((32, 8, 2), (32, 4, 2), (16, 8, 2), (16, 4, 2), (16, 4, 4), (64, 4, 1))
+_TENSOR = (
+    TensorShape(16, 2, 2), TensorShape(16, 4, 2, 1), TensorShape(16, 8, 2, 1), TensorShape(32, 4, 2),
+    TensorShape(16, 4, 2), TensorShape(),
+)  # fmt: skip
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 Change = Callable[[Tuning], Tuning]
@@ -68,6 +71,12 @@ def _row_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[Shape]) -> Tuni
     )
 
 
+def _tensor_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[TensorShape]) -> TuningCandidates:
+    return TuningCandidates(
+        tokens, tuple(methodcaller("with_tensor_shape", tokens, kernel, shape) for shape in shapes)
+    )
+
+
 def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidates]:
     """The tile configs of each kernel in steps of some tokens."""
     for kernel in _KERNELS:
@@ -78,16 +87,13 @@ def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidate
 _KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")
 CANDIDATES = (
     _row_shapes(1, "gated", _ONE),
-    _replacing(8, {"tensor_gated_above": 4}),
-    _replacing(8, {"tensor_above": 4}),
     *(_row_shapes(1, kernel, _ONE) for kernel in _KERNELS[1:]),
     _replacing(1, *({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
     *_of_tokens(4, _FOUR),
     *_of_tokens(2, _TWO),
+    *(_tensor_shapes(8, kernel, _TENSOR) for kernel in _KERNELS),
     *_of_tokens(8, _EIGHT),
-    _replacing(16, *({"tensor_gated": TensorShape(*shape)} for shape in _TENSOR)),
-    _replacing(16, *({"tensor_adding": TensorShape(*shape)} for shape in _TENSOR)),
-    _replacing(16, *({"tensor": TensorShape(*shape)} for shape in _TENSOR)),
+    *(_tensor_shapes(16, kernel, _TENSOR) for kernel in _KERNELS),
 )
 """Kernel by kernel; those that read most are first, and what gains most."""
 

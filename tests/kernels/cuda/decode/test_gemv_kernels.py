@@ -121,16 +121,17 @@ def test_rows_times_activations_equal_the_decoded_weights(
 
 
 @pytest.mark.parametrize(
-    ("tokens", "vector", "groups", "warps"),
+    ("tokens", "vector", "groups", "warps", "unrolled"),
     [
-        (13, 4, 2, 2),
-        pytest.param(5, 1, 1, 4, marks=pytest.mark.slow),
-        pytest.param(16, 2, 4, 8, marks=pytest.mark.slow),
+        (13, 4, 2, 2, False),
+        pytest.param(5, 1, 1, 4, True, marks=pytest.mark.slow),
+        pytest.param(8, 1, 1, 1, True, marks=pytest.mark.slow),
+        pytest.param(16, 2, 4, 8, True, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("name", TENSOR)
 def test_rows_on_tensor_cores_equal_the_decoded_weights(
-    device: str, name: str, tokens: int, vector: int, groups: int, warps: int
+    device: str, name: str, tokens: int, vector: int, groups: int, warps: int, unrolled: bool
 ) -> None:
     """Activations of very different sizes in a row, and rows of zeros: none overflows in float16."""
     columns, rows = columns_for(name), 16 * groups
@@ -141,7 +142,7 @@ def test_rows_on_tensor_cores_equal_the_decoded_weights(
     planes = torch.from_numpy(activation_planes(x)).to(device)
     first, second = (device_matrix(device, name, raw, columns) for raw in (top, bottom))
     bias = torch.arange(2 * rows, dtype=torch.float32, device=device)
-    actual = multiply(first, second, planes, 0, bias, vector, groups, warps) - np.arange(2 * rows)
+    actual = multiply(first, second, planes, 0, bias, vector, groups, warps, unrolled) - np.arange(2 * rows)
     expected = values_read(name, x) @ np.concatenate([weights(name, raw) for raw in (top, bottom)]).T
     for token in range(tokens):
         assert relative(actual[token], expected[token]) < HALVES, token
