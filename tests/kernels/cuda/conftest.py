@@ -31,3 +31,18 @@ def _fixed_interpreter() -> Iterator[None]:
     with fixed_interpreter():
         yield
     gc.set_threshold(*often)
+
+
+@pytest.fixture
+def float32_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step uses tensor cores: with products in float16, steps of different numbers of tokens would find
+    other tokens with the flat logits of random weights.
+    """
+    from edgeinfer_kernels.cuda import backend
+    from edgeinfer_kernels.cuda.tuning.step_shapes import TensorShapes, Tuning, usual_tuning
+
+    def without_tensor_cores(*given: int) -> Tuning:
+        none = TensorShapes()
+        return usual_tuning(*given).replace(tensor_eight=none, tensor_sixteen=none)
+
+    monkeypatch.setattr(backend, "usual_tuning", without_tensor_cores)

@@ -47,19 +47,27 @@ def _by_groups(value, GEMV: tl.constexpr):
 def inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUMNS: tl.constexpr):
     """1/√(mean x² + ε) of the tokens, (columns, 1), from partial sums of squares."""
     COUNT: tl.constexpr = SOURCE.programs
-    if COLUMNS > 4:
-        # A warp's threads have different tokens: else each has many of the results that are multiplied by
-        # this. With fewer tokens that costs less than the registers it takes.
+    PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
+    token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
+    total = tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=1)
+    return tl.rsqrt(total / SOURCE.width + sum_squares.epsilon)[:, None]
+
+
+@triton.jit
+def spread_inverse_norms(sum_squares, TOKENS: tl.constexpr, SOURCE: tl.constexpr, COLUMNS: tl.constexpr):
+    """As `inverse_norms`; the threads of a warp have different tokens if there are many, else each has many
+    of the results that are multiplied by these. With few tokens that costs less than the registers.
+    """
+    if COLUMNS <= 4:
+        return inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
+    else:
+        COUNT: tl.constexpr = SOURCE.programs
         INNER: tl.constexpr = 16 if COUNT > 8 else 8
         OUTER: tl.constexpr = triton.next_power_of_2(triton.cdiv(COUNT, INNER))
         token = tl.arange(0, COLUMNS)[None, :, None]
         index = tl.arange(0, OUTER)[:, None, None] * INNER + tl.arange(0, INNER)[None, None, :]
         total = tl.sum(tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=2), axis=0)
-    else:
-        PADDED: tl.constexpr = triton.next_power_of_2(COUNT)
-        token, index = tl.arange(0, COLUMNS)[:, None], tl.arange(0, PADDED)[None, :]
-        total = tl.sum(_sums_at(sum_squares, token, index, TOKENS, COUNT), axis=1)
-    return tl.rsqrt(total / SOURCE.width + sum_squares.epsilon)[:, None]
+        return tl.rsqrt(total / SOURCE.width + sum_squares.epsilon)[:, None]
 
 
 @triton.jit
@@ -83,10 +91,10 @@ def _project_after_producers(
     EARLY: tl.constexpr = SOURCE.norm == ROOT_MEAN_SQUARE and GEMV.warps > 0
     inverse = 1.0
     if EARLY:
-        inverse = inverse_norms(sum_squares, GEMV.tokens, SOURCE, GEMV.columns)
+        inverse = spread_inverse_norms(sum_squares, GEMV.tokens, SOURCE, GEMV.columns)
     value = project(matrix, ahead, activations, SOURCE.planes * BLOCKS, row, BLOCKS, GEMV, TILE)
     if SOURCE.norm == ROOT_MEAN_SQUARE and not EARLY:
-        inverse = inverse_norms(sum_squares, GEMV.tokens, SOURCE, value.shape[0])
+        inverse = spread_inverse_norms(sum_squares, GEMV.tokens, SOURCE, value.shape[0])
     return value * inverse
 
 
@@ -206,19 +214,19 @@ def gated_kernel(
         pair = load_pair_ahead(gate, up, row, BLOCKS, GEMV, GATED)
         wait_for_producers(DEPENDENT)
         if EARLY:
-            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
+            inverse = spread_inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         gates, ups = project_pair(gate, up, pair, activations, words, row, BLOCKS, GEMV, GATED)
     else:
         ahead = load_ahead(up, row, BLOCKS, GEMV, UP)
         wait_for_producers(DEPENDENT)
         if EARLY:
-            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
+            inverse = spread_inverse_norms(sum_squares, TOKENS, SOURCE, GEMV.columns)
         ups = project(up, ahead, activations, words, row, BLOCKS, GEMV, UP)
         gates = ups
     COLUMNS: tl.constexpr = ups.shape[0]
     if SOURCE.norm == ROOT_MEAN_SQUARE:
         if not EARLY:
-            inverse = inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
+            inverse = spread_inverse_norms(sum_squares, TOKENS, SOURCE, COLUMNS)
         ups, gates = ups * inverse, gates * inverse
     if GATED.has_bias:
         rows = (row + tl.arange(0, ROWS))[None, :]

@@ -55,7 +55,9 @@ class ObservedTrees(FixedTree):
 
 
 @pytest.fixture
-def unmeasured(small_gpu: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def unmeasured(
+    small_gpu: Callable[[int], None], float32_products: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A GPU that everything fits. Measuring takes minutes where kernels are interpreted."""
     small_gpu(1 << 40)
     monkeypatch.setattr(Speculator, "measure", lambda self: MeasuredCosts({1: 1.0}))
