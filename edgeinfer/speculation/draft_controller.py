@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, RUN_SECONDS, DraftCosts
+from edgeinfer.speculation.draft_costs import BASELINE_EVERY, MAX_DRAFTED, DraftCosts
 
 PROBE_SHARE, MAX_DEFICIT = 0.009, 2.0
 """What drafting may lose per token, and at once while it is predicted to pay; in tokens of baseline
@@ -36,6 +36,8 @@ LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
 """The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
 SHORT_GAIN = 1.02
 """Predicted speed of drafts of the short vocabulary, relative to others, from which it is used."""
+RUN_SECONDS = 0.008
+"""Of drafts and steps that are made in one run: a stream is as smooth, and Ctrl-C as quick, with these."""
 
 
 @dataclass(frozen=True)
@@ -218,18 +220,14 @@ class DraftController:
 
     def _rates(self) -> list[float]:
         """Expected tokens per second with drafts of 0, 1, 2… tokens for one text."""
-        return _rates(expected_tokens(self.acceptance, self.level_shares), self._seconds(MAX_DRAFTED))
-
-    def _seconds(self, longest: int) -> list[float]:
-        """Seconds of a step for one text with drafts of 0, 1, 2… tokens."""
-        return self.costs.steps(longest)
+        return _rates(expected_tokens(self.acceptance, self.level_shares), self.costs.steps(MAX_DRAFTED))
 
     def length(self, limit: int) -> int:
         """Number of tokens to draft now, at most `limit`; 0: none."""
         if limit < 1 or self.costs.baselines_due:
             return 0
         tokens = expected_tokens(self.acceptance, self.level_shares)
-        return self._affordable(tokens, self._seconds(min(limit, MAX_DRAFTED)))
+        return self._affordable(tokens, self.costs.steps(min(limit, MAX_DRAFTED)))
 
     def cycles(self, length: int) -> int:
         """How many drafts of `length` tokens, each with a forward, take RUN_SECONDS, and lose no more than

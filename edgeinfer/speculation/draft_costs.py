@@ -20,10 +20,6 @@ SAME_BASELINE, MAX_EVERY = 0.05, 256
 this many steps."""
 
 
-RUN_SECONDS = 0.008
-"""Of drafts and steps that are made in one run: a stream is as smooth, and Ctrl-C as quick, with these."""
-
-
 @dataclass(frozen=True)
 class MeasuredCosts:
     """Costs measured once when a model is first loaded: of forwards by number of rows, 1 included, of a draft

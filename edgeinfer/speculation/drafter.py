@@ -160,8 +160,8 @@ class Drafter(Protocol):
         self, history: Sequence[int], request: DraftRequest, limits: CycleLimits
     ) -> "list[DraftCycle]":
         """Draft after `history`, whose tokens but the last one the engine has cached, let the engine verify
-        the draft with its most probable tokens, and go on after those, until `limits` end the run; the engine
-        then has cached all tokens but the last one. Nothing is done if the result is empty.
+        the draft with its most probable tokens, and repeat this after these tokens until `limits` end the
+        run. The engine then has cached all tokens but the last one. Nothing is done if the result is empty.
         """
         return []
 

@@ -114,10 +114,14 @@ class Speculator:
         self._check(draft, request.max_tokens, request.max_nodes)
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
-        tokens, seconds = max(1, draft.made or draft.depth), time.perf_counter() - begin
-        longest = controller.costs.max_draft(tokens, self._unread_tokens(history)) or seconds
-        self._drafting = tokens, min(seconds, longest)
+        tokens = max(1, draft.made or draft.depth)
+        self._set_drafting(tokens, time.perf_counter() - begin, self._unread_tokens(history), controller)
         return draft
+
+    def _set_drafting(self, tokens: int, seconds: float, unread: int, controller: DraftController) -> None:
+        """Note a draft of `tokens`, before which the drafter had to process as many as `unread`."""
+        longest = controller.costs.max_draft(tokens, unread) or seconds
+        self._drafting = tokens, min(seconds, longest)
 
     def _unread_tokens(self, history: Sequence[int]) -> int:
         """How many tokens of a text the drafter may have to process first: all, or those after the last draft
@@ -188,11 +192,11 @@ class Speculator:
         limit = min(max_tokens, self._engine.context - len(history) - MAX_DRAFTED)
         if limit < 1 or min(most, controller.cycles(0)) < MIN_CYCLES or self._tree_width > 1:
             return []
+        vocabulary = self.vocabularies[self._kind(params)].choose(history, controller)
         length = controller.length(limit)
         cycles = min(most, controller.cycles(length))
         if cycles < MIN_CYCLES:
             return []
-        vocabulary = self.vocabularies[self._kind(params)].choose(history, controller)
         request = self._request(length, limit, params, vocabulary)
         found = self.drafter.run_cycles(history, request, CycleLimits(limit, end_ids, cycles))
         if not found:
@@ -212,22 +216,19 @@ class Speculator:
         process first; `more`: seconds that the cycle took besides.
         """
         ids, probs, found, draft_seconds, seconds = cycle
-        drafted, accepted, last = len(ids), len(found) - 1, found[-1]
+        draft, accepted, last = Draft(tuple(ids), probs=tuple(probs)), len(found) - 1, found[-1]
         tokens = [SampledToken(token, None, True) for token in found]
-        if accepted < drafted and ids[accepted] == last:  # an end token
+        if accepted < len(ids) and ids[accepted] == last:  # an end token
             accepted += 1
         else:
             tokens[-1] = SampledToken(last, None)
         for token in found:
             sampler.accept(token)
-        kind, made = self._kind(sampler.settings), max(1, drafted)
-        controller = self.controllers[kind]
-        draft_seconds = min(draft_seconds, controller.costs.max_draft(made, unread) or draft_seconds)
-        controller.record_step(len(found), 1 + drafted, made, draft_seconds, seconds + more)
-        if drafted:
-            missed = accepted < len(found) and self.vocabularies[kind].misses(last, controller)
-            controller.record_accepted(drafted, accepted, probs, missed=missed)
-            count.add(drafted, accepted, len(found))
+        kind = self._kind(sampler.settings)
+        self._set_drafting(max(1, len(ids)), draft_seconds, unread, self.controllers[kind])
+        self._record(draft, tokens, accepted, seconds + more, kind)
+        if ids:
+            count.add(len(ids), accepted, len(found))
         return tokens
 
     def record_baseline(self, sampler: Sampler, seconds: float) -> None:

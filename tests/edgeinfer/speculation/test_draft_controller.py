@@ -10,6 +10,7 @@ from edgeinfer.speculation.draft_controller import (
     MAX_DEFICIT,
     PROBE_CREDIT,
     PROBE_SHARE,
+    RUN_SECONDS,
     Acceptance,
     DraftController,
     expected_tokens,
@@ -19,7 +20,6 @@ from edgeinfer.speculation.draft_costs import (
     BASELINE_RUN,
     MAX_DRAFTED,
     MAX_EVERY,
-    RUN_SECONDS,
     DraftCosts,
     MeasuredCosts,
 )
