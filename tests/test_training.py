@@ -35,8 +35,21 @@ def test_a_head_is_trained_continued_and_used(tmp_path: Path) -> None:
     assert ids.shape == (16, 32)
     assert len({*ids[:, -1].tolist()}) > 1
     sizes = ("--neurons", "64", "--vocabulary", "256", "--passes", "2")
-    run("train_draft_head.py", model, texts, first, "--minutes", "0.002", *sizes, "--type", "F16")
-    run("train_draft_head.py", model, texts, second, "--minutes", "0", *sizes, "--begin", first)
+    floats = ("--type", "F16", "--output-type", "F16")
+    run("train_draft_head.py", model, first, texts, texts, "--steps", "2", *sizes, *floats)
+    run(
+        "train_draft_head.py",
+        model,
+        second,
+        texts,
+        "--steps",
+        "0",
+        *sizes,
+        "--begin",
+        first,
+        "--type",
+        "Q8_0",
+    )
     with edgeinfer.load("tiny", draft=second, device="cpu", threads=1, context=128) as loaded:
         assert loaded.speculator is not None
         assert loaded.speculator.drafter.name == "draft head"

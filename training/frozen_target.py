@@ -35,7 +35,7 @@ class Target:
         self.head_dim, self.context = count("attention.key_length"), count("context_length")
         self.rope_base = float(meta[f"{self.name}.rope.freq_base"])
         self.epsilon = float(meta[f"{self.name}.attention.layer_norm_rms_epsilon"])
-        self._cos, self._sin = self._rotations()
+        self.cos, self.sin = self._rotations()
         self.embedding, self.norm = self.tensor("token_embd.weight"), self.tensor("output_norm.weight")
         is_tied = "output.weight" not in self.file.tensors
         self.output = self.embedding if is_tied else self.tensor("output.weight")
@@ -51,9 +51,13 @@ class Target:
         return torch.from_numpy(values).to(self.device)
 
     def rope(self, x: Tensor, first: int) -> Tensor:
-        """Rotated heads (rows, heads, tokens, head_dim) of positions first…; neighbours are a pair."""
+        """Rotated heads (rows, heads, tokens, head_dim) of positions first…"""
         end = first + x.shape[-2]
-        cos, sin = self._cos[first:end], self._sin[first:end]
+        return self.rotated(x, self.cos[first:end], self.sin[first:end])
+
+    @staticmethod
+    def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Heads rotated by angles; neighbours are a pair."""
         a, b = x.float().unflatten(-1, (-1, 2)).unbind(-1)
         return torch.stack((a * cos - b * sin, a * sin + b * cos), -1).flatten(-2)
 

@@ -208,10 +208,10 @@ def _state(head: DraftHeadModel, source: ModelSource, target: DecoderState) -> D
 
 
 def _kernel_units(head: DraftHeadModel) -> list[str]:
-    """The units of its kernels, and that of an embedding in its file, so that the draft loop runs."""
+    """The units of its kernels, and that of its embedding, so that the draft loop runs."""
     table = head.weights.token_embd.format
-    own = row_units([table]) if head.own_embedding and table in FIELDS else []
-    return list(dict.fromkeys([*kernel_units(head.weights), *own]))
+    of_table = row_units([table]) if table in FIELDS else []
+    return list(dict.fromkeys([*kernel_units(head.weights), *of_table]))
 
 
 def is_head_path(path: Path) -> bool:

@@ -36,7 +36,7 @@ LEVEL_MEMORY, LEVEL_PRIOR = 0.99, 20.0
 """The same of a level's share of the acceptance, and how many tokens the level before it counts for."""
 SHORT_GAIN = 1.02
 """Predicted speed of drafts of the short vocabulary, relative to others, from which it is used."""
-RUN_SECONDS = 0.008
+RUN_SECONDS = 0.016
 """Of drafts and steps that are made in one run: a stream is as smooth, and Ctrl-C as quick, with these."""
 
 

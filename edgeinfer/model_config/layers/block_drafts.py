@@ -16,8 +16,9 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, drafted_ids, first_rows
-from edgeinfer.model_config.layers.eagle_head import output_ids, target_layers
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel
+from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
+from edgeinfer.model_config.layers.eagle_head import target_layers
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import DFLASH, FileTensors, LayerTensors, rope_factors
@@ -136,9 +137,8 @@ def read_block_drafts(
     rows = target.vocabulary_size if ids is None else len(ids)
     embedding = tensors.matrix("token_embd.weight", (target.vocabulary_size, config.width))
     output = tensors.matrix("output.weight", (rows, config.width)) or (embedding if ids is None else None)
+    check_output(output, ids, "output")
     if output is None:
-        if ids is not None:
-            raise UnsupportedModelError("draft head: d2t without output.weight, wanted both or none")
         rows = drafted_ids(target.vocabulary_size)
     selector = _selector(reader, tensors, config.width, target.vocabulary_size)
     spec = _specification(config, reader, len(layers) * target.width, rows, factors)

@@ -2,8 +2,8 @@
 
 The head is the layer after the model's last one, of the kind of its attention layers. It is part of
 the model's file, or has a separate one with the metadata of the model: that of llama.cpp's converters has
-copies of the model's embedding, norm and output, which aren't read; that of `training/` has the key
-`nextn_vocabulary`, as the head drafts only this many first ids, with the first rows of the model's output.
+copies of the model's embedding, norm and output, which aren't read; that of `training/` has an output for
+some of the ids, which `d2t` has, as in files of EAGLE-3 heads.
 Sources: DeepSeek-AI 2024, "DeepSeek-V3 Technical Report", section 2.2 (arXiv:2412.19437); llama.cpp.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
+from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file, routed_layers
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
@@ -33,11 +34,7 @@ from edgeinfer_kernels.sizes.model_sizes import ModelSizes
 from edgeinfer_quant_formats import GGUFFile
 from edgeinfer_quant_formats.errors import printable
 
-GROUP_ROWS = 16
-MAX_WHOLE_VOCABULARY = 1 << 16
-"""Of a larger vocabulary the first half is drafted, which halves the cost of the output: ids of byte pairs
-are in the order of their frequency. Of Qwen2's 151,936 ids the first half is 99 % of English text, 98 % of
-Python code, and 94 % of text in several languages."""
+OUTPUT = "shared_head_head"
 
 
 @dataclass(frozen=True)
@@ -103,18 +100,19 @@ def read_draft_head(
     Raises:
         UnsupportedModelError: it has none, or one that isn't supported or belongs to another model.
     """
-    config, vocabulary = target, drafted_ids(target.vocabulary_size)
-    if is_head_file(file):
-        config, vocabulary = _own_config(file, target), _head_vocabulary(file, target)
+    config = _own_config(file, target) if is_head_file(file) else target
     _check_supported(config)
     layer = len(config.shapes) + head
     tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
+    ids = output_ids(tensors, target.vocabulary_size)
+    vocabulary = drafted_ids(target.vocabulary_size) if ids is None else len(ids)
     reader = LayerTensors(tensors, layer, config.width)
     spec = head_specification(config, vocabulary, factors, _own_layer(file, config, layer, factors))
     blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
-    shape = target.vocabulary_size, config.width
-    embedding = tensors.matrix(f"blk.{layer}.nextn.embed_tokens.weight", shape)
-    output = tensors.matrix(f"blk.{layer}.nextn.shared_head_head.weight", shape)
+    prefix, rows = f"blk.{layer}.nextn", target.vocabulary_size
+    embedding = tensors.matrix(f"{prefix}.embed_tokens.weight", (rows, config.width))
+    output = tensors.matrix(f"{prefix}.{OUTPUT}.weight", (rows if ids is None else len(ids), config.width))
+    check_output(output, ids, OUTPUT)
     norm = _last_norm(reader, config)
     _check_used(tensors, layer)
     weights = DecoderWeights(
@@ -123,6 +121,7 @@ def read_draft_head(
         output_norm=tables.output_norm if norm is None else norm,
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
+        output_ids=ids,
     )
     raw = (len(target.shapes),) if config.architecture_spec.raw_draft_states else ()
     return DraftHeadModel(spec, weights, output is not None, embedding is not None, target_layers=raw)
@@ -202,30 +201,6 @@ def _next_layer(config: ModelConfig, factors: Factors | None) -> LayerSpec:
         if values := getattr(config, name):
             longer[name] = (*values, values[-1])
     return replace(config, **longer).layer(len(config.shapes), factors)
-
-
-def drafted_ids(vocabulary: int) -> int:
-    """How many first ids are drafted, of a model with this vocabulary."""
-    if vocabulary <= MAX_WHOLE_VOCABULARY:
-        return vocabulary
-    return -(-vocabulary // (2 * GROUP_ROWS)) * GROUP_ROWS
-
-
-def first_rows(output: Matrix, rows: int) -> Matrix:
-    """The first rows of the target's output; the matrix itself if they are all."""
-    return output if rows == output.rows else output.take_rows(0, rows)
-
-
-def _head_vocabulary(file: GGUFFile, target: ModelConfig) -> int:
-    """How many first ids the head of a separate file drafts."""
-    key = f"{target.architecture}.nextn_vocabulary"
-    found = file.metadata.get(key, drafted_ids(target.vocabulary_size))
-    is_whole = isinstance(found, int) and 0 < found <= target.vocabulary_size
-    if not is_whole or (found % GROUP_ROWS and found != target.vocabulary_size):
-        raise UnsupportedModelError(
-            f"{key}: saw {found!r}, wanted a multiple of {GROUP_ROWS} up to {target.vocabulary_size}"
-        )
-    return int(found)
 
 
 def _check_supported(config: ModelConfig) -> None:

@@ -14,7 +14,8 @@ from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
-from edgeinfer.model_config.layers.draft_head import DraftHeadModel, drafted_ids, first_rows
+from edgeinfer.model_config.layers.draft_head import DraftHeadModel
+from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import EAGLE, FileTensors, LayerTensors, rope_factors
@@ -107,26 +108,6 @@ def target_layers(reader: MetadataReader, target: ModelConfig, *, three: bool = 
     return tuple(values)
 
 
-def output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
-    """The token ids of the rows of the output; None: they are those of the target."""
-    info = tensors.info("d2t")
-    if info is None:
-        return None
-    if info.format.name != "I64" or len(info.shape) != 1:
-        raise UnsupportedModelError(
-            f"d2t: type {info.format.name}, shape {info.shape}, wanted I64 ids of one dimension; convert the "
-            "head again with llama.cpp's convert_hf_to_gguf.py"
-        )
-    if tensors.shapes_only:
-        return np.arange(info.shape[0])
-    ids = tensors.file.raw("d2t").reshape(-1).view(np.int64)
-    if wrong := ids[(ids < 0) | (ids >= vocabulary)][:1].tolist():
-        raise UnsupportedModelError(f"d2t: id {wrong[0]}, wanted 0 to {vocabulary - 1}, the ids of the model")
-    if len(np.unique(ids)) != len(ids):
-        raise UnsupportedModelError("d2t: an id occurs twice, wanted each once")
-    return ids.copy()
-
-
 def _check_shared(
     config: ModelConfig,
     target: ModelConfig,
@@ -141,8 +122,7 @@ def _check_shared(
             f"draft head: width {config.width} and no {missing}.weight, wanted {target.width}, the width of "
             "the model whose matrix it would share"
         )
-    if output is None and ids is not None:
-        raise UnsupportedModelError("draft head: d2t without output.weight, wanted both or none")
+    check_output(output, ids, "output")
 
 
 def _required(tensors: FileTensors, name: str, length: int) -> npt.NDArray[np.float32]:

@@ -10,6 +10,7 @@ import pytest
 import edgeinfer
 from edgeinfer import Model
 from edgeinfer.planning.model_plan import plan_model
+from edgeinfer.registry.registry import find_model
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation import draft_vocabulary
 from edgeinfer.speculation.draft_controller import DraftController
@@ -18,6 +19,7 @@ from edgeinfer.speculation.drafter import ChainedDrafter, Draft, DraftRequest
 from edgeinfer.speculation.heads.several_heads import SeveralHeads
 from edgeinfer.speculation.speculator import Speculator
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of
+from tests.edgeinfer.speculation.heads.head_files import with_output
 from tests.edgeinfer.speculation.heads.random_heads import HEADS_OF
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
@@ -25,7 +27,7 @@ from tests.model_zoo import ZOO
 
 STORY = "Once upon a time, there was a little girl named Lily."
 SHORT = 2048
-"""Of the 8,192 ids of the built-in model, whose head has the first 4,096."""
+"""Of the 8,192 ids of the built-in model."""
 
 
 def small_vocabularies(patch: pytest.MonkeyPatch, groups: int = 1024) -> None:
@@ -46,10 +48,18 @@ def always_short(model: Model, *, is_short: bool = True) -> None:
 
 
 @pytest.fixture(scope="module")
-def shorter() -> Iterator[Model]:
+def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built-in head, which drafts all ids with the model's output."""
+    source = find_model("tiny").head_path
+    assert source is not None
+    return with_output(source, tmp_path_factory.mktemp("head") / "head.gguf", None, None)
+
+
+@pytest.fixture(scope="module")
+def shorter(head: Path) -> Iterator[Model]:
     with pytest.MonkeyPatch.context() as patch:
         small_vocabularies(patch)
-        with edgeinfer.load("tiny", draft="mtp", draft_tree_width=3, **CPU) as model:
+        with edgeinfer.load("tiny", draft=head, draft_tree_width=3, **CPU) as model:
             assert drafter_of(model).short_vocabulary == SHORT
             yield model
 
@@ -197,12 +207,12 @@ def test_several_heads_draft_from_the_same_first_rows(
 
 
 def test_the_head_after_lookup_files_has_its_short_vocabulary(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Model
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: Model, head: Path
 ) -> None:
     small_vocabularies(monkeypatch)
     path = tmp_path / "story.txt"
     path.write_text(STORY, encoding="utf-8")
-    with edgeinfer.load("tiny", draft="mtp", lookup_files=path, **CPU) as model:
+    with edgeinfer.load("tiny", draft=head, lookup_files=path, **CPU) as model:
         assert isinstance(drafter_of(model), ChainedDrafter)
         assert drafter_of(model).short_vocabulary == SHORT
         always_draft(model, 4)

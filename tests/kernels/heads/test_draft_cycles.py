@@ -14,6 +14,7 @@ from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view
+from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_CYCLES
 from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftRequest, DraftSampling
@@ -115,7 +116,7 @@ def built_in_pair(threads: int) -> Pair:
     head = CpuBackend(
         draft_head.spec, draft_head.weights, own_state, kernels, CpuOptions(64), pool=target.pool
     )
-    assert min(target.capabilities.max_draft_cycles, head.capabilities.max_draft_cycles) == 8
+    assert min(target.capabilities.max_draft_cycles, head.capabilities.max_draft_cycles) == MAX_DRAFT_CYCLES
     return Pair(target, head, Tokenizer.from_gguf(model.path).encode(STORY))
 
 
@@ -231,8 +232,8 @@ def test_a_step_with_invalid_logits_ends_a_run_and_is_left_out(pairs: tuple[Pair
 def test_another_target_or_too_many_cycles_are_refused(pairs: tuple[Pair, Pair]) -> None:
     actual, expected = pairs
     actual.begin()
-    tokens, run = actual.given(), CyclesRequest(actual.text[-1], 3, 9, NEVER, 9, actual.rows)
+    tokens, run = actual.given(), CyclesRequest(actual.text[-1], 3, 9, NEVER, 17, actual.rows)
     with pytest.raises(ValueError, match="same thread pool"):
         actual.head.draft_cycles(expected.target, tokens, actual.done, drafts_of(3), run)
-    with pytest.raises(ValueError, match="9 cycles with 3 of 9 tokens; wanted 1 to 8"):
+    with pytest.raises(ValueError, match="17 cycles with 3 of 9 tokens; wanted 1 to 16"):
         actual.head.draft_cycles(actual.target, tokens, actual.done, drafts_of(3), run)

@@ -13,7 +13,7 @@ from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.backend import Backend
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.kernels.heads.test_draft_head import IDS, PAIRS, exact, on_cpu, states
 from tests.random_models import RandomModel
 

@@ -26,7 +26,7 @@ LOGITS_PER_PART = 1024
 MAX_CANDIDATES = 64
 MAX_DRAFT_TOKENS = 16
 """Of one draft, and tokens that are evaluated before it."""
-MAX_DRAFT_CYCLES = 8
+MAX_DRAFT_CYCLES = 16
 """Drafts of one run, each with the step that verifies it."""
 
 SPARSE_TOKENS = 4

@@ -32,6 +32,21 @@ def split_heads(path: Path, model: Path, heads: Path) -> tuple[Path, Path]:
     return model, heads
 
 
+def with_output(source: Path, path: Path, output: np.ndarray | None, ids: Any, kind: str = "Q8_0") -> Path:
+    """Write a head of one layer with matrices of type `kind`, this output and its ids; None: without."""
+    with GGUFFile.open(source) as file, GGUFWriter(path, file.metadata) as writer:
+        for name, info in file.tensors.items():
+            if name == "d2t" or "shared_head_head" in name:
+                continue
+            values = np.array(file.decode(name), np.float32).reshape(info.shape)
+            writer.add_tensor(name, values, kind if values.ndim == 2 else "F32")
+            if name.endswith("nextn.eh_proj.weight") and output is not None:
+                writer.add_tensor(name.replace("eh_proj", "shared_head_head"), output, kind)
+        if ids is not None:
+            writer.add_tensor("d2t", np.asarray(ids, np.int64), "I64")
+    return path
+
+
 def _copy(file: GGUFFile, path: Path, changed: Mapping[str, Any], names: list[str]) -> None:
     with GGUFWriter(path, {**file.metadata, **changed}) as writer:
         for name in names:

@@ -13,7 +13,7 @@ from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.head_tree import HeadTree
 from edgeinfer.speculation.trees.tree_growth import ROOT, TreeGrowth
 from edgeinfer_kernels.backend import Backend
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.kernels.heads.test_draft_head import IDS, exact, on_cpu, states
 from tests.kernels.heads.test_draft_head import head_of as mtp_head
 from tests.kernels.heads.test_eagle_head import head_of as eagle_head

@@ -18,8 +18,8 @@ from edgeinfer.speculation.heads.device_medusa import DeviceMedusa
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_offload.runtime.pipeline_backend import PipelineBackend
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.heads.random_assistant import random_assistant
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.heads.random_heads import mimo_heads
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.kernels.cuda.devices.test_pipeline_loading import two_gpus as two_gpus

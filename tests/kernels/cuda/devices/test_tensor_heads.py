@@ -15,7 +15,7 @@ from edgeinfer.speculation.heads.device_head import DeviceHead
 from edgeinfer.speculation.heads.device_medusa import DeviceMedusa
 from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer_offload.runtime.tensor_backend import TensorBackend
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.heads.random_heads import mimo_heads
 from tests.edgeinfer.speculation.test_short_vocabulary import small_vocabularies
 from tests.edgeinfer.speculation.test_tree import always_tree

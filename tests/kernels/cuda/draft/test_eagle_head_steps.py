@@ -15,7 +15,7 @@ from edgeinfer_kernels.cuda.device_parts import DeviceOptions, count_parts
 from edgeinfer_kernels.draft_loop import DraftRequest, DraftSampling
 from edgeinfer_kernels.sizes import cuda_buffers, cuda_matrices
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.kernels.cuda.draft.test_draft_head_steps import (
     CHUNK,
     CONTEXT,

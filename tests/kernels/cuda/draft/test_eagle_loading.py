@@ -9,7 +9,7 @@ import pytest
 import edgeinfer
 from edgeinfer.planning.model_plan import plan_model
 from edgeinfer.speculation.heads.device_head import DeviceHead
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.draft.test_head_loading import (
     GPU,

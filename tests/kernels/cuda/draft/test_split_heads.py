@@ -20,7 +20,7 @@ from edgeinfer.speculation.prompt_lookup import PromptLookup
 from edgeinfer.speculation.speculator import Speculator
 from edgeinfer_offload.runtime.split_backend import SplitBackend
 from tests.edgeinfer.speculation.heads.dflash.random_dflash import RandomDFlash
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.kernels.cuda.draft.test_head_loading import GPU, GREEDY, IDS, check_sampled_drafts, drafter_of

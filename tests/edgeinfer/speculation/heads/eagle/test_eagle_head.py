@@ -17,7 +17,7 @@ from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.draft_head import DraftHead
 from tests.edgeinfer.speculation.heads.drafting_models import CPU, GREEDY, drafter_of, sampled_drafts
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 from tests.edgeinfer.speculation.test_tree import always_tree
 from tests.model_zoo import ZOO

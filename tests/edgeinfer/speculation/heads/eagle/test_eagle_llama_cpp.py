@@ -13,7 +13,7 @@ from edgeinfer.model_config.weights import read_config, read_weights
 from edgeinfer_kernels.decoder_state import DecoderState
 from edgeinfer_kernels.reference import ReferenceBackend
 from edgeinfer_quant_formats import GGUFFile
-from tests.edgeinfer.speculation.heads.random_eagle import RandomEagle
+from tests.edgeinfer.speculation.heads.eagle.random_eagle import RandomEagle
 from tests.random_models import RandomModel
 
 pytestmark = pytest.mark.llama_cpp

@@ -1,0 +1,52 @@
+"""The token ids that a draft head drafts: those of the rows of its output, or the first ids of its target."""
+
+import numpy as np
+import numpy.typing as npt
+
+from edgeinfer.errors import UnsupportedModelError
+from edgeinfer.model_config.weights import FileTensors
+from edgeinfer_kernels.matrix import Matrix
+
+GROUP_ROWS = 16
+MAX_WHOLE_VOCABULARY = 1 << 16
+"""Of a larger vocabulary the first half is drafted, which halves the cost of the output: ids of byte pairs
+are in the order of their frequency. Of Qwen2's 151,936 ids the first half is 99 % of English text, 98 % of
+Python code, and 94 % of text in several languages."""
+
+
+def drafted_ids(vocabulary: int) -> int:
+    """How many first ids are drafted, of a model with this vocabulary."""
+    if vocabulary <= MAX_WHOLE_VOCABULARY:
+        return vocabulary
+    return -(-vocabulary // (2 * GROUP_ROWS)) * GROUP_ROWS
+
+
+def first_rows(output: Matrix, rows: int) -> Matrix:
+    """The first rows of the target's output; the matrix itself if they are all."""
+    return output if rows == output.rows else output.take_rows(0, rows)
+
+
+def output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
+    """The token ids of the rows of the output; None: they are those of the target."""
+    info = tensors.info("d2t")
+    if info is None:
+        return None
+    if info.format.name != "I64" or len(info.shape) != 1:
+        raise UnsupportedModelError(
+            f"d2t: type {info.format.name}, shape {info.shape}, wanted I64 ids of one dimension; convert the "
+            "head again with llama.cpp's convert_hf_to_gguf.py"
+        )
+    if tensors.shapes_only:
+        return np.arange(info.shape[0])
+    ids = tensors.file.raw("d2t").reshape(-1).view(np.int64)
+    if wrong := ids[(ids < 0) | (ids >= vocabulary)][:1].tolist():
+        raise UnsupportedModelError(f"d2t: id {wrong[0]}, wanted 0 to {vocabulary - 1}, the ids of the model")
+    if len(np.unique(ids)) != len(ids):
+        raise UnsupportedModelError("d2t: an id occurs twice, wanted each once")
+    return ids.copy()
+
+
+def check_output(output: Matrix | None, ids: npt.NDArray[np.int64] | None, name: str) -> None:
+    """Raise if a head has ids without the output, of this name, whose rows they belong to."""
+    if output is None and ids is not None:
+        raise UnsupportedModelError(f"draft head: d2t without {name}.weight, wanted both or none")
