@@ -73,7 +73,8 @@ def pytest_collection(session: pytest.Session) -> None:
         return
     root, number, count = session.config.rootpath, int(worker["workerid"][2:]), worker["workercount"]
     modules = sorted((root / "tests").rglob("test_*.py"))
-    for path in modules[len(modules) * number // count : len(modules) * (number + 1) // count] if number else ():
+    begin, end = (len(modules) * index // count for index in (number, number + 1))
+    for path in modules[begin:end] if number else ():
         if not any(path.parent.glob(f"__pycache__/{path.stem}.*")):
             with suppress(Exception, pytest.skip.Exception):  # reported when it is collected
                 import_module(".".join(path.relative_to(root).with_suffix("").parts))

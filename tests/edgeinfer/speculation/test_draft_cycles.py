@@ -84,7 +84,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Model]:
 def both(plain: Baseline, running: Model, prompt: Any, **settings: Any) -> Generation:
     """The completion with drafts, which must equal the one without."""
     expected = plain.generate(prompt, temperature=0.0, **settings)
-    actual = running.generate(prompt, temperature=0.0, **settings)
+    actual: Generation = running.generate(prompt, temperature=0.0, **settings)
     assert actual.ids == expected.ids
     assert (actual.text, actual.finish_reason) == (expected.text, expected.finish_reason)
     return actual
