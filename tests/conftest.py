@@ -7,6 +7,8 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import combinations
 from pathlib import Path
@@ -59,6 +61,23 @@ def needs(package: str) -> pytest.MarkDecorator:
     each worker imports every module, and some packages take up to 0.7 s.
     """
     return pytest.mark.skipif(find_spec(package) is None, reason=f"could not find {package}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """In a new clone, each worker but the first begins with another part of the test modules, so that none
+    compiles all of them: those of the first part have been compiled by the first worker when they are needed.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None or session.config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    root, number, count = session.config.rootpath, int(worker["workerid"][2:]), worker["workercount"]
+    modules = sorted((root / "tests").rglob("test_*.py"))
+    begin, end = (len(modules) * index // count for index in (number, number + 1))
+    for path in modules[begin:end] if number else ():
+        if not any(path.parent.glob(f"__pycache__/{path.stem}.*")):
+            with suppress(Exception, pytest.skip.Exception):  # reported when it is collected
+                import_module(".".join(path.relative_to(root).with_suffix("").parts))
 
 
 @pytest.fixture(scope="session")
@@ -161,11 +180,30 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+def pytest_sessionfinish() -> None:
+    """What is garbage is reported now. pytest examines five times at the end what is left."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _no_data_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A profile, a chat or a model of the user must not change a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_figures_of_the_user(shared_folder: Path) -> Iterator[None]:
+    """What was measured of the user's drafts must not change a test, nor the other way round. The costs of a
+    model's drafts are measured once for all workers.
+    """
+    from edgeinfer.loading import loading
+    from edgeinfer_offload.machine.measure import stored_draft_figures
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "stored_draft_figures", lambda _: stored_draft_figures(shared_folder))
         yield
 
 

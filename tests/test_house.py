@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -65,11 +66,23 @@ def modules_of(package: str) -> list[Path]:
     return sorted((ROOT / PARTS[package][1]).rglob("*.py"))
 
 
+def statements(tree: ast.Module) -> Iterator[ast.AST]:
+    """Every statement of a module, and what has statements."""
+    left: list[ast.AST] = [tree]
+    while left:
+        node = left.pop()
+        for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+            inner = getattr(node, name, ())
+            if isinstance(inner, list):  # not those of a lambda or of `a if b else c`
+                yield from inner
+                left += inner
+
+
 @cache
 def summary(path: Path) -> tuple[frozenset[str], bool]:
     """The packages that a file imports, and whether it has a docstring; read once for all tests."""
     tree, names = ast.parse(path.read_text(encoding="utf-8")), set[str]()
-    for node in ast.walk(tree):
+    for node in statements(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
@@ -199,8 +212,9 @@ def private_names(path: Path) -> list[str]:
         return []
     for node in ast.walk(ast.parse(text)):
         names: list[object] = []
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) not in ("self", "cls"):
-            names = [node.attr]
+        if isinstance(node, ast.Attribute):
+            if node.attr.startswith("_") and ast.unparse(node.value) not in ("self", "cls"):
+                names = [node.attr]
         elif isinstance(node, ast.ImportFrom):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.Call) and getattr(node.func, "attr", "") in ("setattr", "delattr"):

@@ -162,6 +162,7 @@ def tensors_of(path: Path) -> Tensors:
         return {name: file.decode(name).reshape(info.shape) for name, info in file.tensors.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILDERS)
 @pytest.mark.parametrize("pooling", ["cls", "mean"])
 def test_vectors_equal_those_of_transformers(tmp_path: Path, name: str, pooling: str) -> None:

@@ -40,6 +40,7 @@ def shortlist(
     return allowed_shortlist(logits, top_k, truncation(top_k, top_p, min_p), mask)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("top_k", [1, 5, 40, 100])
 @pytest.mark.parametrize(("top_p", "min_p"), [(0.95, 0.05), (0.3, 0.0), (1.0, 0.2), (1.0, 0.0), (0.0, 1.0)])
 @pytest.mark.parametrize("spread", [0.5, 3.0, 12.0])

@@ -71,6 +71,7 @@ def test_xtc_works_on_unsorted_candidates() -> None:
     assert chain.xtc_kept(logits_of(0.1, 0.4, 0.2, 0.3), 0.15).tolist() == [0, 2]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("size", [1, 63, 2047, 8192, 16_385, 50_257])
 @pytest.mark.parametrize("count", [1, 40, 200, 600])
 def test_highest_equals_a_stable_sort(size: int, count: int) -> None:
@@ -79,6 +80,7 @@ def test_highest_equals_a_stable_sort(size: int, count: int) -> None:
     assert highest(keys, count).tolist() == expected.tolist()
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("spread", [0.01, 1.0, 8.0, 100.0])
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.9, 0.999])
 @pytest.mark.parametrize("size", [40, chain.FEW, 9_001])

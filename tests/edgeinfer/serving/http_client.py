@@ -1,5 +1,6 @@
 """The OpenAI-compatible server over a fake model, requested without a network."""
 
+import asyncio
 import json
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -73,8 +74,27 @@ async def chat(body: Fields, model: Model | None = None, **options: Any) -> Any:
 @contextmanager
 def served(models: Any, **options: Any) -> Iterator[str]:
     """The address of a real server on a free port of this machine."""
-    uvicorn = pytest.importorskip("uvicorn")
-    server = uvicorn.Server(
+    pytest.importorskip("uvicorn")
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """uvicorn's looks every tenth of a second whether it ends, and waits another one for connections."""
+
+        async def main_loop(self) -> None:
+            await self.on_tick(0)
+            while not self.should_exit:
+                await asyncio.sleep(0.005)
+
+        async def shutdown(self, sockets: Any = None) -> None:
+            for server in self.servers:
+                server.close()
+            for connection in list(self.server_state.connections):
+                connection.shutdown()
+            while self.server_state.connections or self.server_state.tasks:
+                await asyncio.sleep(0.005)
+            await self.lifespan.shutdown()
+
+    server = Server(
         uvicorn.Config(
             serving_app(models, ServerOptions(**options)), host="127.0.0.1", port=0, log_level="error"
         )
@@ -82,6 +102,7 @@ def served(models: Any, **options: Any) -> Iterator[str]:
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
+        thread.join(0.001)
         assert thread.is_alive()
     try:
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"

@@ -16,6 +16,7 @@ from edgeinfer.speculation.draft_controller import MAX_CREDIT, DraftStats
 from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle
 from tests.edgeinfer.speculation.test_drafting import always_draft
 
+pytestmark = pytest.mark.default_cases(1)
 CPU: dict[str, Any] = {"device": "cpu", "context": 256}
 PROMPTS = (
     "Once upon a time, there was a little girl named Lily.",
@@ -54,10 +55,24 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return Runs(monkeypatch)
 
 
+class Baseline:
+    """A model without drafts, whose completions are made once: several tests have the same."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._made = dict[str, Generation]()
+
+    def generate(self, prompt: Any, **settings: Any) -> Generation:
+        key = repr((prompt, sorted(settings.items())))
+        if key not in self._made:
+            self._made[key] = self.model.generate(prompt, **settings)
+        return self._made[key]
+
+
 @pytest.fixture(scope="module")
-def plain() -> Iterator[Model]:
+def plain() -> Iterator[Baseline]:
     with edgeinfer.load("tiny", draft=None, threads=1, **CPU) as model:
-        yield model
+        yield Baseline(model)
 
 
 @pytest.fixture(scope="module", params=[1, 2])
@@ -66,56 +81,58 @@ def running(request: pytest.FixtureRequest) -> Iterator[Model]:
         yield model
 
 
-def both(plain: Model, running: Model, prompt: Any, **settings: Any) -> list[Generation]:
-    """The completions of both models, which must be equal."""
-    pair = [model.generate(prompt, temperature=0.0, **settings) for model in (plain, running)]
-    assert pair[1].ids == pair[0].ids
-    assert (pair[1].text, pair[1].finish_reason) == (pair[0].text, pair[0].finish_reason)
-    return pair
+def both(plain: Baseline, running: Model, prompt: Any, **settings: Any) -> Generation:
+    """The completion with drafts, which must equal the one without."""
+    expected = plain.generate(prompt, temperature=0.0, **settings)
+    actual: Generation = running.generate(prompt, temperature=0.0, **settings)
+    assert actual.ids == expected.ids
+    assert (actual.text, actual.finish_reason) == (expected.text, expected.finish_reason)
+    return actual
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(("length", "cycles"), [(1, 2), (3, 8), (7, 3)])
 def test_completions_equal_baseline_decoding(
-    plain: Model, running: Model, runs: Runs, length: int, cycles: int
+    plain: Baseline, running: Model, runs: Runs, length: int, cycles: int
 ) -> None:
     always_run(running, length, cycles)
     for prompt in PROMPTS:
         runs.clear()
-        _, actual = both(plain, running, prompt, max_tokens=60)
+        actual = both(plain, running, prompt, max_tokens=60)
         assert max(map(len, runs)) == cycles
         assert sum(token.drafted for token in actual.tokens) > 0
 
 
-def test_each_number_of_tokens_ends_a_completion(plain: Model, running: Model) -> None:
+def test_each_number_of_tokens_ends_a_completion(plain: Baseline, running: Model) -> None:
     always_run(running, 3, 8)
-    for tokens in range(1, 41):
-        _, actual = both(plain, running, PROMPTS[tokens % 2], max_tokens=tokens)
+    for tokens in (*range(1, 41, 2), *range(2, 41, 2)):
+        actual = both(plain, running, PROMPTS[tokens % 2], max_tokens=tokens)
         assert len(actual.ids) == tokens
 
 
-def test_stop_strings_and_end_tokens_end_a_completion(plain: Model, running: Model, runs: Runs) -> None:
+def test_stop_strings_and_end_tokens_end_a_completion(plain: Baseline, running: Model, runs: Runs) -> None:
     always_run(running, 4, 8)
     story = plain.generate(PROMPTS[0], max_tokens=60, temperature=0.0)
     for first in range(10, 100, 9):
         stop = story.text[first : first + 6]
-        _, actual = both(plain, running, PROMPTS[0], max_tokens=60, stop=[stop])
+        actual = both(plain, running, PROMPTS[0], max_tokens=60, stop=[stop])
         assert stop not in actual.text
         assert actual.finish_reason == "stop"
-    _, ended = both(plain, running, PROMPTS[1], max_tokens=200)
+    ended = both(plain, running, PROMPTS[1], max_tokens=200)
     assert ended.finish_reason == "stop"  # by an end token, which is in the middle of the last run
     assert runs[-1][-1].found[-1] in running.tokenizer.end_ids
 
 
-def test_a_full_context_ends_a_completion(plain: Model, running: Model, runs: Runs) -> None:
+def test_a_full_context_ends_a_completion(plain: Baseline, running: Model, runs: Runs) -> None:
     always_run(running, 5, 8)
-    ids = plain.tokenizer.encode("Tom had a red ball. Sue had a blue ball. " * 20)
+    ids = running.tokenizer.encode("Tom had a red ball. Sue had a blue ball. " * 20)
     for length in range(226, 256, 3):
         both(plain, running, ids[:length])
         assert len(running.engine.ids) <= 256
     assert runs
 
 
-def test_a_shifted_context_is_continued(plain: Model, running: Model) -> None:
+def test_a_shifted_context_is_continued(plain: Baseline, running: Model) -> None:
     always_run(running, 4, 8)
     both(plain, running, PROMPTS[0] * 12, max_tokens=150, context_overflow="shift")
 
@@ -147,15 +164,15 @@ def test_acceptance_is_learned_as_from_single_drafts(running: Model, runs: Runs)
     assert found[0] != pytest.approx((0.5, 1.0))
 
 
-def test_a_chat_continues_after_a_run(plain: Model, running: Model) -> None:
+def test_a_chat_continues_after_a_run(plain: Baseline, running: Model) -> None:
     always_run(running, 3, 8)
-    chats = [model.chat() for model in (plain, running)]
+    chats = [model.chat() for model in (plain.model, running)]
     for message in ("Tell me a story about a cat.", "Tell me more.", "How does it end?"):
         texts = [chat.say(message, max_tokens=30, temperature=0.0).text for chat in chats]
         assert texts[0] == texts[1]
 
 
-def test_a_cancelled_stream_leaves_a_cache_that_is_continued(plain: Model, running: Model) -> None:
+def test_a_cancelled_stream_leaves_a_cache_that_is_continued(plain: Baseline, running: Model) -> None:
     always_run(running, 4, 8)
     for tokens in (1, 2, 7, 12):
         stream = running.stream(PROMPTS[0], max_tokens=60, temperature=0.0)
@@ -165,7 +182,7 @@ def test_a_cancelled_stream_leaves_a_cache_that_is_continued(plain: Model, runni
         both(plain, running, ids, max_tokens=20)
 
 
-def test_a_snapshot_after_a_run_is_continued(plain: Model, running: Model) -> None:
+def test_a_snapshot_after_a_run_is_continued(plain: Baseline, running: Model) -> None:
     always_run(running, 4, 8)
     expected = plain.generate(PROMPTS[0], max_tokens=40, temperature=0.0)
     running.generate(PROMPTS[0], max_tokens=20, temperature=0.0)
@@ -178,10 +195,10 @@ def test_a_snapshot_after_a_run_is_continued(plain: Model, running: Model) -> No
     assert actual.ids == expected.ids[20:]
 
 
-def test_streams_that_alternate_and_completions_at_once(plain: Model, running: Model) -> None:
+def test_streams_that_alternate_and_completions_at_once(plain: Baseline, running: Model) -> None:
     always_run(running, 3, 8)
     prompts = list(PROMPTS[:3])
-    expected = [each.ids for each in plain.generate(prompts, max_tokens=40, temperature=0.0)]
+    expected = [each.ids for each in plain.model.generate(prompts, max_tokens=40, temperature=0.0)]
     streams = [running.stream(prompt, max_tokens=40, temperature=0.0) for prompt in prompts]
     for _ in range(41):
         for stream in streams:
@@ -190,23 +207,22 @@ def test_streams_that_alternate_and_completions_at_once(plain: Model, running: M
     assert [each.ids for each in running.generate(prompts, max_tokens=40, temperature=0.0)] == expected
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize(
     "settings",
     [{"temperature": 0.8, "seed": 3}, {"temperature": 0.0, "repeat_penalty": 1.2}, {"logprobs": 2}],
 )
 def test_what_needs_logits_or_samples_has_no_runs(
-    plain: Model, running: Model, runs: Runs, settings: dict[str, Any]
+    plain: Baseline, running: Model, runs: Runs, settings: dict[str, Any]
 ) -> None:
     always_run(running, 3, 8)
-    pair = [
-        model.generate(PROMPTS[0], **{"max_tokens": 30, "temperature": 0.0, **settings})
-        for model in (plain, running)
-    ]
-    assert pair[0].ids == pair[1].ids
+    settings = {"max_tokens": 30, "temperature": 0.0, **settings}
+    assert running.generate(PROMPTS[0], **settings).ids == plain.generate(PROMPTS[0], **settings).ids
     assert not runs
 
 
-@pytest.mark.parametrize("kv", ["f16", "q8_0", "q4_0", "q8_0/q4_0"])
+@pytest.mark.default_cases(3)
+@pytest.mark.parametrize("kv", ["q8_0", "q4_0", "q8_0/q4_0", "f16"])
 def test_caches_of_all_types_have_runs(runs: Runs, kv: str) -> None:
     settings: dict[str, Any] = {**CPU, "kv": kv, "threads": 1}
     with (
@@ -215,7 +231,7 @@ def test_caches_of_all_types_have_runs(runs: Runs, kv: str) -> None:
     ):
         always_run(model, 3, 8)
         for prompt in PROMPTS:
-            both(plain, model, prompt, max_tokens=50)
+            both(Baseline(plain), model, prompt, max_tokens=50)
     assert runs
 
 
@@ -226,7 +242,7 @@ def test_recent_positions_in_f16_have_no_runs(runs: Runs) -> None:
     assert not runs
 
 
-def test_asynchronous_streams_equal_baseline_decoding(plain: Model, running: Model, runs: Runs) -> None:
+def test_asynchronous_streams_equal_baseline_decoding(plain: Baseline, running: Model, runs: Runs) -> None:
     always_run(running, 4, 8)
 
     async def tokens_of(prompt: str) -> list[int]:

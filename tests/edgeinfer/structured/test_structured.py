@@ -228,6 +228,7 @@ class Allowing:
         """It always allows the same."""
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("share", [0.001, 0.01, 0.3, 0.6, 0.999])
 @pytest.mark.parametrize(
     "settings",

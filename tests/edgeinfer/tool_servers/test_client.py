@@ -134,7 +134,7 @@ class Refusing(BaseHTTPRequestHandler):
 @pytest.mark.slow
 def test_headers_are_sent_and_a_refusal_is_one_line() -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
+        threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{http.server_address[1]}/mcp"
         with started(ToolServer("web", url=url, headers={"Authorization": "Bearer x"})) as client:
             assert len(client.warnings) == 1

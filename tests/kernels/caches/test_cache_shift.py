@@ -24,6 +24,7 @@ def attention(rope: RopeSpec | None) -> AttentionSpec:
     return AttentionSpec(4, 2, 32, 0.25, NormSpec("rms", 1e-5), rope)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", ["f32", "f16", "fp8", "q8_0", "q4_0"])
 @pytest.mark.parametrize("neox", [True, False])
 @pytest.mark.parametrize(("keep", "dropped"), [(0, 16), (4, 10), (21, 48), (16, 96), (37, 160)])

@@ -22,6 +22,7 @@ def rows(tokens: int, width: int) -> npt.NDArray[np.float32]:
     return RANDOM.standard_normal((tokens, width)).astype(np.float32)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("latent_dim", "rope_dim"), SIZES)
 def test_cached_rows_are_restored_within_rounding(kind: CacheType, latent_dim: int, rope_dim: int) -> None:
@@ -34,6 +35,7 @@ def test_cached_rows_are_restored_within_rounding(kind: CacheType, latent_dim: i
     assert np.sqrt(np.mean((result - given) ** 2)) <= WITHIN[latent_type(kind)]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("latent_dim", "rope_dim"), SIZES)
 @pytest.mark.parametrize("context", [1, 63, 4096])

@@ -36,6 +36,7 @@ def rows(tokens: int, head_dim: int) -> npt.NDArray[np.float32]:
     return RANDOM.standard_normal((tokens, 2, head_dim)).astype(np.float32)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("head_dim", [8, 12, 15, 48, 64, 80, 128])
 def test_cached_values_are_restored_within_rounding(kind: CacheType, head_dim: int) -> None:
@@ -50,6 +51,7 @@ def test_cached_values_are_restored_within_rounding(kind: CacheType, head_dim: i
         assert np.sqrt(np.mean((result - expected.swapaxes(0, 1)) ** 2)) <= WITHIN[element]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "context"), [(8, 1), (48, 100), (64, 4096), (80, 63), (128, 2000)])
 def test_planned_bytes_equal_allocated_bytes(kind: CacheType, head_dim: int, context: int) -> None:

@@ -328,6 +328,7 @@ ON_GPU = pytest.mark.skipif(not HAS_GPU, reason="takes minutes without a GPU")
 DEEP = 3
 
 
+@pytest.mark.slow
 @pytest.mark.gpu
 @ON_GPU
 @pytest.mark.parametrize("formats", [("F32",), QUANTIZED, ("F16", "Q4_1")], ids="-".join)

@@ -21,6 +21,7 @@ from edgeinfer_kernels.draft_loop import CyclesRequest, DraftCycle, DraftRequest
 from edgeinfer_quant_formats import GGUFFile
 from tests.kernels.conftest import BEST, built_kernels
 
+pytestmark = pytest.mark.default_cases(1)
 CONTEXT, ROWS = 192, 128
 STORY = "Once upon a time, there was a little girl named Lily. She had a red ball. One day, she went to the"
 NEVER = frozenset[int]()
@@ -120,7 +121,7 @@ def built_in_pair(threads: int) -> Pair:
     return Pair(target, head, Tokenizer.from_gguf(model.path).encode(STORY))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
+@pytest.fixture(scope="module", params=[2, 1, 3])
 def pairs(request: pytest.FixtureRequest) -> Iterator[tuple[Pair, Pair]]:
     made = built_in_pair(request.param), built_in_pair(1)
     yield made
@@ -138,9 +139,10 @@ def found_in(cycles: Sequence[DraftCycle]) -> list[DraftCycle]:
     return [each._replace(draft_seconds=0.0, step_seconds=0.0) for each in cycles]
 
 
-@pytest.mark.parametrize("cycles", [1, 3, 8])
+@pytest.mark.default_cases
+@pytest.mark.parametrize("cycles", [8, 3, 1])
 @pytest.mark.parametrize(
-    "request_", [drafts_of(1), drafts_of(7), drafts_of(7, 0.3, 0.5)], ids=["one", "seven", "probable"]
+    "request_", [drafts_of(7), drafts_of(1), drafts_of(7, 0.3, 0.5)], ids=["seven", "one", "probable"]
 )
 def test_a_run_leaves_what_its_cycles_leave_one_by_one(
     pairs: tuple[Pair, Pair], request_: DraftRequest, cycles: int
@@ -169,7 +171,8 @@ def test_an_improbable_token_is_not_verified(pairs: tuple[Pair, Pair]) -> None:
     actual.check_equal(expected)
 
 
-@pytest.mark.parametrize("limit", [4, 5, 9])
+@pytest.mark.default_cases
+@pytest.mark.parametrize("limit", [9, 5, 4])
 def test_a_run_ends_where_no_token_is_left_to_draft(pairs: tuple[Pair, Pair], limit: int) -> None:
     actual, expected = pairs
     for pair in pairs:

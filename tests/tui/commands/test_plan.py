@@ -197,12 +197,15 @@ def test_a_machine_can_be_measured_again(
     edgeinfer: CommandLine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     measurements = MeasuredFigures(tmp_path, "one machine")
-    measurements.keep({"2 threads": 1.0})
+    of_drafts = MeasuredFigures(tmp_path, "one machine", "drafting.json")
+    for figures in (measurements, of_drafts):
+        figures.keep({"2 threads": 1.0})
     monkeypatch.setattr(measure, "stored_figures", lambda folder: measurements)
+    monkeypatch.setattr(measure, "stored_draft_figures", lambda folder: of_drafts)
     assert edgeinfer("plan", "tiny", "--device", LAPTOP).code == 0
-    assert measurements.known() == {"2 threads": 1.0}
+    assert measurements.known() == of_drafts.known() == {"2 threads": 1.0}
     assert edgeinfer("plan", "tiny", "--device", LAPTOP, "--measure").code == 0
-    assert measurements.known() == {}
+    assert measurements.known() == of_drafts.known() == {}
 
 
 def test_the_gpu_of_this_machine_is_measured_and_planned_for(

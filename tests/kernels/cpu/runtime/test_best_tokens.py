@@ -38,6 +38,7 @@ def found(request: pytest.FixtureRequest, kernels: Kernels) -> Iterator[Finder]:
     pool.close()
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("vocabulary", [1, 15, 63, 111, LOGITS_PER_PART, 8192, 4 * LOGITS_PER_PART + 17])
 @pytest.mark.parametrize("rows", [1, 4, STEP_TOKENS])
 def test_they_are_those_of_numpy(found: Finder, vocabulary: int, rows: int) -> None:
@@ -64,6 +65,7 @@ def test_logits_that_a_scale_makes_equal_are_equals(found: Finder) -> None:
     assert found(logits, 0.3) == [int((logits * np.float32(0.3)).argmax())]
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("invalid", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("index", [0, 17, 2047, 2500])
 def test_rows_with_an_invalid_logit_have_none(found: Finder, invalid: float, index: int) -> None:

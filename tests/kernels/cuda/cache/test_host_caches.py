@@ -44,6 +44,7 @@ def opened(spec: AttentionSpec, cache: LayerCache, device: str) -> HostCaches:
     return caches
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "value_dim", "neox"), HEADS)
 def test_the_first_positions_are_copied_in_device_order(
@@ -62,6 +63,7 @@ def test_the_first_positions_are_copied_in_device_order(
         np.testing.assert_allclose(result[:, :37].cpu().numpy(), expected, atol=WITHIN[elements])
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("head_dim", "value_dim", "neox"), HEADS)
 @pytest.mark.parametrize(("start", "tokens"), [(0, 16), (5, 30), (16, 1), (31, 33)])

@@ -37,6 +37,7 @@ def opened(spec: LatentAttentionSpec, cache: LatentCache, device: str) -> HostLa
     return caches
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rope", ROPES)
 def test_the_first_positions_are_copied_in_device_order(
@@ -53,6 +54,7 @@ def test_the_first_positions_are_copied_in_device_order(
         np.testing.assert_allclose(result[0, :37].cpu().numpy(), expected, atol=WITHIN[latent_type(kind)])
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rope", ROPES)
 @pytest.mark.parametrize(("start", "tokens"), [(0, 16), (5, 30), (16, 1), (31, 33)])

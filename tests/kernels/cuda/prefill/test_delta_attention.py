@@ -38,13 +38,20 @@ Array = npt.NDArray[np.float32]
 Decays = Callable[[np.random.Generator, tuple[int, int]], npt.NDArray[np.float64]]
 SPEC = KimiDeltaAttentionSpec(3, 32, 3, NormSpec("rms", 1e-5), slots=4)
 NET = net_config(SPEC, key_decay=True)
-STEPS = (
+PROMPT_STEPS = (
     (0, 37, RecurrentStep(0, 0, 1)),
     (37, 20, RecurrentStep(0, 1, 2)),
     (45, 26, RecurrentStep(8, 1, 3)),
     (48, 3, RecurrentStep(11, 1, 2)),
 )
 """Start, tokens and slots; the last two process positions again whose rows are in the ring."""
+DECODE_STEPS = (
+    (0, 5, RecurrentStep(0, 0, 1)),
+    (5, 12, RecurrentStep(0, 1, 2)),
+    (13, 8, RecurrentStep(8, 1, 3)),
+    (16, 3, RecurrentStep(11, 1, 2)),
+)
+"""The same with fewer tokens, which a decode step processes one by one."""
 DECAYS: dict[str, Decays] = {
     "none": lambda random, shape: np.zeros(shape),
     "weak": lambda random, shape: -random.uniform(0, 1e-3, shape),
@@ -139,7 +146,7 @@ def test_the_recurrence_equals_the_formula(device: str, decays: str, is_prompt: 
     reference = shape.allocate()
     ring = torch.zeros((RING_ROWS, shape.row_width), device=device)
     state = RecurrentState(shape, ring, torch.zeros((shape.slots, shape.slot_width), device=device))
-    for start, tokens, step in STEPS:
+    for start, tokens, step in PROMPT_STEPS if is_prompt else DECODE_STEPS:
         inputs = Inputs.of(random, tokens, DECAYS[decays])
         qkv, weights = inputs.qkv, Weights(taps)
         block = BlockStep(

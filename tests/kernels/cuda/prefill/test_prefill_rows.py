@@ -109,6 +109,7 @@ def test_the_last_sum_has_no_norm(device: str) -> None:
     np.testing.assert_allclose(x_device.cpu().numpy(), x + y.astype(np.float16), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.default_cases
 @pytest.mark.parametrize("width", [63, 2048, 5632])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu", "relu_squared"])
 @pytest.mark.parametrize(("gated", "biased"), [(True, False), (True, True), (False, True)])

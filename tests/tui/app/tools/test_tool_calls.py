@@ -20,7 +20,7 @@ from tests.tui.app.conftest import Chat, Opened
 
 pytestmark = [pytest.mark.anyio, needs("mcp")]
 
-SERVER = Path(__file__).parents[3] / "edgeinfer" / "tool_servers" / "stdio_server.py"
+SERVER = Path(__file__).parents[3] / "edgeinfer" / "tool_servers" / "plain_server.py"
 TEMPLATE = "{{ tools | length if tools else '' }}" + CHAT_TEMPLATE
 CALL = '<tool_call>{"name": "test__NAME", "arguments": {"a": 2, "b": 3}}</tool_call>'
 
