@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -206,11 +206,13 @@ def _project(
     for name, (first, _) in w.pairs.items():
         read, out = Source(space.input(name), squares), space.low_rows[LOW.index(name)]
         launches.rows((first,), read, out, None, "qkv", tokens)
+    outs: dict[str, Any] = {
+        f"{name.upper()}_OUT": each.config for name, each in zip(LOW, space.low, strict=True)
+    }
     launches.launch(
         low_rank_step_kernel, (tokens, len(LOW)),
         space.low_rows, space.low_rows.shape[2], LowRanks(*(each.words for each in space.low)),
-        TOKENS=MAX_TOKENS, RANKS=LowRanks(*spec.ranks),
-        **{f"{name.upper()}_OUT": each.config for name, each in zip(LOW, space.low, strict=True)}, warps=1,
+        TOKENS=MAX_TOKENS, RANKS=LowRanks(*spec.ranks), **outs, warps=1,
     )  # fmt: skip
     for name, (_, second) in w.pairs.items():
         read = Source(space.low[LOW.index(name)], squares)

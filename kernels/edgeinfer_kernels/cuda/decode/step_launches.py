@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from edgeinfer_kernels.blocks.feed_forward import Activation
+from edgeinfer_kernels.cuda.compile_target import HAS_HIP
 from edgeinfer_kernels.cuda.decode.gemv_kernels import (
     gated_kernel,
     head_kernel,
@@ -56,14 +57,24 @@ class StepLaunches:
         self.ranks = RankLaunches(self)
 
     def launch(
-        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        *arguments: Any,
+        warps: int,
+        registers: int = 0,
+        **constants: Any,
     ) -> Any:
-        """Launch the kernel; return the compiled kernel, or None with the interpreter."""
-        return kernel[grid](*arguments, **self.options(warps), **constants)
+        """Launch the kernel, with at most this number of `registers` for a thread if it isn't 0; return the
+        compiled kernel, or None with the interpreter.
+        """
+        return kernel[grid](*arguments, **self.options(warps, registers), **constants)
 
-    def options(self, warps: int) -> dict[str, Any]:
-        """The options that all launches share."""
+    def options(self, warps: int, registers: int = 0) -> dict[str, Any]:
+        """The options of a launch."""
         launch_options: dict[str, Any] = {"launch_pdl": True} if self.dependent else {}
+        if registers and not HAS_HIP:
+            launch_options["maxnreg"] = registers
         return {"DEPENDENT": self.dependent, "num_warps": warps, **launch_options}
 
     def _split(
@@ -79,8 +90,8 @@ class StepLaunches:
         """
         shapes = [matrix.shapes for matrix in matrices]
         for first, count in self.tuning.token_parts(kernel, tokens, shapes):
-            config, warps = self.tuning.gemv(kernel, count, shapes, rows, splits)
-            yield first, config, {"GEMV": config, "warps": warps}
+            config, options = self.tuning.gemv(kernel, count, shapes, rows, splits)
+            yield first, config, {"GEMV": config, **options}
 
     def parts(self, matrix: DeviceMatrix, first: int = 0) -> tuple[Tensor, ...]:
         """A matrix as kernels take it, with its LoRA adapter for the tokens from `first` on."""

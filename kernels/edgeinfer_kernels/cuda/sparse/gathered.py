@@ -43,7 +43,7 @@ def launch_gated(
     config = GatedConfig(
         gate.shapes.tile, up.shapes.tile, True, ffn.up_bias is not None, activation_code(activation)
     )
-    gemv, warps = launches.tuning.vector_gemv("gated", tokens, (gate.shapes, up.shapes))
+    gemv, options = launches.tuning.vector_gemv("gated", tokens, (gate.shapes, up.shapes))
     launches.launch(
         sparse_gated_kernel,
         (up.shapes.padded_rows // ROWS,),
@@ -58,7 +58,7 @@ def launch_gated(
         GATED=config,
         SOURCE=launches.source_config(source),
         GEMV=gemv,
-        warps=warps,
+        **options,
     )
 
 

@@ -32,9 +32,15 @@ class _Compilations(StepLaunches):
     """Compile kernels without launching them."""
 
     def launch(
-        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
+        self,
+        kernel: Any,
+        grid: tuple[int, ...],
+        *arguments: Any,
+        warps: int,
+        registers: int = 0,
+        **constants: Any,
     ) -> Any:
-        return kernel.warmup(*arguments, grid=grid, **self.options(warps), **constants)
+        return kernel.warmup(*arguments, grid=grid, **self.options(warps, registers), **constants)
 
 
 class _Compilers(ThreadPoolExecutor):

@@ -51,7 +51,9 @@ class Shape:
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
     for each iteration, which takes fewer registers than loading the next blocks ahead. splits: programs that
-    share the blocks of a row, of kernels that add to the hidden states.
+    share the blocks of a row, of kernels that add to the hidden states. registers: at most as many for each
+    thread; 0: as many as the compiler wants. A lower limit lets a multiprocessor have more programs. With a
+    higher one the compiler uses more registers, too, and loads more before it multiplies.
     """
 
     step: int = 0
@@ -59,6 +61,7 @@ class Shape:
     vector: int = 4
     unrolled: int = 0
     splits: int = 1
+    registers: int = 0
 
     def step_for(self, blocks: int) -> int:
         return min(self.step or 64, next_power_of_two(blocks))
@@ -77,14 +80,15 @@ class Shape:
 @dataclass(frozen=True)
 class TensorShape:
     """The tile config of products on tensor cores: rows and warps of a program; `vector`: adjacent blocks per
-    thread; unrolled: 1 if an iteration has code for several chunks of blocks, and loads the next ahead. A
-    kernel with 0 rows uses no tensor cores.
+    thread; unrolled: 1 if an iteration has code for several chunks of blocks, and loads the next ahead;
+    registers: as of `Shape`. A kernel with 0 rows uses no tensor cores.
     """
 
     rows: int = 0
     warps: int = 0
     vector: int = 0
     unrolled: int = 0
+    registers: int = 0
 
     def groups_for(self, rows: int) -> int:
         """Groups of sixteen rows of a program, of a matrix with a number of rows that must be a multiple."""
@@ -139,19 +143,26 @@ class TensorShapes:
 @dataclass(frozen=True)
 class Tuning:
     """The tile configs of a step's kernels; the defaults were best or nearly best for models of 4 and 8
-    billion weights on an H100 and an H200.
+    billion weights on an H100 and an H200. Limits of registers are those with which no kernel of usual types
+    spills.
     """
 
-    one: RowShapes = RowShapes(Shape(), Shape(128, 8), Shape(), Shape(), Shape(128, 8))
+    one: RowShapes = RowShapes(
+        qkv=Shape(registers=168),
+        output=Shape(128, 8, registers=128),
+        gated=Shape(),
+        down=Shape(),
+        head=Shape(128, 8, registers=128),
+    )
     two: RowShapes = RowShapes(
-        qkv=Shape(32, 4, 2, 1),
-        output=Shape(64, 8, 1, 1),
+        qkv=Shape(32, 4, 2, 1, registers=168),
+        output=Shape(64, 8, 1, 1, registers=128),
         gated=Shape(32, 4, 1, 1),
         down=Shape(64, 8, 1, 1),
-        head=Shape(32, 4, 1, 1),
+        head=Shape(32, 4, 1, 1, registers=168),
     )
     four: RowShapes = RowShapes(
-        qkv=Shape(32, 4, 1),
+        qkv=Shape(32, 4, 1, registers=168),
         output=Shape(64, 4, 2),
         gated=Shape(32, 4, 1),
         down=Shape(64, 4, 2),
@@ -167,7 +178,10 @@ class Tuning:
     )
     """For more tokens without tensor cores."""
     tensor_eight: TensorShapes = TensorShapes(
-        gated=TensorShape(16, 2, 2), down=TensorShape(16, 8, 2, 1), head=TensorShape(16, 2, 2)
+        qkv=TensorShape(16, 4, 2, 1, registers=168),
+        gated=TensorShape(16, 2, 2),
+        down=TensorShape(16, 8, 2, 1, registers=128),
+        head=TensorShape(16, 2, 2),
     )
     """For five to eight tokens, which are padded to eight. The instructions for a weight in Q4_0 on sm_90 are
     2.9, without tensor cores 5.1.
@@ -225,9 +239,9 @@ class Tuning:
         matrices: Sequence[PlaneShapes],
         rows: int = 0,
         splits: bool = False,
-    ) -> tuple[GemvConfig, int]:
-        """The tile config of a launch that multiplies these matrices, and the warps of its programs. `rows`:
-        the rows of a program divide it as well; `splits`: several programs may share rows.
+    ) -> tuple[GemvConfig, dict[str, int]]:
+        """The tile config of a launch that multiplies these matrices, and the `warps` and `registers` of its
+        programs. `rows`: the rows of a program divide it as well; `splits`: several programs may share rows.
         """
         blocks = matrices[0].blocks
         tensor = self.tensor_shape(kernel, tokens, matrices)
@@ -236,12 +250,13 @@ class Tuning:
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
             warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
             unrolled = bool(tensor.unrolled)
-            return GemvConfig(0, tensor.vector, tokens, groups, warps, unrolled), warps
+            config = GemvConfig(0, tensor.vector, tokens, groups, warps, unrolled)
+            return config, {"warps": warps, "registers": tensor.registers}
         return self.vector_gemv(kernel, tokens, matrices, splits)
 
     def vector_gemv(
         self, kernel: RowKernel, tokens: int, matrices: Sequence[PlaneShapes], splits: bool = False
-    ) -> tuple[GemvConfig, int]:
+    ) -> tuple[GemvConfig, dict[str, int]]:
         """As `gemv`, without tensor cores."""
         shape = self.rows(tokens).of(kernel)
         parts = min(shape.splits, MAX_ROW_SPLITS // next_power_of_two(tokens)) if splits else 1
@@ -250,7 +265,9 @@ class Tuning:
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
         vector, unrolled = min(shape.vector, step), bool(shape.unrolled)
         gemv = GemvConfig(step, vector, tokens, 1, 0, unrolled, parts)
-        return gemv, shape.warps_for(blocks)
+        is_quantized = not any(each.tile.code in FLOAT_CODES for each in matrices)
+        registers = shape.registers if is_quantized else 0  # Others need more.
+        return gemv, {"warps": shape.warps_for(blocks), "registers": registers}
 
     def splits_for(self, positions: int) -> int:
         """Number of KV splits for a cache with this many positions."""
@@ -287,8 +304,9 @@ def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> T
         )
         if is_narrow:
             tuning = tuning.with_row_shape(2, "down", Shape(32, 4, 1, 1, 4))
-            tuning = tuning.with_row_shape(4, "output", Shape(64, 4, 2, 0, 2))
-            tuning = tuning.with_row_shape(8, "output", Shape(32, 4, 1, 0, 2))
+            tuning = tuning.with_row_shape(4, "output", Shape(64, 4, 2, 0, 2, 168))
+            tuning = tuning.with_row_shape(8, "output", Shape(32, 4, 1, 0, 2, 168))
+            tuning = tuning.with_tensor_shape(8, "down", TensorShape(16, 8, 2, 1))
         if 0 < blocks % 64 <= 32:  # With steps of 64 blocks, half of the last one is padding.
             tuning = tuning.with_row_shape(1, "gated", Shape(32, 2))
         if is_narrow and blocks % 32:  # So it is with steps of 32, and most of one of 128.

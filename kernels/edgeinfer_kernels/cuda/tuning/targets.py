@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 TARGETS = (75, 80, 86, 89, 90, 100, 120)
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 LANES = 32
 _POINTERS = {
     torch.float16: "*fp16",

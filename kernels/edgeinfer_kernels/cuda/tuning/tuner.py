@@ -23,6 +23,8 @@ from edgeinfer_kernels.matrix import Matrix
 GAIN = 0.003
 """Minimum relative gain in step time for a trial to be kept; replays vary by a third of that."""
 FILE = "cuda_tuning.json"
+REGISTERS = (0, *range(64, 256, 8))
+"""Limits of registers that a tuning may have."""
 KERNEL_SOURCES = (
     "triton_ops/words.py", "triton_ops/tiles.py", "triton_ops/embedding_kernels.py",
     "triton_ops/norm_kernels.py", "triton_ops/cache_tiles.py", "decode/projections.py",
@@ -48,6 +50,11 @@ _TENSOR = (
     TensorShape(16, 2, 2), TensorShape(16, 4, 2, 1), TensorShape(16, 8, 2, 1), TensorShape(32, 4, 2),
     TensorShape(16, 4, 2), TensorShape(),
 )  # fmt: skip
+_LIMITED = {
+    8: (TensorShape(16, 2, 2, 0, 144),),
+    16: (TensorShape(16, 2, 2, 0, 168), TensorShape(16, 4, 2, 1, 168)),
+}
+"""Those of gate and up with a limit of registers, by tokens: a multiprocessor then has one more program."""
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 Change = Callable[[Tuning], Tuning]
@@ -77,6 +84,13 @@ def _tensor_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[TensorShape]
     )
 
 
+def _of_tensor_cores(tokens: int) -> Iterable[TuningCandidates]:
+    """The tile configs of each kernel on tensor cores in steps of some tokens."""
+    for kernel in _KERNELS:
+        limited = _LIMITED[tokens] if kernel == "gated" else ()
+        yield _tensor_shapes(tokens, kernel, (*_TENSOR, *limited))
+
+
 def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidates]:
     """The tile configs of each kernel in steps of some tokens."""
     for kernel in _KERNELS:
@@ -91,9 +105,9 @@ CANDIDATES = (
     _replacing(1, *({"positions": p, "attention_warps": w} for p, w in _ATTENTION)),
     *_of_tokens(4, _FOUR),
     *_of_tokens(2, _TWO),
-    *(_tensor_shapes(8, kernel, _TENSOR) for kernel in _KERNELS),
+    *_of_tensor_cores(8),
     *_of_tokens(8, _EIGHT),
-    *(_tensor_shapes(16, kernel, _TENSOR) for kernel in _KERNELS),
+    *_of_tensor_cores(16),
 )
 """Kernel by kernel; those that read most are first, and what gains most."""
 
@@ -226,17 +240,20 @@ def _as_tuning(saved: Any) -> Tuning | None:
     return tuning if isinstance(tuning, Tuning) and tuning.splits <= MAX_SPLITS else None
 
 
-def _parsed(saved: Any, usual: Any, minimum: int = 0) -> Any:
-    """What was saved with the structure of `usual`; None if it hasn't that structure."""
+def _parsed(saved: Any, usual: Any, minimum: int = 0, name: str = "") -> Any:
+    """What was saved with the structure of `usual`, the value of a field of this name; None if it hasn't that
+    structure.
+    """
     if not is_dataclass(usual) or isinstance(usual, type):
-        return saved if _is_tile_number(saved, minimum) else None
+        is_valid = saved in REGISTERS if name == "registers" else _is_tile_number(saved, minimum)
+        return saved if is_valid and type(saved) is int else None
     names = [field.name for field in fields(usual)]
     if not isinstance(saved, dict) or saved.keys() != set(names):
         return None
     least = 1 if isinstance(usual, Tuning) else 0
-    values = [_parsed(saved[name], getattr(usual, name), least) for name in names]
+    values = [_parsed(saved[name], getattr(usual, name), least, name) for name in names]
     return None if None in values else type(usual)(*values)
 
 
 def _is_tile_number(value: Any, minimum: int) -> bool:
-    return type(value) is int and minimum <= value <= 1024 and value & (value - 1) == 0
+    return isinstance(value, int) and minimum <= value <= 1024 and value & (value - 1) == 0

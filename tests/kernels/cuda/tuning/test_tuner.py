@@ -144,9 +144,9 @@ def test_kernels_whose_last_blocks_are_padding_take_smaller_steps() -> None:
 
 
 def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> None:
-    """Gate and up from five tokens on; q, k and v from nine on."""
+    """Gate and up from five tokens on; `output` from nine on."""
     quantized, floats = (PlaneShapes.of("", kind, 80, 512) for kind in ("Q4_K", "F32"))
-    without: dict[RowKernel, int] = {"gated": 4, "qkv": 8}
+    without: dict[RowKernel, int] = {"gated": 4, "output": 8}
     for tuning, tokens, matrix in product(
         (Tuning(), usual_tuning(75)), range(1, MAX_TOKENS + 1), (quantized, floats)
     ):
@@ -156,9 +156,17 @@ def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> No
             assert covered == list(range(tokens))
             is_tensor = tokens > most and matrix is quantized and tuning == Tuning()
             assert len(parts) == (1 if is_tensor else -(-tokens // 8))
-            config, warps = tuning.gemv(kernel, parts[0][1], [matrix])
-            assert (config.warps == warps) == is_tensor
+            config, options = tuning.gemv(kernel, parts[0][1], [matrix])
+            assert (config.warps == options["warps"]) == is_tensor
             assert matrix.padded_rows % (16 * config.groups) == 0
+
+
+def test_registers_are_limited_for_quantized_weights_only() -> None:
+    """Rows of floats need more registers than those of codes: they would spill."""
+    quantized, floats = (PlaneShapes.of("", kind, 80, 512) for kind in ("Q4_0", "F16"))
+    limits = [Tuning().gemv("qkv", 1, [matrix])[1]["registers"] for matrix in (quantized, floats)]
+    assert limits[0] > 0
+    assert limits[1] == 0
 
 
 def test_only_compiled_steps_are_timed() -> None:
@@ -250,6 +258,8 @@ def test_tunings_are_stored_by_key(tmp_path: Path) -> None:
         ('"positions": 16', '"positions": {"step": 16}'),
         ('"qkv": {', '"qkv": {"rows": 1, '),
         ('"unrolled": 1', '"unrolled": -1'),
+        ('"registers": 0', '"registers": 100'),
+        ('"registers": 0', '"registers": 8'),
         ('"a": {', '"a": [{}], "b": {'),
         ("{", ""),
     ],
