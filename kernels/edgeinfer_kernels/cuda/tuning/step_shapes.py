@@ -178,7 +178,6 @@ class Tuning:
     )
     """For more tokens without tensor cores."""
     tensor_eight: TensorShapes = TensorShapes(
-        qkv=TensorShape(16, 4, 2, 1, registers=168),
         gated=TensorShape(16, 2, 2),
         down=TensorShape(16, 8, 2, 1, registers=128),
         head=TensorShape(16, 2, 2),

@@ -50,11 +50,12 @@ _TENSOR = (
     TensorShape(16, 2, 2), TensorShape(16, 4, 2, 1), TensorShape(16, 8, 2, 1), TensorShape(32, 4, 2),
     TensorShape(16, 4, 2), TensorShape(),
 )  # fmt: skip
-_LIMITED = {
-    8: (TensorShape(16, 2, 2, 0, 144),),
-    16: (TensorShape(16, 2, 2, 0, 168), TensorShape(16, 4, 2, 1, 168)),
+_LIMITED: dict[tuple[int, RowKernel], tuple[TensorShape, ...]] = {
+    (8, "gated"): (TensorShape(16, 2, 2, 0, 144),),
+    (8, "qkv"): (TensorShape(16, 4, 2, 1, 168),),
+    (16, "gated"): (TensorShape(16, 2, 2, 0, 168), TensorShape(16, 4, 2, 1, 168)),
 }
-"""Those of gate and up with a limit of registers, by tokens: a multiprocessor then has one more program."""
+"""Those of some kernels with a limit of registers, by tokens."""
 _ATTENTION = ((32, 4), (16, 2), (16, 1), (64, 4), (64, 8), (16, 4))
 
 Change = Callable[[Tuning], Tuning]
@@ -87,8 +88,7 @@ def _tensor_shapes(tokens: int, kernel: RowKernel, shapes: Iterable[TensorShape]
 def _of_tensor_cores(tokens: int) -> Iterable[TuningCandidates]:
     """The tile configs of each kernel on tensor cores in steps of some tokens."""
     for kernel in _KERNELS:
-        limited = _LIMITED[tokens] if kernel == "gated" else ()
-        yield _tensor_shapes(tokens, kernel, (*_TENSOR, *limited))
+        yield _tensor_shapes(tokens, kernel, (*_TENSOR, *_LIMITED.get((tokens, kernel), ())))
 
 
 def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidates]:

@@ -144,9 +144,9 @@ def test_kernels_whose_last_blocks_are_padding_take_smaller_steps() -> None:
 
 
 def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> None:
-    """Gate and up from five tokens on; `output` from nine on."""
+    """Gate and up from five tokens on; q, k and v from nine on."""
     quantized, floats = (PlaneShapes.of("", kind, 80, 512) for kind in ("Q4_K", "F32"))
-    without: dict[RowKernel, int] = {"gated": 4, "output": 8}
+    without: dict[RowKernel, int] = {"gated": 4, "qkv": 8}
     for tuning, tokens, matrix in product(
         (Tuning(), usual_tuning(75)), range(1, MAX_TOKENS + 1), (quantized, floats)
     ):
