@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from frozen_target import Target, causal_attention
+from frozen_target import Target, causal_attention, read_tensor
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -117,10 +117,9 @@ class Head(nn.Module):
         neurons = file.tensors[f"{prefix}.ffn_up.weight"].shape[0]
         self.w("ffn_down").data[:, neurons:] = 0
         for name in self.names:
-            tensor = f"{prefix}.{name}.weight"
-            values = np.array(file.decode(tensor), np.float32).reshape(file.tensors[tensor].shape)
+            values = read_tensor(file, f"{prefix}.{name}.weight")
             known = tuple(slice(length) for length in values.shape)
-            self.w(name).data[known] = torch.from_numpy(values).to(self.target.device)
+            self.w(name).data[known] = values.to(self.target.device)
 
     def write(self, path: Path, kind: str, output_kind: str) -> None:
         """Write the head's file: the metadata that differ from the target's, and the tensors of its layer,

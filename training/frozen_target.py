@@ -46,9 +46,7 @@ class Target:
 
     def tensor(self, name: str) -> Tensor:
         """A tensor of the file."""
-        shape = self.file.tensors[name].shape
-        values = np.array(self.file.decode(name), np.float32).reshape(shape)
-        return torch.from_numpy(values).to(self.device)
+        return read_tensor(self.file, name).to(self.device)
 
     def rope(self, x: Tensor, first: int) -> Tensor:
         """Rotated heads (rows, heads, tokens, head_dim) of positions first…"""
@@ -93,6 +91,12 @@ class Target:
         rates = self.rope_base ** (-torch.arange(half, dtype=torch.float64) / half)
         angles = torch.outer(torch.arange(self.context, dtype=torch.float64), rates)
         return angles.cos().float().to(self.device), angles.sin().float().to(self.device)
+
+
+def read_tensor(file: GGUFFile, name: str) -> Tensor:
+    """A tensor of a file in float32, on the CPU."""
+    values = np.array(file.decode(name), np.float32)
+    return torch.from_numpy(values.reshape(file.tensors[name].shape))
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -68,7 +68,11 @@ class StepLaunches:
         """Launch the kernel, with at most this number of `registers` for a thread if it isn't 0; return the
         compiled kernel, or None with the interpreter.
         """
-        return kernel[grid](*arguments, **self.options(warps, registers), **constants)
+        return self.run(kernel, grid, *arguments, **self.options(warps, registers), **constants)
+
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
+        """As `launch`, with all options of Triton."""
+        return kernel[grid](*arguments, **keywords)
 
     def options(self, warps: int, registers: int = 0) -> dict[str, Any]:
         """The options of a launch."""

@@ -31,16 +31,8 @@ SILENT_SECONDS = 0.5
 class _Compilations(StepLaunches):
     """Compile kernels without launching them."""
 
-    def launch(
-        self,
-        kernel: Any,
-        grid: tuple[int, ...],
-        *arguments: Any,
-        warps: int,
-        registers: int = 0,
-        **constants: Any,
-    ) -> Any:
-        return kernel.warmup(*arguments, grid=grid, **self.options(warps, registers), **constants)
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
+        return kernel.warmup(*arguments, grid=grid, **keywords)
 
 
 class _Compilers(ThreadPoolExecutor):

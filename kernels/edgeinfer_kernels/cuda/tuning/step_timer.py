@@ -26,10 +26,8 @@ class _WatchedLaunches(StepLaunches):
 
     spills = 0
 
-    def launch(
-        self, kernel: Any, grid: tuple[int, ...], *arguments: Any, warps: int, **constants: Any
-    ) -> Any:
-        compiled = super().launch(kernel, grid, *arguments, warps=warps, **constants)
+    def run(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **keywords: Any) -> Any:
+        compiled = super().run(kernel, grid, *arguments, **keywords)
         self.spills = max(self.spills, compiled.n_spills)
         return compiled
 

@@ -245,8 +245,7 @@ def _parsed(saved: Any, usual: Any, minimum: int = 0, name: str = "") -> Any:
     structure.
     """
     if not is_dataclass(usual) or isinstance(usual, type):
-        is_valid = saved in REGISTERS if name == "registers" else _is_tile_number(saved, minimum)
-        return saved if is_valid and type(saved) is int else None
+        return saved if type(saved) is int and _is_valid(name, saved, minimum) else None
     names = [field.name for field in fields(usual)]
     if not isinstance(saved, dict) or saved.keys() != set(names):
         return None
@@ -255,5 +254,8 @@ def _parsed(saved: Any, usual: Any, minimum: int = 0, name: str = "") -> Any:
     return None if None in values else type(usual)(*values)
 
 
-def _is_tile_number(value: Any, minimum: int) -> bool:
-    return isinstance(value, int) and minimum <= value <= 1024 and value & (value - 1) == 0
+def _is_valid(name: str, value: int, minimum: int) -> bool:
+    """Whether a field of this name can have the value."""
+    if name == "registers":
+        return value in REGISTERS
+    return minimum <= value <= 1024 and value & (value - 1) == 0
