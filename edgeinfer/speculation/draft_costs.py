@@ -108,20 +108,28 @@ class DraftCosts:
         if not self.baseline:
             return 0.0, 0.0
         baseline, expected = self.baseline, self.draft(drafted)
-        usual_draft = min(draft, (1.0 if is_cold else MAX_FACTOR) * (expected or draft))
+        # On a GPU each may include what remained of the other.
+        shifted = max(0.0, self.forward(rows) - forward)
+        usual_draft = min(draft, (1.0 if is_cold else MAX_FACTOR) * (expected or draft) + shifted)
         # Without a draft, a GPU could have started the forward before the host had the last token.
         usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * self.forward(rows))
         if rows > 1:
-            if expected:
-                change = _learned(expected, usual_draft) / expected
-                self.fixed, self.each = change * self.fixed, change * self.each
-            else:
+            if not expected:
                 self.each = draft / max(1, drafted) / baseline
-            if usual_forward < baseline:  # then one row can't take longer
-                self.baseline = _learned(baseline, usual_forward)
-            known = self._relative[rows - 1]
-            self._relative[rows - 1] = max(1.0, _learned(known, usual_forward / self.baseline))
+            self._learn(rows, self.draft(drafted), usual_draft + usual_forward)
         return (draft + usual_forward) / baseline, (usual_draft + usual_forward) / baseline
+
+    def _learn(self, rows: int, draft: float, seconds: float) -> None:
+        """Adjust the costs to a draft that was expected to take `draft` and its forward, which took `seconds`
+        together.
+        """
+        assert self.baseline is not None
+        if seconds - draft < self.baseline:  # then one row can't take longer
+            self.baseline = _learned(self.baseline, seconds - draft)
+        expected = draft + self.forward(rows)
+        change = _learned(expected, seconds) / expected
+        self.fixed, self.each = change * self.fixed, change * self.each
+        self._relative[rows - 1] = max(1.0, change * self._relative[rows - 1])
 
     def draft(self, tokens: int) -> float:
         """Seconds of a draft; 0 before the first observation."""

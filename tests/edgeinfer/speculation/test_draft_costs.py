@@ -1,0 +1,49 @@
+"""What drafts and forwards are learned to cost."""
+
+import pytest
+
+from edgeinfer.speculation.draft_controller import DraftController
+from edgeinfer.speculation.draft_costs import MeasuredCosts
+
+PASSES = {1: 1.0, 2: 1.2, 3: 1.35, 4: 1.5, 8: 2.0}
+
+
+def trained(shift: float) -> DraftController:
+    """A controller after drafts of three tokens, two right ones of each, whose forwards end early by
+    `shift`, which their drafts take longer: a GPU may start a forward before the host waits for it.
+    """
+    controller = DraftController()
+    controller.costs.begin(MeasuredCosts(PASSES, 0.1))
+    for _ in range(4):
+        controller.record_baseline(1.0)
+    for _ in range(40):
+        controller.record_step(3, 4, 3, 0.3 + shift, 1.5 - shift)
+        controller.record_accepted(3, 2)
+    return controller
+
+
+def test_time_that_a_draft_takes_over_from_its_forward_changes_nothing() -> None:
+    usual, shifted = trained(0.0), trained(0.7)
+    assert shifted.costs.baseline == pytest.approx(usual.costs.baseline)
+    assert shifted.costs.steps(7) == pytest.approx(usual.costs.steps(7))
+    assert shifted.account == pytest.approx(usual.account)
+    assert shifted.length(7) == usual.length(7)
+
+
+def test_slower_drafts_are_learned_with_their_forwards() -> None:
+    costs = trained(0.0).costs
+    before = costs.steps(3)[3]
+    for _ in range(60):
+        costs.record_step(4, 3, 0.6, 1.5)
+    assert costs.steps(3)[3] == pytest.approx(2.1, rel=0.02)
+    assert costs.steps(3)[3] > before
+    assert costs.baseline == pytest.approx(1.0)
+
+
+def test_a_forward_of_several_rows_bounds_the_time_of_one() -> None:
+    costs = trained(0.0).costs
+    for _ in range(20):
+        costs.record_step(4, 3, 0.3, 0.8)
+    assert costs.baseline is not None
+    assert costs.baseline < 0.9
+    assert costs.steps(3)[3] == pytest.approx(1.1, rel=0.02)
