@@ -18,18 +18,36 @@ from edgeinfer_quant_formats import GGUFFile, GGUFWriter
 OUTPUT, IDS = "nextn.shared_head_head", "d2t"
 KEPT = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
 """Weights of the target's last layer with which a head begins."""
+ROUNDED = "Q4_0"
+"""The type for which a head can be trained: its matrices are rounded to it in each step."""
+BLOCK, STEPS = 32, 8
+"""Of that type: the weights with the same scale, and that of the largest in steps."""
+
+
+def rounded(weights: Tensor) -> Tensor:
+    """A matrix as a file in type ROUNDED has it; gradients pass as if it weren't rounded (Bengio et al. 2013,
+    arXiv:1308.3432).
+    """
+    with torch.no_grad():
+        blocks = weights.reshape(-1, BLOCK)
+        largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
+        scale = largest / -STEPS
+        steps = torch.where(scale == 0, 0, (blocks / scale + 0.5).floor().clamp(-STEPS, STEPS - 1))
+        change = (steps * scale.half().float()).view_as(weights) - weights
+    return weights + change
 
 
 class Head(nn.Module):
     """The draft head of the token ids `ids`; it begins as the target's last layer, with the most heavily
-    weighted neurons, and with the target's output.
+    weighted neurons, and with the target's output. `rounds`: it drafts with matrices as in type ROUNDED.
     """
 
     ids: Tensor
 
-    def __init__(self, target: Target, neurons: int, ids: Tensor) -> None:
+    def __init__(self, target: Target, neurons: int, ids: Tensor, *, rounds: bool = False) -> None:
         super().__init__()
         self.target, width = target, target.width
+        self._rounds = rounds
         self.register_buffer("ids", ids)
         last = target.weights[-1]
         up, down = last["ffn_up"], last["ffn_down"]
@@ -55,6 +73,11 @@ class Head(nn.Module):
     def w(self, name: str) -> nn.Parameter:
         return self.weights[name.replace(".", "/")]
 
+    def matrix(self, name: str) -> Tensor:
+        """The weights of a matrix with which the head drafts."""
+        weights = self.w(name)
+        return rounded(weights) if self._rounds else weights
+
     def forward(self, embeddings: Tensor, states: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
         """(rows, tokens, width): the states after one more token; `known`: keys and values of the passes
         before, to which those of this pass are added.
@@ -67,7 +90,7 @@ class Head(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """(…, ids): what the head drafts after its states."""
-        return functional.linear(states, self.w(OUTPUT))
+        return functional.linear(states, self.matrix(OUTPUT))
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         return self.target.normed(x, self.w(name))
@@ -78,19 +101,19 @@ class Head(nn.Module):
         """x, and the layer's queries, keys and values."""
         t = self.target
         pair = torch.cat([self._norm(embeddings, "nextn.enorm"), self._norm(states, "nextn.hnorm")], -1)
-        x = functional.linear(pair, self.w("nextn.eh_proj"))
+        x = functional.linear(pair, self.matrix("nextn.eh_proj"))
         y = self._norm(x, "attn_norm")
 
         def heads(name: str, count: int) -> Tensor:
-            return functional.linear(y, self.w(name)).unflatten(-1, (count, -1)).transpose(1, 2)
+            return functional.linear(y, self.matrix(name)).unflatten(-1, (count, -1)).transpose(1, 2)
 
         q, k = (t.rotated(heads(*each), *angles) for each in (("attn_q", t.heads), ("attn_k", t.kv_heads)))
         return x, q, k, heads("attn_v", t.kv_heads)
 
     def _result(self, x: Tensor, mixed: Tensor) -> Tensor:
-        x = x + functional.linear(mixed.transpose(1, 2).flatten(2), self.w("attn_output"))
-        hidden = functional.relu(functional.linear(self._norm(x, "ffn_norm"), self.w("ffn_up"))).square()
-        return self._norm(x + functional.linear(hidden, self.w("ffn_down")), "nextn.shared_head_norm")
+        x = x + functional.linear(mixed.transpose(1, 2).flatten(2), self.matrix("attn_output"))
+        hidden = functional.relu(functional.linear(self._norm(x, "ffn_norm"), self.matrix("ffn_up"))).square()
+        return self._norm(x + functional.linear(hidden, self.matrix("ffn_down")), "nextn.shared_head_norm")
 
     def _mixed(self, q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
         """Attention to the true states up to a position, and to those of the draft that began there."""

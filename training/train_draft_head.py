@@ -7,7 +7,8 @@ The head drafts the token ids that are most frequent in the texts. It learns fro
 (EAGLE-3, Li et al. 2025, arXiv:2503.01840): in pass j a position drafts its j-th token from the states of
 pass j - 1, and attends to the true states up to where the draft began and to those of the draft. The loss is
 the divergence from the target's distribution, and how improbable the target's best token is to the head:
-greedy completions accept no other one. With several processes each has a GPU and other rows of text.
+greedy completions accept no other one. A head in Q4_0 is trained with weights that are rounded to it. With
+several processes each has a GPU and other rows of text.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from draft_head import OUTPUT, Head, ids_of
+from draft_head import OUTPUT, ROUNDED, Head, ids_of
 from frozen_target import Target
 from torch import Tensor, distributed
 from torch.nn import functional
@@ -250,7 +251,8 @@ def main() -> None:
     ids = torch.from_numpy(np.concatenate([np.load(path)["ids"] for path in options.texts])).long()
     begin = GGUFFile.open(options.begin) if options.begin else None
     drafted = frequent(ids, len(target.embedding), options.vocabulary) if begin is None else ids_of(begin)
-    head = Head(target, options.neurons, drafted.to(device))
+    rounds = (options.type, options.output_type) == (ROUNDED, ROUNDED)
+    head = Head(target, options.neurons, drafted.to(device), rounds=rounds)
     if begin is not None:
         head.continue_from(begin)
     train(head, ids, options)
