@@ -160,7 +160,7 @@ class Sampler:
 
     @property
     def takes_best(self) -> bool:
-        """Whether its samples are the largest of the unmodified logits."""
+        """Whether its samples are the largest of the unmodified logits; then `accept` changes nothing."""
         return self.settings.temperature == 0 and not self._adjusting and not self.constraint
 
     def best_of_each(self, logits: Logits) -> list[int] | None:

@@ -107,12 +107,12 @@ class DraftCosts:
             self.time_baseline()
         if not self.baseline:
             return 0.0, 0.0
-        baseline, expected = self.baseline, self.draft(drafted)
+        baseline, expected, usual = self.baseline, self.draft(drafted), self.forward(rows)
         # On a GPU each may include what remained of the other.
-        shifted = max(0.0, self.forward(rows) - forward)
+        shifted = max(0.0, usual - forward)
         usual_draft = min(draft, (1.0 if is_cold else MAX_FACTOR) * (expected or draft) + shifted)
         # Without a draft, a GPU could have started the forward before the host had the last token.
-        usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * self.forward(rows))
+        usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * usual)
         if rows > 1:
             if not expected:
                 self.each = draft / max(1, drafted) / baseline

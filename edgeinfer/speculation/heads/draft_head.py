@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.draft_verification import HeadRun, read_in
+from edgeinfer.engine.draft_verification import HeadRun
 from edgeinfer.engine.hidden_states import ON_DEVICE, RESUMED_TOKENS, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
@@ -215,8 +215,9 @@ class DraftHead(LoopDrafter):
         run = CyclesRequest(history[-1], position, *limits, observed.space(count))
         cycles = self._target.run_cycles(head, run)
         if cycles:
-            observed.add_written(read_in(run, cycles))
-            self._done += sum(len(each.found) for each in cycles[:-1])
+            read = self._target.ids[position:]
+            observed.add_written(read)
+            self._done += len(read) - len(cycles[-1].found)
             self._idle = 1
         return cycles
 

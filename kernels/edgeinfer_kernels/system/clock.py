@@ -4,6 +4,7 @@ import ctypes
 import sys
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 
 from edgeinfer_kernels.system.waiting import address_of
 
@@ -31,5 +32,5 @@ class NativeClock:
     def seconds(self, times: Sequence[int]) -> list[float]:
         """The seconds between consecutive times, each two of the int64 that the function has written."""
         first, second = self.units
-        pairs = range(2, len(times), 2)
-        return [(times[i] - times[i - 2]) * first + (times[i + 1] - times[i - 1]) * second for i in pairs]
+        points = [a * first + b * second for a, b in zip(times[::2], times[1::2], strict=True)]
+        return [end - begin for begin, end in pairwise(points)]

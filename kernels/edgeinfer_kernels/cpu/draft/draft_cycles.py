@@ -124,13 +124,12 @@ class DraftCycles:
 
     def _cycles(self, count: int) -> list[DraftCycle]:
         """What the first cycles have found."""
-        args, seconds = self._args, iter(self._clock.seconds(self._times[: 2 * (1 + 2 * count)]))
+        args, seconds = self._args, self._clock.seconds(self._times[: 2 * (1 + 2 * count)])
         drafted, probs = self._drafted[: args.drafted_count], self._probs[: args.drafted_count]
-        found, lengths = self._found[: args.found_count], self._draft_lengths[:count]
-        cycles, first, start = [], 0, 0
-        for length, produced in zip(lengths, self._step_lengths[:count], strict=True):
+        found, cycles, first, start = self._found[: args.found_count], [], 0, 0
+        lengths = self._draft_lengths[:count], self._step_lengths[:count]
+        for length, produced, *times in zip(*lengths, seconds[::2], seconds[1::2], strict=True):
             last, end = first + length, start + produced
-            ids, each = drafted[first:last], probs[first:last]
-            cycles.append(DraftCycle(ids, each, found[start:end], next(seconds), next(seconds)))
+            cycles.append(DraftCycle(drafted[first:last], probs[first:last], found[start:end], *times))
             first, start = last, end
         return cycles
