@@ -140,10 +140,13 @@ class DraftCosts:
         """Cost of each draft token of the vocabulary in use, relative to the baseline."""
         return self.each * (self.short if self.is_short else 1.0)
 
-    def max_draft(self, tokens: int, text: int) -> float:
-        """Maximum seconds of a draft after `text` tokens if the drafter has to prefill all of them."""
-        prefill = self.draft(text) / 3  # per token, relative to drafting one
-        return 2 * MAX_FACTOR * self.draft(tokens) + prefill
+    def counted_draft(self, seconds: float, tokens: int, unread: int) -> float:
+        """What counts of the seconds of a draft of `tokens`, before which the drafter had to prefill as many
+        as `unread`.
+        """
+        prefill = self.draft(unread) / 3  # per token, relative to drafting one
+        longest = 2 * MAX_FACTOR * self.draft(tokens) + prefill
+        return min(seconds, longest or seconds)
 
     def relative(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows, at most MAX_ROWS, relative to the baseline."""

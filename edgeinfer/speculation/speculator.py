@@ -116,7 +116,7 @@ class Speculator:
         # others'.
         tokens = max(1, draft.made or draft.depth)
         seconds, unread = time.perf_counter() - begin, self._unread_tokens(history)
-        self._drafting = tokens, _counted(seconds, tokens, unread, controller)
+        self._drafting = tokens, controller.costs.counted_draft(seconds, tokens, unread)
         return draft
 
     def _unread_tokens(self, history: Sequence[int]) -> int:
@@ -210,17 +210,17 @@ class Speculator:
         spent = sum([each.draft_seconds + each.step_seconds for each in cycles])
         more = max(0.0, seconds - spent) / len(cycles)
         for ids, probs, found, draft_seconds, step_seconds in cycles:
-            drafted, accepted, last = len(ids), len(found) - 1, found[-1]
-            is_end = accepted < drafted and ids[accepted] == last
+            drafted, right, last = len(ids), len(found) - 1, found[-1]
+            is_end = right < drafted and ids[right] == last  # an end token
+            accepted, made = right + is_end, max(1, drafted)
             tokens += [SampledToken(token, None, True) for token in found[:-1]]
             tokens.append(SampledToken(last, None, is_end))
-            made = max(1, drafted)
-            draft_seconds = _counted(draft_seconds, made, unread, controller)
+            draft_seconds = controller.costs.counted_draft(draft_seconds, made, unread)
             controller.record_step(len(found), 1 + drafted, made, draft_seconds, step_seconds + more)
             missed = self._misses(tokens[-1], kind)
-            controller.record_accepted(drafted, accepted + is_end, probs, missed=missed)
+            controller.record_accepted(drafted, accepted, probs, missed=missed)
             if drafted:
-                count.add(drafted, accepted + is_end, len(found))
+                count.add(drafted, accepted, len(found))
             unread = len(found)
         return tokens
 
@@ -334,10 +334,3 @@ class Speculator:
         if self.on_close:
             self.on_close()
         self.drafter.close()
-
-
-def _counted(seconds: float, tokens: int, unread: int, controller: DraftController) -> float:
-    """What counts of the seconds of a draft of `tokens`, before which the drafter had to process as many as
-    `unread`.
-    """
-    return min(seconds, controller.costs.max_draft(tokens, unread) or seconds)

@@ -69,7 +69,7 @@ class DraftCycles:
         # Lists are copied from arrays of ctypes in half the time of numpy's.
         self._draft_lengths, self._step_lengths = Lengths(), Lengths()
         self._drafted, self._probs, self._found = Tokens(), Probs(), Tokens()
-        self._times = (c_int64 * (2 * TIMES))()
+        self._time, self._times = (c_int64 * 2)(), (c_int64 * TIMES)()
         self._end_ids: Collection[int] | None = None
         self._end_array = (c_int64 * 0)()
         self._args = DraftCyclesArgs(
@@ -79,6 +79,8 @@ class DraftCycles:
             head_stride=stride,
             clock_function=self._clock.function,
             clock_id=self._clock.argument,
+            clock_time=addressof(self._time),
+            clock_multiple=self._clock.multiple,
             times=addressof(self._times),
             draft_lengths=addressof(self._draft_lengths),
             step_lengths=addressof(self._step_lengths),
@@ -124,12 +126,14 @@ class DraftCycles:
 
     def _cycles(self, count: int) -> list[DraftCycle]:
         """What the first cycles have found."""
-        args, seconds = self._args, self._clock.seconds(self._times[: 2 * (1 + 2 * count)])
+        args, tick, times = self._args, self._clock.tick, self._times[: 1 + 2 * count]
         drafted, probs = self._drafted[: args.drafted_count], self._probs[: args.drafted_count]
         found, cycles, first, start = self._found[: args.found_count], [], 0, 0
-        lengths = self._draft_lengths[:count], self._step_lengths[:count]
-        for length, produced, *times in zip(*lengths, seconds[::2], seconds[1::2], strict=True):
+        lengths = zip(self._draft_lengths[:count], self._step_lengths[:count], strict=True)
+        for at, (length, produced) in enumerate(lengths):
             last, end = first + length, start + produced
-            cycles.append(DraftCycle(drafted[first:last], probs[first:last], found[start:end], *times))
+            begin, drafted_at, verified_at = times[2 * at : 2 * at + 3]
+            seconds = (drafted_at - begin) * tick, (verified_at - drafted_at) * tick
+            cycles.append(DraftCycle(drafted[first:last], probs[first:last], found[start:end], *seconds))
             first, start = last, end
         return cycles
