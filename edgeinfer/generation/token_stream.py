@@ -46,7 +46,7 @@ class TokenStream:
         return token
 
     def read(self) -> Generation:
-        """The whole completion."""
+        """Read the other tokens; the whole completion, or what a cancelled stream has of it."""
         while self._next(self._take_all):
             pass
         return self.result
