@@ -107,6 +107,9 @@ class DraftCycles:
                 f"{run.max_cycles} cycles with {longest} of {run.limit} tokens; wanted 1 to "
                 f"{MAX_DRAFT_CYCLES}, with {longest} tokens at least"
             )
+        rows = min(run.max_cycles * (1 + longest), run.limit + 1)
+        if len(run.states) < rows:
+            raise ValueError(f"saw space for {len(run.states)} states, wanted {rows}")
         self._loop.begin(ids, start, request, len(ids) + run.max_cycles * (1 + longest))
         if run.end_ids is not self._end_ids:
             self._set_end_ids(run.end_ids)
