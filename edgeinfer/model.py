@@ -163,10 +163,7 @@ class Model:
             return [*map(whole, self.generate_each(prompts, **settings))]
         run, sampling = run_options({**self.sampling, **options, "n": n}, without=())
         if run.n is None and run.best_of is None and run.beams is None:
-            stream = self._stream(prompt, run, sampling)  # type: ignore[arg-type]
-            for _ in stream:
-                pass
-            return stream.result
+            return self._stream(prompt, run, sampling).read()  # type: ignore[arg-type]
         completions = self._several(prompt, run, sampling)  # type: ignore[arg-type]
         return completions[0] if n is None else completions
 

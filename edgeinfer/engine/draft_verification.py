@@ -34,11 +34,6 @@ class HeadRun(NamedTuple):
     request: DraftRequest
 
 
-def read_in(run: CyclesRequest, cycles: Sequence[DraftCycle]) -> list[int]:
-    """The tokens of the text that the target has read in a run."""
-    return [run.token, *(token for each in cycles for token in each.found)][:-1]
-
-
 class DraftVerification:
     """The part of `NativeEngine` that verifies drafts. A chain is processed as the next tokens; of a tree the
     cache keeps the path that the caller chooses.
@@ -112,7 +107,8 @@ class DraftVerification:
         with DEVICE_FAILURES:
             cycles = head.backend.draft_cycles(self.backend, head.ids, head.start, head.request, run)
         if cycles:
-            self.cache.append(read_in(run, cycles))
+            found = [token for each in cycles for token in each.found]
+            self.cache.append([run.token, *found[:-1]])
         return cycles
 
     def _make_room(self, ids: Sequence[int], more: int = 0) -> int:

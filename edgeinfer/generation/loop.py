@@ -2,7 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -79,30 +79,28 @@ class GenerationSequence:
         self.sampler.accept(token)
         return SampledToken(token, logits)
 
-    def append(self, sampled: SampledToken, is_last: bool = True) -> list[Token]:
-        """Append a token and set `reason` if it is the last one. Returns the tokens that can be emitted.
-
-        `is_last`: no further sampled token follows from the same step.
+    def extend(self, sampled: Sequence[SampledToken], unread: deque[Token]) -> None:
+        """Append the tokens of a step, up to the last one of the completion, and set its `reason` then. Those
+        that can be emitted are appended to `unread`, too.
         """
-        constraint = self.constraint
-        if sampled.id in self._end_ids:
-            self.reason = self._complete_reason()
-            return []
-        self.ids.append(sampled.id)
-        token = described(sampled, self._text.text_of(sampled.id), self.request.logprobs)
-        self.sampled.append(token)
-        emitted = self._text.push(token)
-        if self._text.stopped:
-            self.reason = "stop"
-        elif constraint is not None and is_last and constraint.finished:
-            self.reason = self._complete_reason()
-        elif self.remaining == 0:
-            self.reason = self._full_reason
-        return emitted
-
-    def finish(self) -> list[Token]:
-        """The tokens whose text was incomplete until the end."""
-        return self._text.finish()
+        text, constraint, top_n = self._text, self.constraint, self.request.logprobs
+        for count, token in enumerate(sampled, 1):
+            if token.id in self._end_ids:
+                self.reason = self._complete_reason()
+                break
+            self.ids.append(token.id)
+            self.sampled.append(described(token, text.text_of(token.id), top_n))
+            unread += text.push(self.sampled[-1])
+            if text.stopped:
+                self.reason = "stop"
+            elif constraint is not None and count == len(sampled) and constraint.finished:
+                self.reason = self._complete_reason()
+            elif len(self.sampled) == self.max_tokens:
+                self.reason = self._full_reason
+            if self.reason is not None:
+                break
+        if self.reason is not None:
+            unread += text.finish()
 
     def _complete_reason(self) -> FinishReason:
         """The finish reason of a completion that the model or its grammar has ended."""
@@ -341,13 +339,9 @@ class LiveRequest:
     def accept(self, sampled: list[SampledToken]) -> None:
         """Append the sampled tokens of a step."""
         self.timer.decoded(len(sampled))
-        sequence = self.sequence
-        for index, token in enumerate(sampled):
-            self.unread += sequence.append(token, index + 1 == len(sampled))
-            if sequence.reason is not None:
-                self.unread += sequence.finish()
-                self.phase = "ended"
-                break
+        self.sequence.extend(sampled, self.unread)
+        if self.sequence.reason is not None:
+            self.phase = "ended"
 
     def batched(self, rows: int) -> None:
         """Count a forward that it shared with `rows` - 1 other sequences."""

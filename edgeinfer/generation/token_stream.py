@@ -1,12 +1,15 @@
 """The token stream of a completion, which the caller reads token by token."""
 
 from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from edgeinfer.engine.guards import ModelLock
 from edgeinfer.generation.batching.scheduler import Scheduler
 from edgeinfer.generation.loop import LiveRequest
 from edgeinfer.results import Generation, Token
 from edgeinfer_kernels.system.locks import fork_safe_lock
+
+Taken = TypeVar("Taken", Token, list[Token])
 
 
 class TokenStream:
@@ -37,6 +40,19 @@ class TokenStream:
         return self
 
     def __next__(self) -> Token:
+        token = self._next(self.take)
+        if token is None:
+            raise StopIteration
+        return token
+
+    def read(self) -> Generation:
+        """Read the other tokens; the whole completion, or what a cancelled stream has of it."""
+        while self._next(self._take_all):
+            pass
+        return self.result
+
+    def _next(self, take: Callable[[], Taken | None]) -> Taken | None:
+        """What `take` returns as soon as there are tokens; None: there are no more."""
         live = self._live
         was_cancelled = live.cancelled
         live.is_awaited = not was_cancelled  # a step of another thread may compute the token
@@ -49,15 +65,14 @@ class TokenStream:
                     elif live.ended:
                         self._scheduler.retire()
                 live.is_awaited = False
-                token = None if was_cancelled else self.take()
+                taken = None if was_cancelled else take()
         except BaseException:
             live.is_awaited = False
             self.cancel()
             raise
-        if token is None:
+        if taken is None:
             self.finish()
-            raise StopIteration
-        return token
+        return taken
 
     def begin(self, on_change: Callable[[], None] | None = None) -> None:
         """Let the request join the next step. With `on_change`, which is called after its steps, it advances
@@ -75,6 +90,13 @@ class TokenStream:
         token = self._live.unread.popleft()
         self._tokens.append(token)
         return token
+
+    def _take_all(self) -> list[Token] | None:
+        """As `take`, all tokens."""
+        tokens = list(self._live.unread)
+        self._live.unread.clear()
+        self._tokens += tokens
+        return tokens or None
 
     @property
     def is_done(self) -> bool:

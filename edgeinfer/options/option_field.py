@@ -8,7 +8,7 @@ types and limits of an option from its field. This module imports neither numpy 
 import functools
 import math
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from numbers import Real
 from types import UnionType
@@ -126,6 +126,12 @@ def without_none(hint: Any) -> tuple[Any, bool]:
     return hint, False
 
 
+@functools.cache
+def _typed_options(kind: Any) -> Sequence[tuple[str, OptionInfo, Any, bool]]:
+    """The options of a class: the name, the information, the type without None, and whether it had None."""
+    return [(name, info, *without_none(types_of(kind)[name])) for name, info in options_of(kind).items()]
+
+
 def check_options(options: Any) -> None:
     """Check the values of an option object against the types and limits of its fields.
 
@@ -135,10 +141,9 @@ def check_options(options: Any) -> None:
         SettingError: the option, the value seen and the value wanted.
     """
     kind: Any = type(options)
-    for name, info in options_of(kind).items():
+    for name, info, hint, optional in _typed_options(kind):
         value = plain_number(getattr(options, name))
         object.__setattr__(options, name, value)
-        hint, optional = without_none(types_of(kind)[name])
         if value is None and optional:
             continue
         expected = _expected(hint, info.allowed, value)
@@ -166,7 +171,7 @@ def _expected(hint: Any, allowed: Allowed | None, value: object) -> str | None:
 
 def check_names(given: Mapping[str, Any], *kinds: type, without: tuple[str, ...] = ()) -> None:
     """Raise `SettingError` for a keyword that is no option of `kinds`, with the nearest one that is."""
-    known = [name for kind in kinds for name in options_of(kind) if name not in without]
+    known = [option[0] for kind in kinds for option in _typed_options(kind) if option[0] not in without]
     for name in given:
         if name not in known:
             from edgeinfer.registry.near_names import nearest  # imports difflib, so only on an error
@@ -186,7 +191,7 @@ def options_from(kind: Callable[..., Options], given: Mapping[str, Any]) -> Opti
         SettingError: an invalid value.
     """
     values = {}
-    for name, info in options_of(kind).items():
+    for name, info, *_ in _typed_options(kind):
         if name in given:
             values[name] = info.convert(name, given[name]) if info.convert else given[name]
     return kind(**values)

@@ -5,6 +5,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,6 @@ class Sampler:
         self.constraint = constraint
         self.vocabulary_size = vocabulary_size
         self.seed = secrets.randbits(32) if settings.seed is None else settings.seed
-        self._random = np.random.Generator(np.random.PCG64(self.seed))
         self._peeked: deque[float] = deque()
         """Uniforms that were read ahead and aren't used yet."""
         self._last: Distribution | None = None
@@ -78,6 +78,11 @@ class Sampler:
         beyond = [token_id for token_id in settings.logit_bias if token_id >= vocabulary_size]
         if beyond:
             raise SettingError(f"logit_bias: saw token id {beyond[0]}, wanted 0 to {vocabulary_size - 1}")
+
+    @cached_property
+    def _random(self) -> np.random.Generator:
+        """Made when it is first used, as it takes a tenth of a small model's step: greedily it never is."""
+        return np.random.Generator(np.random.PCG64(self.seed))
 
     def begin(self) -> None:
         """Hint that `sample` is called soon, for the token after those accepted so far."""
@@ -160,7 +165,7 @@ class Sampler:
 
     @property
     def takes_best(self) -> bool:
-        """Whether its samples are the largest of the unmodified logits."""
+        """Whether its samples are the largest of the unmodified logits; then `accept` changes nothing."""
         return self.settings.temperature == 0 and not self._adjusting and not self.constraint
 
     def best_of_each(self, logits: Logits) -> list[int] | None:

@@ -88,10 +88,10 @@ class Acceptance:
 
     def record(self, level: int, *, accepted: bool) -> None:
         """Record a verified token."""
-        level = min(level, MAX_DRAFTED - 1)
+        level, rate = min(level, MAX_DRAFTED - 1), self._rate
         self._right[level] = LEVEL_MEMORY * self._right[level] + accepted
-        self._expected[level] = LEVEL_MEMORY * self._expected[level] + self.rate
-        self._rate.record(accepted, 1)
+        self._expected[level] = LEVEL_MEMORY * self._expected[level] + rate.value
+        rate.record(accepted, 1)
 
     @property
     def shares(self) -> list[float]:
@@ -193,13 +193,14 @@ class DraftController:
         after the first rejected one don't count, nor does that one if the next token was `missed`: it isn't
         in the short vocabulary.
         """
-        for index in range(min(accepted + (not missed), drafted)):
-            self._accepted.record(index, accepted=index < accepted)
+        for level in range(min(accepted + (not missed), drafted)):
+            self._accepted.record(level, accepted=level < accepted)
+        trust = self._trust
         for index, prob in enumerate(probs[: accepted + 1]):
-            expected = prob**self._trust
-            self._right.record(index < accepted, max(MIN_SHARE, expected))
-            surprise = expected - (index < accepted)
-            self._trust = min(2.0, max(0.1, self._trust * math.exp(0.1 * surprise)))
+            expected, is_right = prob**trust, index < accepted
+            self._right.record(is_right, max(MIN_SHARE, expected))
+            trust = min(2.0, max(0.1, trust * math.exp(0.1 * (expected - is_right))))
+        self._trust = trust
 
     def record_node(self, level: int, *, accepted: bool) -> None:
         """Record whether the first candidate of a level of a tree was accepted."""

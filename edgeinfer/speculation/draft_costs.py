@@ -107,12 +107,12 @@ class DraftCosts:
             self.time_baseline()
         if not self.baseline:
             return 0.0, 0.0
-        baseline, expected = self.baseline, self.draft(drafted)
+        baseline, expected, usual = self.baseline, self.draft(drafted), self.forward(rows)
         # On a GPU each may include what remained of the other.
-        shifted = max(0.0, self.forward(rows) - forward)
+        shifted = max(0.0, usual - forward)
         usual_draft = min(draft, (1.0 if is_cold else MAX_FACTOR) * (expected or draft) + shifted)
         # Without a draft, a GPU could have started the forward before the host had the last token.
-        usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * self.forward(rows))
+        usual_forward = min(forward if rows > 1 else max(forward, baseline), MAX_FACTOR * usual)
         if rows > 1:
             if not expected:
                 self.each = draft / max(1, drafted) / baseline
@@ -140,10 +140,13 @@ class DraftCosts:
         """Cost of each draft token of the vocabulary in use, relative to the baseline."""
         return self.each * (self.short if self.is_short else 1.0)
 
-    def max_draft(self, tokens: int, text: int) -> float:
-        """Maximum seconds of a draft after `text` tokens if the drafter has to prefill all of them."""
-        prefill = self.draft(text) / 3  # per token, relative to drafting one
-        return 2 * MAX_FACTOR * self.draft(tokens) + prefill
+    def counted_draft(self, seconds: float, tokens: int, unread: int) -> float:
+        """What counts of the seconds of a draft of `tokens`, before which the drafter had to prefill as many
+        as `unread`.
+        """
+        prefill = self.draft(unread) / 3  # per token, relative to drafting one
+        longest = 2 * MAX_FACTOR * self.draft(tokens) + prefill
+        return min(seconds, longest or seconds)
 
     def relative(self, rows: int) -> float:
         """Seconds of a forward of `rows` rows, at most MAX_ROWS, relative to the baseline."""

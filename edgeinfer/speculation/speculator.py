@@ -115,13 +115,9 @@ class Speculator:
         # One more token was drafted if none was kept; otherwise this is rare, and its time is added to the
         # others'.
         tokens = max(1, draft.made or draft.depth)
-        self._set_drafting(tokens, time.perf_counter() - begin, self._unread_tokens(history), controller)
+        seconds, unread = time.perf_counter() - begin, self._unread_tokens(history)
+        self._drafting = tokens, controller.costs.counted_draft(seconds, tokens, unread)
         return draft
-
-    def _set_drafting(self, tokens: int, seconds: float, unread: int, controller: DraftController) -> None:
-        """Note a draft of `tokens`, before which the drafter had to process as many as `unread`."""
-        longest = controller.costs.max_draft(tokens, unread) or seconds
-        self._drafting = tokens, min(seconds, longest)
 
     def _unread_tokens(self, history: Sequence[int]) -> int:
         """How many tokens of a text the drafter may have to process first: all, or those after the last draft
@@ -201,34 +197,31 @@ class Speculator:
         found = self.drafter.run_cycles(history, request, CycleLimits(limit, end_ids, cycles))
         if not found:
             return []
-        spent = sum(each.draft_seconds + each.step_seconds for each in found)
-        more = max(0.0, time.perf_counter() - begin - spent) / len(found)
-        tokens, unread = [], self._unread_tokens(history)
-        for cycle in found:
-            tokens += self._verified(cycle, unread, more, sampler, count)
-            unread = len(cycle.found)
-        return tokens
+        seconds = time.perf_counter() - begin
+        return self._verified(found, self._unread_tokens(history), seconds, self._kind(params), count)
 
     def _verified(
-        self, cycle: DraftCycle, unread: int, more: float, sampler: Sampler, count: DraftCount
+        self, cycles: Sequence[DraftCycle], unread: int, seconds: float, kind: str, count: DraftCount
     ) -> list[SampledToken]:
-        """Record a cycle as `draft` and `verify` would; its tokens. `unread`: those that the drafter had to
-        process first; `more`: seconds that the cycle took besides.
+        """Record the cycles of a run, which took `seconds`, as `draft` and `verify` would; their tokens.
+        `unread`: those that the drafter had to process first.
         """
-        ids, probs, found, draft_seconds, seconds = cycle
-        draft, accepted, last = Draft(tuple(ids), probs=tuple(probs)), len(found) - 1, found[-1]
-        tokens = [SampledToken(token, None, True) for token in found]
-        if accepted < len(ids) and ids[accepted] == last:  # an end token
-            accepted += 1
-        else:
-            tokens[-1] = SampledToken(last, None)
-        for token in found:
-            sampler.accept(token)
-        kind = self._kind(sampler.settings)
-        self._set_drafting(max(1, len(ids)), draft_seconds, unread, self.controllers[kind])
-        self._record(draft, tokens, accepted, seconds + more, kind)
-        if ids:
-            count.add(len(ids), accepted, len(found))
+        controller, tokens = self.controllers[kind], []
+        spent = sum([each.draft_seconds + each.step_seconds for each in cycles])
+        more = max(0.0, seconds - spent) / len(cycles)
+        for ids, probs, found, draft_seconds, step_seconds in cycles:
+            drafted, right, last = len(ids), len(found) - 1, found[-1]
+            is_end = right < drafted and ids[right] == last  # an end token
+            accepted, made = right + is_end, max(1, drafted)
+            tokens += [SampledToken(token, None, True) for token in found[:-1]]
+            tokens.append(SampledToken(last, None, is_end))
+            draft_seconds = controller.costs.counted_draft(draft_seconds, made, unread)
+            controller.record_step(len(found), 1 + drafted, made, draft_seconds, step_seconds + more)
+            missed = self._misses(tokens[-1], kind)
+            controller.record_accepted(drafted, accepted, probs, missed=missed)
+            if drafted:
+                count.add(drafted, accepted, len(found))
+            unread = len(found)
         return tokens
 
     def record_baseline(self, sampler: Sampler, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -179,7 +180,7 @@ class DecoderSpec:
         """Number of slots of each recurrent state; 0: none is recurrent."""
         return max((shape.slots for shape in self._recurrent_shapes), default=0)
 
-    @property
+    @cached_property
     def _recurrent_shapes(self) -> list[RecurrentShape]:
         shapes = [each.block.recurrent for layer in self.layers for each in layer.blocks]
         return [shape for shape in shapes if shape is not None]

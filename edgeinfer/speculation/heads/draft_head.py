@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from edgeinfer.engine.draft_verification import HeadRun, read_in
+from edgeinfer.engine.draft_verification import HeadRun
 from edgeinfer.engine.hidden_states import ON_DEVICE, RESUMED_TOKENS, HiddenStep
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.engine.protocols import Engine
@@ -79,14 +79,15 @@ class DraftHead(LoopDrafter):
         self._on_close, self._batch = on_close, batch
         self._layers = (ON_DEVICE,) if kept else head.target_layers or (len(spec.layers),)
         write_normed = None if head.target_layers else target.backend.write_draft_states
-        self._observed: ObservedText = (
-            KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
-            if kept
-            else ObservedStates(2 * HEAD_BATCH, len(self._layers) * spec.hidden_size, write_normed)
-        )
         can_run = max_prompt and write_normed is not None and not kept and target.cache.rings is None
         cycles = min(can.max_draft_cycles, target.capabilities.max_draft_cycles)
         self._max_cycles = cycles if can_run else 0
+        capacity = 2 * HEAD_BATCH + self._max_cycles * (1 + MAX_DRAFTED)
+        self._observed: ObservedText = (
+            KeptStates(kept - SPARE_STATES, target.backend.kept_rows)
+            if kept
+            else ObservedStates(capacity, len(self._layers) * spec.hidden_size, write_normed)
+        )
         self._done = 0
         """Number of pairs in the head's cache."""
         self._idle = 0
@@ -215,8 +216,9 @@ class DraftHead(LoopDrafter):
         run = CyclesRequest(history[-1], position, *limits, observed.space(count))
         cycles = self._target.run_cycles(head, run)
         if cycles:
-            observed.add_written(read_in(run, cycles))
-            self._done += sum(len(each.found) for each in cycles[:-1])
+            read = self._target.ids[position:]
+            observed.add_written(read)
+            self._done += len(read) - len(cycles[-1].found)
             self._idle = 1
         return cycles
 

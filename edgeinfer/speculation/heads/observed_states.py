@@ -129,8 +129,8 @@ class ObservedStates(ObservedText):
 
     def drop(self, first: int) -> None:
         """As `ObservedText.drop`."""
-        kept = self.states(first, self.end).view.copy()
-        self._rows.array[: len(kept)] = kept
+        kept = self.states(first, self.end)
+        self._rows.array[: len(kept)] = kept.view  # numpy copies rows that overlap as if all at once
         super().drop(first)
 
 

@@ -83,7 +83,7 @@ class CacheState:
 
     def copy_pages(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """As `BlockState.copy_pages`."""
-        a, b = list(sources), list(targets)
+        a, b = np.asarray(sources, np.intp), np.asarray(targets, np.intp)
         for pages in self.pages():
             pages[:, b] = pages[:, a]
 

@@ -3,7 +3,6 @@
 import ctypes
 import sys
 import time
-from collections.abc import Sequence
 
 from edgeinfer_kernels.system.waiting import address_of
 
@@ -14,22 +13,17 @@ class NativeClock:
     """A monotonic clock.
 
     The C function at address `function` writes a time to 16 bytes, whose address is its only argument, or its
-    second one after `argument`, if that is not negative. `units`: the seconds of each of the two int64 there.
+    second one after `argument`, if that is not negative. Of the two int64 there the first one counts
+    `multiple` ticks and the second one 1 or, if the function doesn't write it, nothing. `tick`: the seconds.
     """
 
     def __init__(self) -> None:
         if sys.platform == "win32":
             self._library: object = ctypes.windll.kernel32
             self.function, self.argument = address_of(ctypes.windll.kernel32.QueryPerformanceCounter), -1
-            self.units = time.get_clock_info("perf_counter").resolution, 0.0
+            self.multiple, self.tick = 1, time.get_clock_info("perf_counter").resolution
         else:
             library = ctypes.CDLL(None)
             self._library = library
             self.function, self.argument = address_of(library.clock_gettime), int(time.CLOCK_MONOTONIC)
-            self.units = 1.0, 1 / NANOSECONDS
-
-    def seconds(self, times: Sequence[int]) -> list[float]:
-        """The seconds between consecutive times, each two of the int64 that the function has written."""
-        first, second = self.units
-        pairs = range(2, len(times), 2)
-        return [(times[i] - times[i - 2]) * first + (times[i + 1] - times[i - 1]) * second for i in pairs]
+            self.multiple, self.tick = NANOSECONDS, 1 / NANOSECONDS

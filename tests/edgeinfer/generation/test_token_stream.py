@@ -46,6 +46,34 @@ def test_cancelling_after_the_end_changes_nothing() -> None:
     assert stream.result.finish_reason == "stop"
 
 
+def test_reading_a_stream_gives_the_whole_completion() -> None:
+    model, prompt = scripted_model("Hello there")
+    stream = model.stream(prompt, **GREEDY)
+    assert next(stream).text == "H"
+    completion = stream.read()
+    assert (completion.text, completion.finish_reason) == ("Hello there", "stop")
+    assert stream.read() == stream.result == completion
+    assert list(stream) == []
+
+
+def test_reading_a_cancelled_stream_gives_what_was_read_before() -> None:
+    model, prompt = scripted_model("Hello there")
+    stream = model.stream(prompt, **GREEDY)
+    assert next(stream).text == "H"
+    stream.cancel()
+    assert (stream.read().text, stream.result.finish_reason) == ("H", "cancelled")
+
+
+def test_ctrl_c_while_a_stream_is_read_keeps_the_partial_completion() -> None:
+    engine = FakeEngine(scripted("Hello there", 3))
+    model = model_on(engine)
+    engine.interrupt_at = 8
+    stream = model.stream(PROMPT, **GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        stream.read()
+    assert (stream.result.text, stream.result.finish_reason) == ("Hello ", "cancelled")
+
+
 def test_ctrl_c_keeps_the_partial_completion_and_the_model() -> None:
     engine = FakeEngine(scripted("Hello there", 3))
     model = model_on(engine)

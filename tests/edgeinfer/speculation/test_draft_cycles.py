@@ -103,6 +103,12 @@ def test_completions_equal_baseline_decoding(
         assert sum(token.drafted for token in actual.tokens) > 0
 
 
+def test_the_longest_run_has_space_for_all_its_states(plain: Baseline, running: Model, runs: Runs) -> None:
+    always_run(running, 7, 16)
+    both(plain, running, PROMPTS[0], max_tokens=200)  # raises ValueError if there isn't
+    assert max(map(len, runs)) == 16
+
+
 def test_each_number_of_tokens_ends_a_completion(plain: Baseline, running: Model) -> None:
     always_run(running, 3, 8)
     for tokens in (*range(1, 41, 2), *range(2, 41, 2)):

@@ -232,11 +232,14 @@ def test_a_step_with_invalid_logits_ends_a_run_and_is_left_out(pairs: tuple[Pair
         assert found_in(actual.run(drafts_of(2), 1000, NEVER, 4)) == wanted[index : index + 4]
 
 
-def test_another_target_or_too_many_cycles_are_refused(pairs: tuple[Pair, Pair]) -> None:
+def test_another_target_too_many_cycles_or_too_few_rows_are_refused(pairs: tuple[Pair, Pair]) -> None:
     actual, expected = pairs
     actual.begin()
     tokens, run = actual.given(), CyclesRequest(actual.text[-1], 3, 9, NEVER, 17, actual.rows)
     with pytest.raises(ValueError, match="same thread pool"):
         actual.head.draft_cycles(expected.target, tokens, actual.done, drafts_of(3), run)
     with pytest.raises(ValueError, match="17 cycles with 3 of 9 tokens; wanted 1 to 16"):
+        actual.head.draft_cycles(actual.target, tokens, actual.done, drafts_of(3), run)
+    run = run._replace(max_cycles=4, limit=10, states=actual.rows[: run.limit + 1])
+    with pytest.raises(ValueError, match="space for 10 states, wanted 11"):
         actual.head.draft_cycles(actual.target, tokens, actual.done, drafts_of(3), run)

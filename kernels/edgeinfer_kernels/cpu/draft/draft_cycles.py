@@ -69,7 +69,7 @@ class DraftCycles:
         # Lists are copied from arrays of ctypes in half the time of numpy's.
         self._draft_lengths, self._step_lengths = Lengths(), Lengths()
         self._drafted, self._probs, self._found = Tokens(), Probs(), Tokens()
-        self._times = (c_int64 * (2 * TIMES))()
+        self._time, self._times = (c_int64 * 2)(), (c_int64 * TIMES)()
         self._end_ids: Collection[int] | None = None
         self._end_array = (c_int64 * 0)()
         self._args = DraftCyclesArgs(
@@ -79,6 +79,8 @@ class DraftCycles:
             head_stride=stride,
             clock_function=self._clock.function,
             clock_id=self._clock.argument,
+            clock_time=addressof(self._time),
+            clock_multiple=self._clock.multiple,
             times=addressof(self._times),
             draft_lengths=addressof(self._draft_lengths),
             step_lengths=addressof(self._step_lengths),
@@ -105,6 +107,9 @@ class DraftCycles:
                 f"{run.max_cycles} cycles with {longest} of {run.limit} tokens; wanted 1 to "
                 f"{MAX_DRAFT_CYCLES}, with {longest} tokens at least"
             )
+        rows = min(run.max_cycles * (1 + longest), run.limit + 1)
+        if len(run.states) < rows:
+            raise ValueError(f"saw space for {len(run.states)} states, wanted {rows}")
         self._loop.begin(ids, start, request, len(ids) + run.max_cycles * (1 + longest))
         if run.end_ids is not self._end_ids:
             self._set_end_ids(run.end_ids)
@@ -124,13 +129,14 @@ class DraftCycles:
 
     def _cycles(self, count: int) -> list[DraftCycle]:
         """What the first cycles have found."""
-        args, seconds = self._args, iter(self._clock.seconds(self._times[: 2 * (1 + 2 * count)]))
+        args, tick, times = self._args, self._clock.tick, self._times[: 1 + 2 * count]
         drafted, probs = self._drafted[: args.drafted_count], self._probs[: args.drafted_count]
-        found, lengths = self._found[: args.found_count], self._draft_lengths[:count]
-        cycles, first, start = [], 0, 0
-        for length, produced in zip(lengths, self._step_lengths[:count], strict=True):
+        found, cycles, first, start = self._found[: args.found_count], [], 0, 0
+        lengths = zip(self._draft_lengths[:count], self._step_lengths[:count], strict=True)
+        for at, (length, produced) in enumerate(lengths):
             last, end = first + length, start + produced
-            ids, each = drafted[first:last], probs[first:last]
-            cycles.append(DraftCycle(ids, each, found[start:end], next(seconds), next(seconds)))
+            begin, drafted_at, verified_at = times[2 * at : 2 * at + 3]
+            seconds = (drafted_at - begin) * tick, (verified_at - drafted_at) * tick
+            cycles.append(DraftCycle(drafted[first:last], probs[first:last], found[start:end], *seconds))
             first, start = last, end
         return cycles

@@ -166,8 +166,9 @@ class DraftCyclesArgs(Structure):
     of the tokens of the next step are written, `states_stride` bytes apart. start: position of the last token
     of the text in the target. longest: tokens of a draft at most; limit: of the next one, if fewer tokens are
     left of the completion. end_ids: `end_count` int64 tokens that end the run. clock_function, clock_id: the
-    C function that writes the time, and its first argument, if that is not negative; times: 16 bytes of each
-    time: the begin of the run, and the ends of each draft and of each step.
+    C function that writes the time, and its first argument, if that is not negative; clock_time: where it
+    does, two int64, the first of which is `clock_multiple` of the second. times: in the unit of that, the
+    begin of the run, and the ends of each draft and of each step.
 
     The outputs are the number of `cycles`; for each of them the number of its draft tokens, which are in
     order in `drafted` with their `probs`, and of the tokens that its step found after the text, which are in
@@ -191,6 +192,8 @@ class DraftCyclesArgs(Structure):
     end_count: Int
     clock_function: Int
     clock_id: Int
+    clock_time: Int
+    clock_multiple: Int
     times: Int
     draft_lengths: Int
     step_lengths: Int

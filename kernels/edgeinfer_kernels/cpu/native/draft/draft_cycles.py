@@ -20,19 +20,18 @@ from edgeinfer_kernels.cpu.native.simd.scalars import (
 from edgeinfer_kernels.cpu.runtime.embedding_args import DraftCyclesArgs
 from edgeinfer_kernels.cpu.runtime.kernel_args import ThreadPoolArgs
 
-TIME_BYTES = 16
-
 exports = Exports()
 
 
 @device_function
 def write_time(block, index):
-    """Write the time, as the clock's function returns it."""
-    at = block.times + TIME_BYTES * index
+    """Write the time in ticks of the clock."""
     if block.clock_id < 0:
-        call_pointer_1(block.clock_function, at)
+        call_pointer_1(block.clock_function, block.clock_time)
     else:
-        call_pointer_2(block.clock_function, block.clock_id, at)
+        call_pointer_2(block.clock_function, block.clock_id, block.clock_time)
+    first = load_i64(block.clock_time)
+    store_i64(block.times + 8 * index, first * block.clock_multiple + load_i64(block.clock_time + 8))
 
 
 @device_function
