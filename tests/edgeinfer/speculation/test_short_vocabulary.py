@@ -99,7 +99,7 @@ def test_completions_equal_baseline_decoding(
 def test_a_draft_has_the_most_probable_tokens_of_the_short_vocabulary(shorter: Model, nodes: int) -> None:
     for size in (SHORT, 16):
         (draft,) = drafts_of(shorter, size, nodes=nodes, temperature=0.0)
-        assert draft.depth >= 4
+        assert draft.depth >= 3
         assert max(draft.ids) < size
     (whole,) = drafts_of(shorter, 0, temperature=0.0)
     (short,) = drafts_of(shorter, SHORT, temperature=0.0)
