@@ -33,15 +33,13 @@ def activation_blocks(q: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) 
     """
     first, last = np.moveaxis(q.reshape(*scales.shape, 2, 16).sum(-1, dtype=np.int32), -1, 0)
     sums = {"all": first + last, "first": first, "last": last}
-    names = ["q", "floats", "starts"]
-    formats = [(np.int8, 32), (np.float32, 4), (np.int32, 4)]
-    offsets = [ACTIVATIONS.values, ACTIVATIONS.scale, ACTIVATIONS.starts]
-    layout = {"names": names, "formats": formats, "offsets": offsets, "itemsize": ACTIVATION_BYTES}
-    blocks = np.zeros(scales.shape, np.dtype(layout))  # type: ignore[call-overload]
-    blocks["q"] = q
-    blocks["floats"] = np.stack([np.ones_like(scales), *sums.values()], -1) * scales[..., None]
-    blocks["starts"] = np.stack([-offset * sums[columns] for columns, offset in STARTS], -1)
-    return blocks.view(np.uint8).reshape(len(q), -1)
+    blocks = np.zeros((*scales.shape, ACTIVATION_BYTES), np.uint8)
+    blocks[..., : ACTIVATIONS.scale] = q.view(np.uint8)
+    floats, starts = blocks[..., ACTIVATIONS.scale : ACTIVATIONS.starts], blocks[..., ACTIVATIONS.starts :]
+    scaled = np.stack([np.ones_like(scales), *sums.values()], -1) * scales[..., None]
+    floats.view(np.float32)[:] = scaled
+    starts.view(np.int32)[:] = np.stack([-offset * sums[columns] for columns, offset in STARTS], -1)
+    return blocks.reshape(len(q), -1)
 
 
 def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
