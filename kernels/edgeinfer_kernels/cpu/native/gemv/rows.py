@@ -59,6 +59,12 @@ MAX_UNSIGNED = 127
 """Largest weight that AVX2 and AMX take as an unsigned byte."""
 
 
+def unsigned_offset(spec: FormatSpec) -> int:
+    """What makes all levels of a format unsigned: 0 or a power of two, so that `dot_start` is one shift."""
+    lowest = spec.level_range[0]
+    return 1 << (-lowest - 1).bit_length() if lowest < 0 else 0
+
+
 @dataclass(frozen=True)
 class RowFormat:
     """The properties of a block format that kernels use.
@@ -81,16 +87,17 @@ class RowFormat:
     @classmethod
     def of(cls, spec: FormatSpec, unpack: Any) -> "RowFormat":
         """The properties of a quantized format. Levels are stored unsigned if they fit 7 bits so."""
+        offset = unsigned_offset(spec)
         lowest, highest = spec.level_range
-        signed = highest - lowest > MAX_UNSIGNED
+        signed = highest + offset > MAX_UNSIGNED
         return cls(
             unpack,
             spec.block_bytes,
-            largest=max(-lowest, highest) if signed else highest - lowest,
+            largest=max(-lowest, highest) if signed else highest + offset,
             sub_blocks=spec.block_elements // 32,
             scales=1 if spec.scale_weights > 16 else 2,
             signed=signed,
-            offset=0 if signed else -lowest,
+            offset=0 if signed else offset,
             minima=spec.has_minimum,
         )
 
