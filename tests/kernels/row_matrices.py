@@ -7,7 +7,7 @@ from edgeinfer.benchmarking.random_blocks import RandomBlocks
 from edgeinfer_kernels.caches.layer_cache import padded
 from edgeinfer_kernels.cpu.compiler.kernel_cache import Kernels
 from edgeinfer_kernels.cpu.layout.packed_matrix import address, interleave, kernel_format
-from edgeinfer_kernels.cpu.runtime.abi import ROWS_SCRATCH
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATION_BYTES, ACTIVATIONS, ROWS_SCRATCH, STARTS
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import allocate
 from edgeinfer_quant_formats import block_format, encode
@@ -27,6 +27,21 @@ def random_matrix(name: str, rows: int, columns: int, scale: float = 1.0, seed: 
     return Matrix(f"{name}.weight", name, rows, columns, raw)
 
 
+def activation_blocks(q: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """Activations in kernel layout, (tokens, bytes), of numbers (tokens, blocks, 32) and scales (tokens,
+    blocks).
+    """
+    first, last = np.moveaxis(q.reshape(*scales.shape, 2, 16).sum(-1, dtype=np.int32), -1, 0)
+    sums = {"all": first + last, "first": first, "last": last}
+    blocks = np.zeros((*scales.shape, ACTIVATION_BYTES), np.uint8)
+    blocks[..., : ACTIVATIONS.scale] = q.view(np.uint8)
+    floats, starts = blocks[..., ACTIVATIONS.scale : ACTIVATIONS.starts], blocks[..., ACTIVATIONS.starts :]
+    scaled = np.stack([np.ones_like(scales), *sums.values()], -1) * scales[..., None]
+    floats.view(np.float32)[:] = scaled
+    starts.view(np.int32)[:] = np.stack([-offset * sums[columns] for columns, offset in STARTS], -1)
+    return blocks.reshape(len(q), -1)
+
+
 def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float64]]:
     """Rows in kernel layout, and the values that they represent."""
     tokens = len(x)
@@ -35,12 +50,7 @@ def quantized_rows(x: npt.NDArray[np.float32]) -> tuple[npt.NDArray[np.uint8], n
     inverse = np.divide(np.float32(127), largest, out=np.zeros_like(largest), where=largest > 0)
     q = np.rint(blocks * inverse).astype(np.int8)
     scales = largest * np.float32(1 / 127)
-    half_sums = q.reshape(tokens, -1, 2, 16).sum(-1, dtype=np.int32)
-    sums = half_sums.sum(-1, keepdims=True, dtype=np.int32)
-    floats = np.concatenate([np.ones_like(sums), sums, half_sums], -1) * scales
-    parts = [q.view(np.uint8), np.ascontiguousarray(floats.astype(np.float32)).view(np.uint8)]
-    rows = np.concatenate(parts, -1).reshape(tokens, -1)
-    return np.ascontiguousarray(rows), (q * scales.astype(np.float64)).reshape(tokens, -1)
+    return activation_blocks(q, scales[..., 0]), (q * scales.astype(np.float64)).reshape(tokens, -1)
 
 
 def bfloats(x: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:

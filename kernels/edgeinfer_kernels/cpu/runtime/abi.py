@@ -131,12 +131,17 @@ def attention_pieces(threads: int, kv_heads: int, pieces_per_thread: int = PIECE
     return STEP_TOKENS * (pieces_per_thread * threads + kv_heads)
 
 
-ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum")
-ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44)
-"""A block of 32 quantized activations: int8, then float32: their scale, and the sums of all, of the first 16
-and of the last 16 values times the scale.
+ActivationOffsets = namedtuple("ActivationOffsets", "values scale sum first_sum last_sum starts")
+ACTIVATIONS = ActivationOffsets(0, 32, 36, 40, 44, 48)
+"""A block of 32 quantized activations: int8; then float32: their scale, and the sums of all, of the first 16
+and of the last 16 values times the scale; then the int32 of STARTS.
 """
-ACTIVATION_BYTES = 48
+STARTS = ("all", 128), ("all", 8), ("first", 32), ("last", 32)
+"""(columns, offset): minus the offset times the sum of these values of a block. The dot product with weights
+that are stored with the offset starts from it. 128 is that of signed weights as VNNI takes them, 8 that of
+Q4_0 and 32 that of Q6_K; others cost an instruction or two.
+"""
+ACTIVATION_BYTES = 64
 ACTIVATIONS_PER_BLOCK = 32
 
 

@@ -26,11 +26,11 @@ MAX_INSTRUCTIONS = {
     **dict.fromkeys([("neon-i8mm", "Q8_0"), ("neon-dotprod", "Q8_0")], 6.0),
     **dict.fromkeys([("neon-i8mm", "Q4_0"), ("neon-dotprod", "Q4_0")], 7.0),
     **dict.fromkeys([("neon-i8mm", "Q4_K"), ("neon-dotprod", "Q4_K")], 12.0),
-    **dict.fromkeys([("neon-i8mm", "Q6_K"), ("neon-dotprod", "Q6_K")], 18.0),
+    **dict.fromkeys([("neon-i8mm", "Q6_K"), ("neon-dotprod", "Q6_K")], 16.0),
     ("portable-arm", "Q8_0"): 11.0,
     ("portable-arm", "Q4_0"): 11.0,
     ("portable-arm", "Q4_K"): 20.0,
-    ("portable-arm", "Q6_K"): 28.0,
+    ("portable-arm", "Q6_K"): 21.0,
 }
 """Instructions for 32 weights of one row and one token. llama.cpp's: Q8_0 18, Q4_0 19, Q4_K 16."""
 

@@ -30,7 +30,7 @@ from edgeinfer_kernels.cpu.runtime.structure import field_types
 from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_kernels.pages import allocate
 from tests.kernels.conftest import BEST, ISA_NAMES, best_formats, built_kernels, isas_and_formats
-from tests.kernels.row_matrices import quantized_rows, random_matrix
+from tests.kernels.row_matrices import activation_blocks, quantized_rows, random_matrix
 
 Rows = npt.NDArray[np.float32]
 
@@ -179,21 +179,15 @@ def test_both_layouts_hold_the_values_of_the_file_bit_by_bit(name: str) -> None:
     kernels = sparse_kernels(BEST, name)
     matrix = random_matrix(name, 128, 512)
     weights = matrix.decoded()
-    one = np.zeros((1, 512 // 32, ACTIVATION_BYTES), np.uint8)
-    exact = name != "Q6_K"  # a product has 25 bits before the offset is subtracted
     for column in random.choice(512, 12, replace=False):
-        block, index = divmod(int(column), 32)
-        one[:] = 0
-        one[0, block, index] = 1
-        one[0, block, 32:].view(np.float32)[:] = (1, 1, index < 16, index >= 16)
+        one = np.zeros((1, 512 // 32, 32), np.int8)
+        one.flat[column] = 1
+        quantized = activation_blocks(one, np.ones(one.shape[:2], np.float32))
         for actual in (
-            neuron_sums(kernels, matrix, one.reshape(1, -1))[0],
-            neuron_rows(kernels, matrix, one.reshape(-1), list(range(128))),
+            neuron_sums(kernels, matrix, quantized)[0],
+            neuron_rows(kernels, matrix, quantized[0], list(range(128))),
         ):
-            if exact:
-                assert np.array_equal(actual, weights[:, column])
-            else:
-                np.testing.assert_allclose(actual, weights[:, column], rtol=3e-6, atol=1e-6)
+            assert np.array_equal(actual, weights[:, column])
 
 
 @pytest.mark.parametrize("name", best_formats(NEURON_FORMATS))

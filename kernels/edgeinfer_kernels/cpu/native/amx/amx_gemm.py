@@ -25,11 +25,12 @@ from edgeinfer_kernels.cpu.native.amx.tiles import (
     tile_zero,
 )
 from edgeinfer_kernels.cpu.native.gemv.row_loops import TILE_PREFETCH_BYTES, prefetch_share
-from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, with_corrections
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import byte_above_128, signed_byte_as_float
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_floats,
+    multiply,
     multiply_add,
     negative,
     splat_f32,
@@ -76,9 +77,9 @@ def make_store_four_columns(byte: Any) -> Any:
 
 def make_unpack_tile(row_format: RowFormat) -> Any:
     """`unpack_tile(block, index, to)`: 32 columns of sixteen rows as a tile of bfloat16."""
-    unpack = row_format.unpack if row_format.signed else with_corrections(row_format)
-    last_scale_at, shift_at = (8, 9) if row_format.scales == 1 else (9, 10)
-    last_shift_at = shift_at + row_format.scales - 1
+    unpack, offset = row_format.unpack, np.float32(row_format.offset)
+    last_scale_at, minimum_at = (8, 9) if row_format.scales == 1 else (9, 10)
+    last_minimum_at = minimum_at + row_format.scales - 1
     store_columns = make_store_four_columns(signed_byte_as_float if row_format.signed else byte_above_128)
 
     @device_function
@@ -99,14 +100,22 @@ def make_unpack_tile(row_format: RowFormat) -> Any:
         store_tile(u, to, u[8], zero, u[8], zero)
 
     @device_function
-    def unpack_unsigned(block, index, to):
+    def unpack_with_minima(block, index, to):
         u = unpack(block, index)
         above = splat_f32(np.float32(128))
-        shift = subtract_product(u[8], above, negative(u[shift_at]))
-        last_shift = subtract_product(u[last_scale_at], above, negative(u[last_shift_at]))
+        shift = subtract_product(u[8], above, negative(u[minimum_at]))
+        last_shift = subtract_product(u[last_scale_at], above, negative(u[last_minimum_at]))
         store_tile(u, to, u[8], shift, u[last_scale_at], last_shift)
 
-    return unpack_signed if row_format.signed else unpack_unsigned
+    @device_function
+    def unpack_with_offset(block, index, to):
+        u = unpack(block, index)
+        shift = splat_f32(np.float32(-128) - offset)
+        store_tile(u, to, u[8], multiply(u[8], shift), u[last_scale_at], multiply(u[last_scale_at], shift))
+
+    if row_format.minima:
+        return unpack_with_minima
+    return unpack_signed if row_format.signed else unpack_with_offset
 
 
 @device_function

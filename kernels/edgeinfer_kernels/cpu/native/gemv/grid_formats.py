@@ -10,6 +10,7 @@ import numpy as np
 from numba import types
 
 from edgeinfer_kernels.cpu.layout.fields import interleaved_offsets
+from edgeinfer_kernels.cpu.native.gemv.rows import unsigned_offset
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
     and_i32,
@@ -68,7 +69,7 @@ def odd_scale(d, code, unit):
 def _eight_columns(name: str) -> Any:
     """`eight(row, signs)`: the levels of a row of eight columns with eight sign bits, as two registers."""
     look_up = pair_lookup(f"grid_{name}", _grid_words(FORMATS[name].grid))
-    signed = signed_above(FORMATS[name].largest_level)
+    signed = signed_above(unsigned_offset(FORMATS[name]))
 
     @device_function
     def eight(row, signs):
@@ -81,7 +82,7 @@ def _eight_columns(name: str) -> Any:
 def _four_columns(name: str) -> Any:
     """`four(row, signs)`: the levels of a row of four columns with four sign bits."""
     look_up = word_lookup(f"grid_{name}", _grid_words(FORMATS[name].grid))
-    signed = signed_above(FORMATS[name].largest_level)
+    signed = signed_above(unsigned_offset(FORMATS[name]))
 
     @device_function
     def four(row, signs):
@@ -220,12 +221,14 @@ def unpack_iq3_s(block, index):
     )
 
 
-look_up_iq1 = pair_lookup("grid_IQ1", _grid_words("IQ1", step=8, offset=8))
+look_up_iq1 = pair_lookup(
+    "grid_IQ1", _grid_words("IQ1", step=8, offset=unsigned_offset(FORMATS["IQ1_S"]) - 1)
+)
 
 
 @device_function
 def iq1_columns(rows, upper, negative, index):
-    """Eight columns from byte `index` of `rows` and three upper bits: 8·number ± 1, plus 9."""
+    """Eight columns from byte `index` of `rows` and three upper bits: 8·number ± 1, plus 16."""
     row = or_i32(byte_of(rows, index), shift_left(and_i32(upper, 7), 8))
     found = look_up_iq1(row)
     return (

@@ -20,7 +20,7 @@ from edgeinfer_kernels.cpu.native.gemv.codes import (
     six_bit_codes,
 )
 from edgeinfer_kernels.cpu.native.gemv.grid_formats import GRID_UNPACKERS
-from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, rows_of_floats, unsigned_offset
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     add_i32,
     and_i32,
@@ -54,7 +54,9 @@ from edgeinfer_kernels.cpu.native.simd.grid_lanes import spread_four_pairs
 from edgeinfer_quant_formats.formats import FORMATS
 
 look_up_iq4 = table_lookup(FORMATS["IQ4_NL"].levels)
-look_up_mxfp4 = table_lookup(tuple(level + 12 for level in FORMATS["MXFP4"].levels))
+look_up_mxfp4 = table_lookup(
+    tuple(level + unsigned_offset(FORMATS["MXFP4"]) for level in FORMATS["MXFP4"].levels)
+)
 
 
 Q4_0 = interleaved_offsets("Q4_0")

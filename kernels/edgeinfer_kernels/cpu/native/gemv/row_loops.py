@@ -18,7 +18,7 @@ from edgeinfer_kernels.cpu.native.gemv.rows import (
     RowFormat,
     make_accumulate,
     make_accumulate_tokens,
-    with_corrections,
+    unpack_for_dots,
 )
 from edgeinfer_kernels.cpu.native.simd.dots import FOUR_TOKENS
 from edgeinfer_kernels.cpu.native.simd.exports import device_function, inline_function
@@ -131,7 +131,7 @@ def make_decode(row_format: RowFormat) -> Any:
     """`decode_group(group, blocks, activations)`: sixteen rows times one token."""
     makers = {1: decode_blocks, 2: decode_pairs, 4: decode_quarter_blocks, 8: decode_super_blocks}
     return makers[row_format.sub_blocks](
-        make_accumulate(row_format), with_corrections(row_format), row_format.group_bytes
+        make_accumulate(row_format), unpack_for_dots(row_format), row_format.group_bytes
     )
 
 
@@ -180,7 +180,7 @@ def each_token(tokens: int, accumulate: Any) -> tuple[Any, Any, Any]:
 
 def make_fixed(row_format: RowFormat, tokens: int) -> Any:
     """`fixed(group, blocks, activations, stride, output, output_stride)`: a group times `tokens` tokens."""
-    unpack = with_corrections(row_format, inlined=True)
+    unpack = unpack_for_dots(row_format, inlined=True)
     zeros, step, put = each_token(tokens, make_accumulate(row_format))
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
@@ -249,7 +249,7 @@ def make_pair_tile(row_format: RowFormat) -> Any:
     The sums of two groups with up to TOKEN_TILE tokens, 128 bytes per token. For targets with enough
     registers for the weights of both groups.
     """
-    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    unpack, accumulate = unpack_for_dots(row_format), make_accumulate(row_format)
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
@@ -277,7 +277,7 @@ def make_pair_tile(row_format: RowFormat) -> Any:
 
 def make_single_tile(row_format: RowFormat) -> Any:
     """As `make_pair_tile` for one group: only the first 64 bytes of a token's sums are computed."""
-    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    unpack, accumulate = unpack_for_dots(row_format), make_accumulate(row_format)
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks
 
@@ -309,7 +309,7 @@ def make_token_tile(row_format: RowFormat) -> Any:
     Only for formats with one scale: sums of 16 columns gain nothing (Q6_K: 98 instead of 94 instructions for
     32 columns, sixteen rows and one token).
     """
-    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format)
+    unpack, accumulate = unpack_for_dots(row_format), make_accumulate(row_format)
     accumulate_tokens = make_accumulate_tokens(row_format)
     group_bytes, sub_blocks = row_format.group_bytes, row_format.sub_blocks
     share = group_bytes // sub_blocks

@@ -6,10 +6,13 @@ and one dot instruction advances sixteen outputs. A format only defines its `unp
 eight registers of bytes, with their scales (`RowFormat`).
 
 Quantized activations of one token are blocks of 32 columns (`ACTIVATIONS`): int8, their scale s, and sums of
-the values times s for the corrections (written by `quantize.py`).
+the values for the corrections (written by `quantize.py`).
 
-Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - correction[r, b]·sum[t, b], where
-the correction is the block's minimum, or its scale times the offset of its stored weights.
+Formula: output[t, r] = Σ_b scale[r, b]·s[t, b]·(Σ weights·activations) - minimum[r, b]·sum[t, b].
+
+Weights that are stored with an offset need no correction: the dot product starts from -offset·Σ activations,
+which the block of activations has. On x86-64, float instructions run on the ports of the dot products, which
+limit several tokens.
 """
 
 from collections.abc import Callable
@@ -18,13 +21,13 @@ from typing import Any
 
 import numpy as np
 
-from edgeinfer_kernels.cpu.native.simd.byte_lanes import to_float
+from edgeinfer_kernels.cpu.native.simd.byte_lanes import add_i32, to_float
 from edgeinfer_kernels.cpu.native.simd.dots import (
     SUMS_OF_TOKENS,
-    dot_product,
     dot_product_of_tokens,
+    dot_start,
+    dot_sum,
     raise_signed,
-    raised_by,
 )
 from edgeinfer_kernels.cpu.native.simd.exports import device_function, inline_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
@@ -56,6 +59,12 @@ MAX_UNSIGNED = 127
 """Largest weight that AVX2 and AMX take as an unsigned byte."""
 
 
+def unsigned_offset(spec: FormatSpec) -> int:
+    """What makes all levels of a format unsigned: 0 or a power of two, so that `dot_start` is one shift."""
+    lowest = spec.level_range[0]
+    return 1 << (-lowest - 1).bit_length() if lowest < 0 else 0
+
+
 @dataclass(frozen=True)
 class RowFormat:
     """The properties of a block format that kernels use.
@@ -78,16 +87,17 @@ class RowFormat:
     @classmethod
     def of(cls, spec: FormatSpec, unpack: Any) -> "RowFormat":
         """The properties of a quantized format. Levels are stored unsigned if they fit 7 bits so."""
+        offset = unsigned_offset(spec)
         lowest, highest = spec.level_range
-        signed = highest - lowest > MAX_UNSIGNED
+        signed = highest + offset > MAX_UNSIGNED
         return cls(
             unpack,
             spec.block_bytes,
-            largest=max(-lowest, highest) if signed else highest - lowest,
+            largest=max(-lowest, highest) if signed else highest + offset,
             sub_blocks=spec.block_elements // 32,
             scales=1 if spec.scale_weights > 16 else 2,
             signed=signed,
-            offset=0 if signed else -lowest,
+            offset=0 if signed else offset,
             minima=spec.has_minimum,
         )
 
@@ -97,16 +107,14 @@ class RowFormat:
         return 16 * self.block_bytes
 
 
-def with_corrections(row_format: RowFormat, *, inlined: bool = False) -> Any:
-    """The format's unpack with weights ready for the dot product: (w0, …, w7, scales…, corrections…).
+def unpack_for_dots(row_format: RowFormat, *, inlined: bool = False) -> Any:
+    """The format's unpack with weights ready for `dot_sum`: (w0, …, w7, scales…, minima…).
 
     `inlined`: it is inlined however large it is.
     """
-    unpack, offset = row_format.unpack, np.float32(row_format.offset)
     function = inline_function if inlined else device_function
-    if inlined:
-        unpack = inline_function(unpack.py_func)
-    if row_format.minima:
+    unpack = inline_function(row_format.unpack.py_func) if inlined else row_format.unpack
+    if not row_format.signed:
         return unpack
 
     @function
@@ -122,22 +130,9 @@ def with_corrections(row_format: RowFormat, *, inlined: bool = False) -> Any:
             raise_signed(u[6]),
             raise_signed(u[7]),
             u[8],
-            multiply(u[8], splat_f32(np.float32(raised_by()))),
         )
 
-    @function
-    def with_one(block, index):
-        u = unpack(block, index)
-        return (*u, multiply(u[8], splat_f32(offset)))
-
-    @function
-    def with_two(block, index):
-        u = unpack(block, index)
-        return (*u, multiply(u[8], splat_f32(offset)), multiply(u[9], splat_f32(offset)))
-
-    if row_format.signed:
-        return raised
-    return with_one if row_format.scales == 1 else with_two
+    return raised
 
 
 @device_function
@@ -150,44 +145,52 @@ def of_each_lane(activations, offset):
     return load_floats(activations + 16 * offset)
 
 
-def make_dots(row_format: RowFormat, *, by_lanes: bool = False) -> tuple[Any, Any]:
-    """The dot products of 16 and of 32 columns."""
-    signed, largest = row_format.signed, row_format.largest
-    of_16 = dot_product(4, signed=signed, largest=largest, by_lanes=by_lanes)
-    return of_16, dot_product(8, signed=signed, largest=largest, by_lanes=by_lanes)
-
-
-def make_accumulate(
-    row_format: RowFormat, *, by_lanes: bool = False, dots: tuple[Any, Any] | None = None
-) -> Any:
+def make_accumulate(row_format: RowFormat, *, by_lanes: bool = False, of_32: Any = None) -> Any:
     """`accumulate(unpacked, activations, total)`: adds the product of 32 columns, as unpacked by
-    `with_corrections`, with one token's block of activations to `total`.
+    `unpack_for_dots`, with one token's block of activations to `total`.
 
-    `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words. `dots`
-    replaces those of `make_dots`.
+    `by_lanes`: every lane has a different block of activations, sixteen of them interleaved by words. `of_32`
+    replaces the `dot_sum` of 32 columns.
     """
-    always = row_format.minima or row_format.offset > 0
-    of_16, of_32 = dots or make_dots(row_format, by_lanes=by_lanes)
-    factor, half = (of_each_lane, 256) if by_lanes else (broadcast, 16)
+    if row_format.scales == 2:
+        return make_accumulate_16(row_format, by_lanes=by_lanes)
+    signed, minima, factor = row_format.signed, row_format.minima, of_each_lane if by_lanes else broadcast
+    start = dot_start("all", row_format.offset, signed=signed, by_lanes=by_lanes)
+    of_32 = of_32 or dot_sum(8, signed=signed, largest=row_format.largest, by_lanes=by_lanes)
 
     @device_function
     def accumulate_32(u, a, total):
-        sums = of_32(u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
+        sums = of_32(start(a), u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], a)
         total = multiply_add(to_float(sums), multiply(u[8], factor(a, ACTIVATIONS.scale)), total)
-        if always or raised_by() != 0:
+        if minima:
             total = subtract_product(u[9], factor(a, ACTIVATIONS.sum), total)
         return total
 
+    return accumulate_32
+
+
+def make_accumulate_16(row_format: RowFormat, *, by_lanes: bool) -> Any:
+    """`accumulate` for formats with two scales."""
+    signed, minima, factor = row_format.signed, row_format.minima, of_each_lane if by_lanes else broadcast
+    start_first, start_last = (
+        dot_start(columns, row_format.offset, signed=signed, by_lanes=by_lanes)
+        for columns in ("first", "last")
+    )
+    of_16 = dot_sum(4, signed=signed, largest=row_format.largest, by_lanes=by_lanes)
+    half = 256 if by_lanes else 16
+
     @device_function
     def accumulate_16(u, a, total):
-        first = of_16(u[0], u[1], u[2], u[3], a)
-        last = of_16(u[4], u[5], u[6], u[7], a + half)
+        first = of_16(start_first(a), u[0], u[1], u[2], u[3], a)
+        last = of_16(start_last(a), u[4], u[5], u[6], u[7], a + half)
         weighted = multiply_add(to_float(last), u[9], multiply(to_float(first), u[8]))
         total = multiply_add(weighted, factor(a, ACTIVATIONS.scale), total)
-        total = subtract_product(u[10], factor(a, ACTIVATIONS.first_sum), total)
-        return subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
+        if minima:
+            total = subtract_product(u[10], factor(a, ACTIVATIONS.first_sum), total)
+            total = subtract_product(u[11], factor(a, ACTIVATIONS.last_sum), total)
+        return total
 
-    return accumulate_32 if row_format.scales == 1 else accumulate_16
+    return accumulate_16
 
 
 def make_accumulate_tokens(row_format: RowFormat) -> Any:
@@ -215,10 +218,10 @@ def make_add_sums(row_format: RowFormat, sums_of_token: Any) -> Any:
     """
 
     @device_function
-    def of_32(x0, x1, x2, x3, x4, x5, x6, x7, at):
-        return sums_of_token(x0)
+    def of_32(total, x0, x1, x2, x3, x4, x5, x6, x7, at):
+        return add_i32(total, sums_of_token(x0))
 
-    accumulate = make_accumulate(row_format, dots=(of_32, of_32))
+    accumulate = make_accumulate(row_format, of_32=of_32)
 
     @device_function
     def add_sums(u, a, at):

@@ -48,9 +48,9 @@ def splat_words(builder: Any, at: Any, count: int) -> list[Any]:
     return words
 
 
-def dot_by_instruction(builder: Any, weights: list[Any], activations: list[Any]) -> Any:
+def dot_by_instruction(builder: Any, total: Any, weights: list[Any], activations: list[Any]) -> Any:
     """Four `sdot` for each vector of weights."""
-    sums = [constant_lanes(I32, 4, 0)] * REGISTERS
+    sums = [part(builder, total, index, REGISTERS) for index in range(REGISTERS)]
     for w, a in zip(weights, activations, strict=True):
         signs = as_bytes(builder, a)
         for index in range(REGISTERS):

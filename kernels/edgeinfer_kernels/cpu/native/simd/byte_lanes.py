@@ -28,6 +28,7 @@ from edgeinfer_kernels.cpu.native.simd.lanes import (
     splat,
     store,
 )
+from edgeinfer_kernels.cpu.runtime.abi import ACTIVATIONS, STARTS
 
 
 @operation(int16x, (types.int32,))
@@ -68,18 +69,23 @@ def lanes_sum_i32(builder, x):
 
 
 @operation(types.void, (address, int16x, int16x, types.float32))
-def store_scale_and_sums(builder, at, first, last, scale):
-    """Store four floats: the scale, and the scale times the sum of all lanes, of those of `first` and of
-    those of `last`.
+def store_scale_and_sums(builder, block, first, last, scale):
+    """Store the numbers of a block of activations: the scale, the scale times the sum of all lanes, of those
+    of `first` and of those of `last`; then STARTS.
     """
     x = join(builder, [builder.add(part(builder, v, 0, 2), part(builder, v, 1, 2)) for v in (first, last)])
     for distance in (4, 2, 1):
         x = builder.add(x, shuffled(builder, x, [lane ^ distance for lane in range(LANES)]))
     whole = builder.add(x, shuffled(builder, x, [lane ^ 8 for lane in range(LANES)]))
     picks = ir.Constant(ir.VectorType(I32, 4), [LANES, LANES, 0, 8])
-    sums = builder.sitofp(builder.shuffle_vector(x, whole, picks), ir.VectorType(F32, 4))
-    scaled = builder.fmul(sums, splat(builder, scale, 4))
-    store(builder, builder.insert_element(scaled, scale, ir.Constant(I32, 0)), at)
+    sums = builder.shuffle_vector(x, whole, picks)
+    scaled = builder.fmul(builder.sitofp(sums, ir.VectorType(F32, 4)), splat(builder, scale, 4))
+    floats = builder.insert_element(scaled, scale, I32(0))
+    store(builder, floats, builder.add(block, ir.Constant(block.type, ACTIVATIONS.scale)))
+    lanes = [("all", "first", "last").index(columns) + 1 for columns, _ in STARTS]
+    factors = ir.Constant(ir.VectorType(I32, len(STARTS)), [-offset for _, offset in STARTS])
+    starts = builder.mul(shuffled(builder, sums, lanes), factors)
+    store(builder, starts, builder.add(block, ir.Constant(block.type, ACTIVATIONS.starts)))
 
 
 @operation(float16x, (int16x,))

@@ -133,10 +133,10 @@ def signed_above(offset: int) -> Any:
 
 @operation(bytes64, (bytes64, int16x))
 def two_more_unless(builder, levels, signs):
-    """Levels that are multiples of 8; 2 is added in lanes where `signs` is 0."""
+    """Levels up to 253; 2 is added in lanes where `signs` is 0."""
     plain = builder.icmp_signed("==", signs, constant_lanes(I32, LANES, 0))
     two = builder.select(plain, constant_lanes(I32, LANES, 0x02020202), constant_lanes(I32, LANES, 0))
-    return as_bytes(builder, builder.or_(as_words(builder, levels), two))
+    return as_bytes(builder, builder.add(as_words(builder, levels), two))
 
 
 @operation(bytes64, (int16x,))

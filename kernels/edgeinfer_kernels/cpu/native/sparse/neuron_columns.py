@@ -1,6 +1,6 @@
 """The down projection in the per-neuron layout: sums over the active ones of 32 neurons.
 
-Formula: out[r] = Σ_b scale[r, b]·s[b]·(Σ_{n in b, active} q[r, n]·a[n]) - correction[r, b]·sum[b], as in
+Formula: out[r] = Σ_b scale[r, b]·s[b]·(Σ_{n in b, active} q[r, n]·a[n]) - minimum[r, b]·sum[b], as in
 `rows.py`, with the same integers and the same order of blocks. A neuron is active if its int8 activation in
 its block is not 0, so the result is exact. The bytes of four neurons are interleaved and multiplied in one
 dot product.
@@ -22,10 +22,9 @@ from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     interleave_low_shorts,
     load_bytes,
     nonzero_bytes,
-    splat_i32,
     to_float,
 )
-from edgeinfer_kernels.cpu.native.simd.dots import dot_sum, raise_signed, raised_by
+from edgeinfer_kernels.cpu.native.simd.dots import dot_start, dot_sum, raise_signed
 from edgeinfer_kernels.cpu.native.simd.exports import device_function
 from edgeinfer_kernels.cpu.native.simd.float_lanes import (
     load_f16,
@@ -99,12 +98,6 @@ COLUMN_FORMATS = {name: column_format(name) for name in ("Q4_0", "Q8_0", "Q4_K",
 
 
 @device_function
-def no_sums():
-    zero = splat_i32(types.int32(0))
-    return zero, zero, zero, zero
-
-
-@device_function
 def list_bits(active, count, bits, activations, rows, slots, neuron_bytes):
     """Append the neurons whose bits are set, and pad the last quad with the last neuron times 0."""
     at = rows
@@ -148,13 +141,11 @@ def block_address(columns, block):
 
 
 def make_sums(spec: ColumnFormat):
-    """`sums_of_bytes(active, first, last, place)` of a range of quads for 64 outputs, and
-    `sums_of_nibbles(active, quads, place)` for 128, as integers.
+    """`sums_of_bytes(start, active, first, last, place)` of a range of quads for 64 outputs, and
+    `sums_of_nibbles(start, active, quads, place)` for 128, as integers, from `start` on.
     """
-    add_product, signed = (
-        dot_sum(signed=spec.signed, largest=spec.largest),
-        spec.signed,
-    )
+    signed = spec.signed
+    add_product = dot_sum(1, signed=signed, largest=spec.largest)
 
     @device_function
     def add_four(sums, a, b, c, d, word):
@@ -172,8 +163,8 @@ def make_sums(spec: ColumnFormat):
         )
 
     @device_function
-    def sums_of_bytes(active, first, last, begin):
-        sums = no_sums()
+    def sums_of_bytes(start, active, first, last, begin):
+        sums = start, start, start, start
         for quad in range(first, last):
             at = active + QUAD_BYTES * quad
             a = load_bytes(load_i64(at) + begin)
@@ -184,8 +175,8 @@ def make_sums(spec: ColumnFormat):
         return sums
 
     @device_function
-    def sums_of_nibbles(active, quads, begin):
-        low, high = no_sums(), no_sums()
+    def sums_of_nibbles(start, active, quads, begin):
+        low = high = start, start, start, start
         for quad in range(quads):
             at = active + QUAD_BYTES * quad
             a = load_bytes(load_i64(at) + begin // 2)
@@ -217,23 +208,12 @@ def make_add_registers(spec: ColumnFormat):
     """`add_registers(sums, factors, f16_scales, outputs, place, activations, out)`: adds the sums of 64
     outputs times their factors, for formats with one scale per 32 neurons.
     """
-    signed, offset = spec.signed, np.float32(spec.offset)
 
     @device_function
     def add_f16_scale(sums, factors, f16_scales, outputs, begin, activations, out):
         at = out + 4 * begin
-        scale = load_f16(f16_scales + 2 * begin)
-        total = multiply_add(
-            to_float(sums), multiply(scale, broadcast(activations, ACTIVATIONS.scale)), load_floats(at)
-        )
-        if signed:
-            correction = multiply(scale, splat_f32(np.float32(raised_by())))
-            if raised_by() != 0:
-                total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
-        else:
-            correction = multiply(scale, splat_f32(offset))
-            total = subtract_product(correction, broadcast(activations, ACTIVATIONS.sum), total)
-        store_floats(at, total)
+        scale = multiply(load_f16(f16_scales + 2 * begin), broadcast(activations, ACTIVATIONS.scale))
+        store_floats(at, multiply_add(to_float(sums), scale, load_floats(at)))
 
     @device_function
     def add_minimum(sums, factors, f16_scales, outputs, begin, activations, out):
@@ -257,25 +237,15 @@ def make_add_registers(spec: ColumnFormat):
     return add_registers
 
 
-def make_add_two(spec: ColumnFormat):
-    """`add_two(first, last, factors, f16_scales, outputs, place, activations, out)`: adds the sums of sixteen
-    outputs times their factors, for formats with a scale per 16 neurons.
-    """
-    offset = np.float32(spec.offset)
-
-    @device_function
-    def add_two(first, last, factors, f16_scales, outputs, begin, activations, out):
-        at = out + 4 * begin
-        scale = signed_factor(f16_scales + 2 * begin, factors + begin)
-        scale_too = signed_factor(f16_scales + 2 * begin, factors + outputs + begin)
-        weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
-        total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
-        correction = multiply(scale, splat_f32(offset))
-        total = subtract_product(correction, broadcast(activations, ACTIVATIONS.first_sum), total)
-        correction = multiply(scale_too, splat_f32(offset))
-        store_floats(at, subtract_product(correction, broadcast(activations, ACTIVATIONS.last_sum), total))
-
-    return add_two
+@device_function
+def add_two(first, last, factors, f16_scales, outputs, begin, activations, out):
+    """Add the sums of sixteen outputs times their factors, for formats with a scale per 16 neurons."""
+    at = out + 4 * begin
+    scale = signed_factor(f16_scales + 2 * begin, factors + begin)
+    scale_too = signed_factor(f16_scales + 2 * begin, factors + outputs + begin)
+    weighted = multiply_add(to_float(last), scale_too, multiply(to_float(first), scale))
+    total = multiply_add(weighted, broadcast(activations, ACTIVATIONS.scale), load_floats(at))
+    store_floats(at, total)
 
 
 def make_tile(spec: ColumnFormat):
@@ -283,26 +253,29 @@ def make_tile(spec: ColumnFormat):
     block to OUTPUTS_PER_TILE outputs from `begin` on.
     """
     sums_of_bytes, sums_of_nibbles = make_sums(spec)
-    add_registers, add_two = make_add_registers(spec), make_add_two(spec)
+    add_registers = make_add_registers(spec)
+    start, start_first, start_last = (
+        dot_start(which, spec.offset, signed=spec.signed) for which in ("all", "first", "last")
+    )
 
     @device_function
     def tile_of_nibbles(active, quads, factors, f16_scales, outputs, begin, activations, out):
-        low, high = sums_of_nibbles(active, quads, begin)
+        low, high = sums_of_nibbles(start(activations), active, quads, begin)
         add_registers(low, factors, f16_scales, outputs, begin, activations, out)
         add_registers(high, factors, f16_scales, outputs, begin + 64, activations, out)
 
     @device_function
     def tile_of_bytes(active, quads, factors, f16_scales, outputs, begin, activations, out):
         for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
-            sums = sums_of_bytes(active, 0, quads, here)
+            sums = sums_of_bytes(start(activations), active, 0, quads, here)
             add_registers(sums, factors, f16_scales, outputs, here, activations, out)
 
     @device_function
     def tile_of_two(active, quads, factors, f16_scales, outputs, begin, activations, out):
         middle = load_i64(active + QUADS + 8)
         for here in range(begin, begin + OUTPUTS_PER_TILE, 64):
-            f = sums_of_bytes(active, 0, middle, here)
-            s = sums_of_bytes(active, middle, quads, here)
+            f = sums_of_bytes(start_first(activations), active, 0, middle, here)
+            s = sums_of_bytes(start_last(activations), active, middle, quads, here)
             add_two(f[0], s[0], factors, f16_scales, outputs, here, activations, out)
             add_two(f[1], s[1], factors, f16_scales, outputs, here + 16, activations, out)
             add_two(f[2], s[2], factors, f16_scales, outputs, here + 32, activations, out)

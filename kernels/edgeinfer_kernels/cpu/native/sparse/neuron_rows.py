@@ -15,7 +15,7 @@ from edgeinfer_kernels.cpu.layout.fields import ROWS_PER_GROUP, split_fields
 from edgeinfer_kernels.cpu.native.gemv.codes import nibbles, nibbles_with_fifth_bits
 from edgeinfer_kernels.cpu.native.gemv.interleave import gather_words
 from edgeinfer_kernels.cpu.native.gemv.row_formats import ROW_FORMATS
-from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, with_corrections
+from edgeinfer_kernels.cpu.native.gemv.rows import RowFormat, make_accumulate, unpack_for_dots
 from edgeinfer_kernels.cpu.native.simd.byte_lanes import (
     bits_of_bytes,
     load_bytes,
@@ -124,7 +124,7 @@ def make_neuron_rows(row_format: RowFormat) -> Callable[..., None]:
     It prefetches ROWS_AHEAD rows ahead, also those of the next list. Reads count·groups·16 blocks and writes
     count·4 bytes.
     """
-    unpack, accumulate = with_corrections(row_format), make_accumulate(row_format, by_lanes=True)
+    unpack, accumulate = unpack_for_dots(row_format), make_accumulate(row_format, by_lanes=True)
     group_bytes = row_format.group_bytes
 
     def neuron_rows(
