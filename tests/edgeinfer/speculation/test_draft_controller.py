@@ -16,11 +16,8 @@ from edgeinfer.speculation.draft_controller import (
     expected_tokens,
 )
 from edgeinfer.speculation.draft_costs import (
-    BASELINE_EVERY,
     BASELINE_RUN,
     MAX_DRAFTED,
-    MAX_EVERY,
-    DraftCosts,
     MeasuredCosts,
 )
 
@@ -235,27 +232,6 @@ def test_what_the_drafter_reads_after_a_pause_is_no_cost_of_a_draft_but_makes_th
     assert pauses[1] == pytest.approx(pauses[0] + 10 / PROBE_SHARE, abs=2)
 
 
-def until_timed(controller: DraftController, seconds: float) -> int:
-    """The number of steps with drafts until the baseline, which takes so long, is timed."""
-    drafted = 0
-    while controller.length(7):
-        controller.record_step(5, 6, 5, 1.1 * seconds, 1.4 * seconds)
-        drafted += 1
-    for due in range(BASELINE_RUN, 0, -1):
-        assert controller.costs.baselines_due == due
-        assert controller.length(7) == 0
-        controller.record_baseline(seconds)
-    return drafted
-
-
-def test_the_baseline_is_timed_again_and_less_often_while_it_stays_the_same() -> None:
-    controller = profitable()
-    intervals = [20 + until_timed(controller, 1.0), *(until_timed(controller, 1.0) for _ in range(4))]
-    assert intervals == [BASELINE_EVERY, 2 * BASELINE_EVERY, MAX_EVERY, MAX_EVERY, MAX_EVERY]
-    assert until_timed(controller, 1.5) == MAX_EVERY
-    assert until_timed(controller, 1.5) == BASELINE_EVERY
-
-
 def test_further_tokens_that_are_right_less_often_are_drafted_less() -> None:
     rows = {count: 1 + 0.03 * (count - 1) for count in range(1, 9)}
     falling, even = new_controller(0.02, rows), new_controller(0.02, rows)
@@ -349,27 +325,6 @@ def test_a_cooldown_continues_in_another_process() -> None:
     again.begin(controller.stats)
     assert again.length(7) == 0
     assert again.cooldown_tokens == pytest.approx(controller.cooldown_tokens, abs=1)
-
-
-def test_costs_between_measured_ones_are_interpolated() -> None:
-    costs = DraftCosts()
-    costs.begin(MeasuredCosts({1: 2.0, 5: 4.0}))
-    for _ in range(2):
-        costs.record_baseline(1.0)
-    assert costs.forward(3) == pytest.approx(1.5)
-    assert costs.forward(7) == pytest.approx(2.16)
-    costs.begin(MeasuredCosts({1: 1.0, 2: 7.0, 8: 0.5}))
-    for _ in range(2):
-        costs.record_baseline(1.0)
-    assert (costs.forward(2), costs.forward(8)) == (2.0, 1.0)
-
-
-def test_a_slower_host_scales_all_forward_times() -> None:
-    costs = profitable().costs
-    before = costs.forward(5)
-    for _ in range(60):
-        costs.record_baseline(2.0)
-    assert costs.forward(5) == pytest.approx(2 * before, rel=0.02)
 
 
 def speed_of_several(
