@@ -17,7 +17,7 @@ from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
-from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
+from edgeinfer.model_config.layers.draft_output import first_rows, read_output
 from edgeinfer.model_config.layers.eagle_head import target_layers
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors
@@ -133,13 +133,10 @@ def read_block_drafts(
         raise reader.refused("embedding_length", config.width, f"{target.width}, that of the model")
     layers = target_layers(reader, target)
     factors = None if shapes_only else rope_factors(file, config, context)
-    ids = output_ids(tensors, target.vocabulary_size)
-    rows = target.vocabulary_size if ids is None else len(ids)
     embedding = tensors.matrix("token_embd.weight", (target.vocabulary_size, config.width))
-    output = tensors.matrix("output.weight", (rows, config.width)) or (embedding if ids is None else None)
-    check_output(output, ids, "output")
-    if output is None:
-        rows = drafted_ids(target.vocabulary_size)
+    shared = embedding or tables.output
+    output = read_output(tensors, "output", target.vocabulary_size, config.width, shared)
+    rows = output.matrix.rows
     selector = _selector(reader, tensors, config.width, target.vocabulary_size)
     spec = _specification(config, reader, len(layers) * target.width, rows, factors)
     if selector is None:
@@ -147,11 +144,11 @@ def read_block_drafts(
     norm = LayerTensors(tensors, 0, config.width).model_vector("output_norm.weight", config.width)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
-        output=output or first_rows(tables.output, rows),
+        output=output.matrix,
         output_norm=norm,
         output_norm_bias=None,
         layers=_layers(spec, tensors, config.width),
-        output_ids=ids,
+        output_ids=output.ids,
     )
     markov = _markov(tensors, config, target.vocabulary_size, rows)
     for name in UNUSED:
@@ -160,7 +157,7 @@ def read_block_drafts(
     return BlockDraftModel(
         spec,
         weights,
-        output is not None,
+        output.is_own or embedding is not None,
         embedding is not None,
         layers,
         mask_token=_mask_token(file.metadata, target),

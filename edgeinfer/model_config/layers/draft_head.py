@@ -14,7 +14,7 @@ from typing import Any
 from edgeinfer.errors import UnsupportedModelError
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
-from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
+from edgeinfer.model_config.layers.draft_output import read_output
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import FileTensors, LayerTensors, is_head_file, routed_layers
 from edgeinfer_kernels.blocks.embedding.draft_input import DraftInputSpec
@@ -104,27 +104,24 @@ def read_draft_head(
     _check_supported(config)
     layer = len(config.shapes) + head
     tensors = FileTensors(file, f"the draft head of {config.architecture}", shapes_only=shapes_only)
-    ids = output_ids(tensors, target.vocabulary_size)
-    vocabulary = drafted_ids(target.vocabulary_size) if ids is None else len(ids)
-    reader = LayerTensors(tensors, layer, config.width)
-    spec = head_specification(config, vocabulary, factors, _own_layer(file, config, layer, factors))
-    blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
-    prefix, rows = f"blk.{layer}.nextn", target.vocabulary_size
+    reader, prefix = LayerTensors(tensors, layer, config.width), f"blk.{layer}.nextn"
+    rows = target.vocabulary_size
     embedding = tensors.matrix(f"{prefix}.embed_tokens.weight", (rows, config.width))
-    output = tensors.matrix(f"{prefix}.{OUTPUT}.weight", (rows if ids is None else len(ids), config.width))
-    check_output(output, ids, OUTPUT)
+    output = read_output(tensors, f"{prefix}.{OUTPUT}", rows, config.width, tables.output)
+    spec = head_specification(config, output.matrix.rows, factors, _own_layer(file, config, layer, factors))
+    blocks = tuple(residual.read(reader) for residual in spec.layers[0].blocks)
     norm = _last_norm(reader, config)
     _check_used(tensors, layer)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
-        output=first_rows(output or tables.output, vocabulary),
+        output=output.matrix,
         output_norm=tables.output_norm if norm is None else norm,
         output_norm_bias=tables.output_norm_bias if norm is None else None,
         layers=(LayerWeights(blocks),),
-        output_ids=ids,
+        output_ids=output.ids,
     )
     raw = (len(target.shapes),) if config.architecture_spec.raw_draft_states else ()
-    return DraftHeadModel(spec, weights, output is not None, embedding is not None, target_layers=raw)
+    return DraftHeadModel(spec, weights, output.is_own, embedding is not None, target_layers=raw)
 
 
 def _own_config(file: GGUFFile, target: ModelConfig) -> ModelConfig:

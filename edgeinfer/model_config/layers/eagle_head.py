@@ -15,13 +15,12 @@ from edgeinfer.model_config.architecture import Architecture
 from edgeinfer.model_config.config import ModelConfig
 from edgeinfer.model_config.config_reader import config_from_metadata
 from edgeinfer.model_config.layers.draft_head import DraftHeadModel
-from edgeinfer.model_config.layers.drafted_ids import check_output, drafted_ids, first_rows, output_ids
+from edgeinfer.model_config.layers.draft_output import read_output
 from edgeinfer.model_config.metadata_reader import MetadataReader
 from edgeinfer.model_config.rope_scaling import Factors
 from edgeinfer.model_config.weights import EAGLE, FileTensors, LayerTensors, rope_factors
 from edgeinfer_kernels.blocks.embedding.eagle_input import EagleInputSpec
 from edgeinfer_kernels.decoder import DecoderSpec, DecoderWeights, LayerSpec, LayerWeights, ResidualBlock
-from edgeinfer_kernels.matrix import Matrix
 from edgeinfer_quant_formats import GGUFFile
 
 NEEDED_BY = "an EAGLE-3 head"
@@ -49,26 +48,21 @@ def read_eagle_head(
     reader, tensors = MetadataReader(file.metadata), FileTensors(file, NEEDED_BY, shapes_only=shapes_only)
     layers = _target_layers(reader, target)
     factors = None if shapes_only else rope_factors(file, config, context)
-    table = (target.vocabulary_size, config.width)
-    ids = output_ids(tensors, target.vocabulary_size)
-    rows = target.vocabulary_size if ids is None else len(ids)
-    embedding = tensors.matrix("token_embd.weight", table)
-    output = tensors.matrix("output.weight", (rows, config.width))
-    _check_shared(config, target, embedding, output, ids)
-    if output is None:
-        rows = drafted_ids(target.vocabulary_size)
-    spec = _specification(config, reader, len(layers) * target.width, rows, factors)
+    embedding = tensors.matrix("token_embd.weight", (target.vocabulary_size, config.width))
+    output = read_output(tensors, "output", target.vocabulary_size, config.width, tables.output)
+    _check_shared(config, target, has_embedding=embedding is not None, has_output=output.is_own)
+    spec = _specification(config, reader, len(layers) * target.width, output.matrix.rows, factors)
     blocks = (residual.read(LayerTensors(tensors, 0, config.width)) for residual in spec.layers[0].blocks)
     weights = DecoderWeights(
         token_embd=embedding or tables.token_embd,
-        output=output or first_rows(tables.output, rows),
+        output=output.matrix,
         output_norm=_required(tensors, "output_norm.weight", config.width),
         output_norm_bias=None,
         layers=(LayerWeights(tuple(blocks)),),
-        output_ids=ids,
+        output_ids=output.ids,
     )
     tensors.check_all_used()
-    return DraftHeadModel(spec, weights, output is not None, embedding is not None, layers)
+    return DraftHeadModel(spec, weights, output.is_own, embedding is not None, layers)
 
 
 def _specification(
@@ -108,21 +102,14 @@ def target_layers(reader: MetadataReader, target: ModelConfig, *, three: bool = 
     return tuple(values)
 
 
-def _check_shared(
-    config: ModelConfig,
-    target: ModelConfig,
-    embedding: Matrix | None,
-    output: Matrix | None,
-    ids: npt.NDArray[np.int64] | None,
-) -> None:
+def _check_shared(config: ModelConfig, target: ModelConfig, *, has_embedding: bool, has_output: bool) -> None:
     """Raise if the head lacks a matrix that the target's can't replace."""
-    if config.width != target.width and (embedding is None or output is None):
-        missing = "token_embd" if embedding is None else "output"
+    if config.width != target.width and not (has_embedding and has_output):
+        missing = "output" if has_embedding else "token_embd"
         raise UnsupportedModelError(
             f"draft head: width {config.width} and no {missing}.weight, wanted {target.width}, the width of "
             "the model whose matrix it would share"
         )
-    check_output(output, ids, "output")
 
 
 def _required(tensors: FileTensors, name: str, length: int) -> npt.NDArray[np.float32]:

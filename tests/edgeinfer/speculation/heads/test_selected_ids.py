@@ -107,7 +107,7 @@ def test_runs_and_the_plan_know_the_output(selected: Path, draft: str) -> None:
 @pytest.mark.parametrize(
     ("output", "ids", "message"),
     [
-        (None, range(16), r"d2t without shared_head_head\.weight, wanted both or none"),
+        (None, range(16), r"d2t without blk\.\d+\.nextn\.shared_head_head\.weight, wanted both or none"),
         (np.ones((16, 512), np.float32), None, "shared_head_head"),
         (np.ones((16, 512), np.float32), range(32), "shared_head_head"),
         (np.ones((16, 512), np.float32), range(8180, 8196), "id 8192, wanted 0 to 8191"),

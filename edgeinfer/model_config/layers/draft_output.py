@@ -1,4 +1,6 @@
-"""The token ids that a draft head drafts: those of the rows of its output, or the first ids of its target."""
+"""The output of a draft head and the token ids of its rows: ids that its file lists, or the first ids."""
+
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +16,32 @@ are in the order of their frequency. Of Qwen2's 151,936 ids the first half is 99
 Python code, and 94 % of text in several languages."""
 
 
-def drafted_ids(vocabulary: int) -> int:
+@dataclass(frozen=True)
+class DraftOutput:
+    """The output of a draft head: the rows that it uses, and their token ids (None: the first ones).
+    is_own: it is in the head's file, not shared with the target.
+    """
+
+    matrix: Matrix
+    ids: npt.NDArray[np.int64] | None
+    is_own: bool
+
+
+def read_output(tensors: FileTensors, name: str, vocabulary: int, width: int, shared: Matrix) -> DraftOutput:
+    """The output of this name, or else the `shared` one; the target has this vocabulary.
+
+    Raises:
+        UnsupportedModelError: the file lists ids, but has no output whose rows they belong to.
+    """
+    ids = _listed_ids(tensors, vocabulary)
+    own = tensors.matrix(f"{name}.weight", (vocabulary if ids is None else len(ids), width))
+    if own is None and ids is not None:
+        raise UnsupportedModelError(f"draft head: d2t without {name}.weight, wanted both or none")
+    rows = _first_ids(vocabulary) if ids is None else len(ids)
+    return DraftOutput(first_rows(own or shared, rows), ids, own is not None)
+
+
+def _first_ids(vocabulary: int) -> int:
     """How many first ids are drafted, of a model with this vocabulary."""
     if vocabulary <= MAX_WHOLE_VOCABULARY:
         return vocabulary
@@ -22,12 +49,12 @@ def drafted_ids(vocabulary: int) -> int:
 
 
 def first_rows(output: Matrix, rows: int) -> Matrix:
-    """The first rows of the target's output; the matrix itself if they are all."""
+    """The first rows of an output; the matrix itself if they are all."""
     return output if rows == output.rows else output.take_rows(0, rows)
 
 
-def output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
-    """The token ids of the rows of the output; None: they are those of the target."""
+def _listed_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] | None:
+    """The token ids that a file lists for the rows of its output; None: it lists none."""
     info = tensors.info("d2t")
     if info is None:
         return None
@@ -44,9 +71,3 @@ def output_ids(tensors: FileTensors, vocabulary: int) -> npt.NDArray[np.int64] |
     if len(np.unique(ids)) != len(ids):
         raise UnsupportedModelError("d2t: an id occurs twice, wanted each once")
     return ids.copy()
-
-
-def check_output(output: Matrix | None, ids: npt.NDArray[np.int64] | None, name: str) -> None:
-    """Raise if a head has ids without the output, of this name, whose rows they belong to."""
-    if output is None and ids is not None:
-        raise UnsupportedModelError(f"draft head: d2t without {name}.weight, wanted both or none")
