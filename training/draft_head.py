@@ -13,26 +13,26 @@ from frozen_target import Target, causal_attention, read_tensor
 from torch import Tensor, nn
 from torch.nn import functional
 
-from edgeinfer_quant_formats import GGUFFile, GGUFWriter
+from edgeinfer_quant_formats import FORMATS, GGUFFile, GGUFWriter
 
 OUTPUT, IDS = "nextn.shared_head_head", "d2t"
 KEPT = ("attn_norm", "attn_q", "attn_k", "attn_v", "attn_output", "ffn_norm")
 """Weights of the target's last layer with which a head begins."""
 ROUNDED = "Q4_0"
 """The type for which a head can be trained: its matrices are rounded to it in each step."""
-BLOCK, STEPS = 32, 8
-"""Of that type: the weights with the same scale, and that of the largest in steps."""
 
 
 def rounded(weights: Tensor) -> Tensor:
     """A matrix as a file in type ROUNDED has it; gradients pass as if it weren't rounded (Bengio et al. 2013,
     arXiv:1308.3432).
     """
+    spec = FORMATS[ROUNDED]
     with torch.no_grad():
-        blocks = weights.reshape(-1, BLOCK)
+        blocks = weights.reshape(-1, spec.block_elements)
         largest = blocks.gather(1, blocks.abs().argmax(1, keepdim=True))
-        scale = largest / -STEPS
-        steps = torch.where(scale == 0, 0, (blocks / scale + 0.5).floor().clamp(-STEPS, STEPS - 1))
+        scale = largest / -spec.offset
+        steps = (blocks / scale + 0.5).floor().clamp(*spec.level_range)
+        steps = torch.where(scale == 0, 0, steps)
         change = (steps * scale.half().float()).view_as(weights) - weights
     return weights + change
 

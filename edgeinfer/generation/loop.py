@@ -95,7 +95,7 @@ class GenerationSequence:
                 self.reason = "stop"
             elif constraint is not None and count == len(sampled) and constraint.finished:
                 self.reason = self._complete_reason()
-            elif len(self.sampled) == self.max_tokens:
+            elif self.remaining == 0:
                 self.reason = self._full_reason
             if self.reason is not None:
                 break

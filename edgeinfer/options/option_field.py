@@ -103,6 +103,11 @@ def option(default: Any, help: str, *, default_factory: Any = MISSING, **info: A
 
 def options_of(kind: Any) -> Mapping[str, OptionInfo]:
     """Name -> information of the options of a class, in the order of its fields."""
+    return _options_of(kind)
+
+
+@functools.cache
+def _options_of(kind: Any) -> Mapping[str, OptionInfo]:
     return {one.name: one.metadata["option"] for one in fields(kind) if "option" in one.metadata}
 
 
@@ -171,7 +176,7 @@ def _expected(hint: Any, allowed: Allowed | None, value: object) -> str | None:
 
 def check_names(given: Mapping[str, Any], *kinds: type, without: tuple[str, ...] = ()) -> None:
     """Raise `SettingError` for a keyword that is no option of `kinds`, with the nearest one that is."""
-    known = [option[0] for kind in kinds for option in _typed_options(kind) if option[0] not in without]
+    known = [name for kind in kinds for name in options_of(kind) if name not in without]
     for name in given:
         if name not in known:
             from edgeinfer.registry.near_names import nearest  # imports difflib, so only on an error
@@ -191,7 +196,7 @@ def options_from(kind: Callable[..., Options], given: Mapping[str, Any]) -> Opti
         SettingError: an invalid value.
     """
     values = {}
-    for name, info, *_ in _typed_options(kind):
+    for name, info in options_of(kind).items():
         if name in given:
             values[name] = info.convert(name, given[name]) if info.convert else given[name]
     return kind(**values)

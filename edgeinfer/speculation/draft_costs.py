@@ -116,7 +116,8 @@ class DraftCosts:
         if rows > 1:
             if not expected:
                 self.each = draft / max(1, drafted) / baseline
-            self._learn(rows, self.draft(drafted), usual_draft + usual_forward)
+                expected = self.draft(drafted)
+            self._learn(rows, expected, usual_draft + usual_forward)
         return (draft + usual_forward) / baseline, (usual_draft + usual_forward) / baseline
 
     def _learn(self, rows: int, draft: float, seconds: float) -> None:

@@ -77,10 +77,8 @@ class Detokenizer:
     def push(self, token: Token) -> list[Token]:
         """The tokens that can be emitted after this one, the last of `text_of`, which has its text."""
         self._pending.append(token)
-        stops = self._stops
-        if stops.found is None and (stops.holds or self._decoder.pending):
-            return []
-        return self._release()
+        complete = self.stopped or not (self._stops.holds or self._decoder.pending)
+        return self._release() if complete else []
 
     def finish(self) -> list[Token]:
         """The buffered tokens, at the end of generation."""

@@ -69,7 +69,7 @@ class DraftCycles:
         # Lists are copied from arrays of ctypes in half the time of numpy's.
         self._draft_lengths, self._step_lengths = Lengths(), Lengths()
         self._drafted, self._probs, self._found = Tokens(), Probs(), Tokens()
-        self._time, self._times = (c_int64 * 2)(), (c_int64 * TIMES)()
+        self._clock_time, self._times = (c_int64 * 2)(), (c_int64 * TIMES)()
         self._end_ids: Collection[int] | None = None
         self._end_array = (c_int64 * 0)()
         self._args = DraftCyclesArgs(
@@ -79,7 +79,7 @@ class DraftCycles:
             head_stride=stride,
             clock_function=self._clock.function,
             clock_id=self._clock.argument,
-            clock_time=addressof(self._time),
+            clock_time=addressof(self._clock_time),
             clock_multiple=self._clock.multiple,
             times=addressof(self._times),
             draft_lengths=addressof(self._draft_lengths),

@@ -68,13 +68,13 @@ def _by_instruction(
             operands = [total, as_words(builder, w), a]
             total = call(builder, "llvm.x86.avx512.vpdpbusd.512", total.type, operands)
         return total
-    halves = [part(builder, total, half, 2) for half in (0, 1)]
+    totals = [part(builder, total, half, 2) for half in (0, 1)]
     for w, a in zip(weights, activations, strict=True):
         for half in (0, 1):
             signed = part(builder, a, half, 2)
-            operands = [halves[half], part(builder, as_words(builder, w), half, 2), signed]
-            halves[half] = call(builder, "llvm.x86.avx512.vpdpbusd.256", halves[half].type, operands)
-    return join(builder, halves)
+            operands = [totals[half], part(builder, as_words(builder, w), half, 2), signed]
+            totals[half] = call(builder, "llvm.x86.avx512.vpdpbusd.256", totals[half].type, operands)
+    return join(builder, totals)
 
 
 def _by_pairs(
