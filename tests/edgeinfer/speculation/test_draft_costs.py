@@ -77,21 +77,23 @@ def test_a_slower_host_scales_all_forward_times() -> None:
     assert costs.forward(4) == pytest.approx(2 * before, rel=0.02)
 
 
-def until_timed(costs: DraftCosts, seconds: float) -> int:
+def until_timed(controller: DraftController, seconds: float) -> int:
     """The number of steps with drafts until the baseline, which takes so long, is timed."""
     drafted = 0
-    while not costs.baselines_due:
-        costs.record_step(4, 3, 0.3 * seconds, 1.5 * seconds)
+    while controller.length(7):
+        controller.record_step(3, 4, 3, 0.3 * seconds, 1.5 * seconds)
         drafted += 1
     for due in range(BASELINE_RUN, 0, -1):
-        assert costs.baselines_due == due
-        costs.record_baseline(seconds)
+        assert controller.costs.baselines_due == due
+        assert controller.length(7) == 0
+        controller.record_baseline(seconds)
     return drafted
 
 
 def test_the_baseline_is_timed_again_and_less_often_while_it_stays_the_same() -> None:
-    costs = trained(0.0).costs
-    intervals = [TRAINED_STEPS + until_timed(costs, 1.0), *(until_timed(costs, 1.0) for _ in range(4))]
+    controller = trained(0.0)
+    first = TRAINED_STEPS + until_timed(controller, 1.0)
+    intervals = [first, *(until_timed(controller, 1.0) for _ in range(4))]
     assert intervals == [BASELINE_EVERY, 2 * BASELINE_EVERY, MAX_EVERY, MAX_EVERY, MAX_EVERY]
-    assert until_timed(costs, 1.5) == MAX_EVERY
-    assert until_timed(costs, 1.5) == BASELINE_EVERY
+    assert until_timed(controller, 1.5) == MAX_EVERY
+    assert until_timed(controller, 1.5) == BASELINE_EVERY

@@ -95,11 +95,11 @@ def test_completions_equal_baseline_decoding(
         assert actual.speed.accepted_share
 
 
-@pytest.mark.parametrize("nodes", [0, 12])
+@pytest.mark.parametrize("nodes", [0, 15])
 def test_a_draft_has_the_most_probable_tokens_of_the_short_vocabulary(shorter: Model, nodes: int) -> None:
     for size in (SHORT, 16):
         (draft,) = drafts_of(shorter, size, nodes=nodes, temperature=0.0)
-        assert draft.depth >= 3
+        assert draft.depth >= 4
         assert max(draft.ids) < size
     (whole,) = drafts_of(shorter, 0, temperature=0.0)
     (short,) = drafts_of(shorter, SHORT, temperature=0.0)

@@ -1,5 +1,6 @@
 """Runs of several drafts and the steps that verify them against the same drafts and steps one by one."""
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from edgeinfer.tokenizer.tokenizer import Tokenizer
 from edgeinfer_kernels.caches.state_rows import StateRows
 from edgeinfer_kernels.cpu.backend import CpuBackend, CpuOptions
 from edgeinfer_kernels.cpu.compiler.kernel_units import kernel_units, row_units
+from edgeinfer_kernels.cpu.draft import draft_cycles
 from edgeinfer_kernels.cpu.layout.packed_matrix import byte_view
 from edgeinfer_kernels.cpu.runtime.abi import MAX_DRAFT_CYCLES
 from edgeinfer_kernels.cpu.runtime.block_args import EmbedArgs
@@ -230,6 +232,33 @@ def test_a_step_with_invalid_logits_ends_a_run_and_is_left_out(pairs: tuple[Pair
         assert found_in(found) == wanted[:index]
         # What comes after the text in the caches has no effect.
         assert found_in(actual.run(drafts_of(2), 1000, NEVER, 4)) == wanted[index : index + 4]
+
+
+class ScriptedClock:
+    """A clock like `NativeClock` that tells the given times, in seconds and nanoseconds."""
+
+    argument, multiple, tick = 1, 10**9, 1e-9
+
+    def __init__(self, times: Sequence[tuple[int, int]]) -> None:
+        remaining = iter(times)
+
+        def write_next(_: int, at: int) -> None:
+            seconds, nanoseconds = next(remaining)
+            (ctypes.c_int64 * 2).from_address(at)[:] = [seconds, nanoseconds]
+
+        self.callback = ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(write_next)
+        self.function = ctypes.cast(self.callback, ctypes.c_void_p).value
+
+
+def test_times_of_more_than_a_second_are_subtracted(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [(7, 999_999_000), (9, 1_000), (9, 4_000)]
+    monkeypatch.setattr(draft_cycles, "NativeClock", lambda: ScriptedClock(times))
+    pair = built_in_pair(1)
+    pair.begin()
+    (found,) = pair.run(drafts_of(2), 1000, NEVER, 1)
+    assert (found.draft_seconds, found.step_seconds) == pytest.approx((1.000002, 3e-6))
+    pair.head.close()
+    pair.target.close()
 
 
 def test_another_target_too_many_cycles_or_too_few_rows_are_refused(pairs: tuple[Pair, Pair]) -> None:

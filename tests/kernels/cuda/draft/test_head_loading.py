@@ -14,7 +14,6 @@ from edgeinfer.engine.device_sampling import sample_after_each
 from edgeinfer.engine.native_engine import NativeEngine
 from edgeinfer.errors import SettingError
 from edgeinfer.loading import gpu_loading
-from edgeinfer.model_config.layers import draft_output
 from edgeinfer.planning.gpu_selection import GpuUnavailableError
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.draft_costs import MeasuredCosts
@@ -173,21 +172,6 @@ def test_heads_of_recurrent_and_moe_models_change_no_completion(tmp_path: Path, 
         snapshot = replace(kept, ids=list(kept.ids), arrays=[array.copy() for array in kept.arrays])
         model.generate([3, 4, 5, 6], **GREEDY)
         model.engine.restore(snapshot, len(snapshot.ids))
-        assert model.generate(IDS, **GREEDY).ids == expected
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unmeasured")
-def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(draft_output, "MAX_WHOLE_VOCABULARY", 64)
-    path = WITH_HEAD.write(tmp_path / "model.gguf")
-    with edgeinfer.load(path, draft=None, **GPU) as plain:
-        expected = plain.generate(IDS, **GREEDY).ids
-    with edgeinfer.load(path, draft="mtp", **GPU) as model:
-        always_draft(model, 3)
-        assert drafter_of(model).nbytes > 0
         assert model.generate(IDS, **GREEDY).ids == expected
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import edgeinfer
+from edgeinfer.model_config.layers import draft_output
 from edgeinfer.sampling import SamplingParams
 from edgeinfer.speculation.drafter import DraftRequest
 from edgeinfer.speculation.heads.device_head import DeviceHead
@@ -63,3 +64,18 @@ def test_the_head_of_a_split_model_has_its_output_on_the_gpu(tmp_path: Path, spl
     with split(path, head, draft_tree_width=3) as model:
         check_completions(model, DeviceHead)
         assert all(set(draft.ids) <= ids for draft in drafts_of(model))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unmeasured")
+def test_a_head_with_half_the_vocabulary_drafts_the_first_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_output, "MAX_WHOLE_VOCABULARY", 64)
+    path = WITH_HEAD.write(tmp_path / "model.gguf")
+    with edgeinfer.load(path, draft=None, **GPU) as plain:
+        expected = plain.generate(IDS, **GREEDY).ids
+    with edgeinfer.load(path, draft="mtp", **GPU) as model:
+        always_draft(model, 3)
+        assert drafter_of(model).nbytes > 0
+        assert model.generate(IDS, **GREEDY).ids == expected
