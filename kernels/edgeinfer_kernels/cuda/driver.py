@@ -27,6 +27,12 @@ STACK_BYTES = 128
 """Of a thread, at first: a context has memory for the stacks of all threads that the GPU can run. The driver
 raises the limit when a kernel needs more.
 """
+_FETCH_LIMIT = 5
+"""CU_LIMIT_MAX_L2_FETCH_GRANULARITY."""
+FETCHED_BYTES = 128
+"""Of memory that a miss of the L2 cache reads at most, instead of the driver's 64: a program reads the rows of
+its matrices from one end to the other.
+"""
 
 
 @dataclass(frozen=True)
@@ -95,9 +101,12 @@ def _peer_value(library: Any, attribute: int, first: int, second: int) -> bool:
 
 
 def create_context(index: int) -> None:
-    """Create the GPU's primary context with small stacks, unless the process has one; torch uses it.
+    """Create the GPU's primary context with small stacks and long reads of memory, unless the process has
+    one; torch uses it.
 
-    On an H100 it takes 230 MiB less than one with the driver's default of 1 KiB for each thread.
+    On an H100 it takes 230 MiB less than one with the driver's default of 1 KiB for each thread. Steps of
+    1, 2, 4 and 8 tokens of a 4B model on an H200 take 0.995, 0.975, 0.966 and 0.988 of the time with the
+    driver's reads.
     """
     library = _library()
     if library is not None and library.cuInit(0) == 0:
@@ -115,6 +124,7 @@ def create_context_of(library: Any, index: int) -> None:
         return
     if library.cuCtxPushCurrent_v2(context) == 0:
         library.cuCtxSetLimit(_STACK_LIMIT, ctypes.c_size_t(STACK_BYTES))
+        library.cuCtxSetLimit(_FETCH_LIMIT, ctypes.c_size_t(FETCHED_BYTES))
         library.cuCtxPopCurrent_v2(ctypes.byref(context))
 
 

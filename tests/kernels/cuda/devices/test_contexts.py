@@ -1,10 +1,10 @@
-"""The primary context of a GPU is created with small stacks, if the process has none."""
+"""The primary context of a GPU is created with small stacks and long reads, if the process has none."""
 
 from typing import Any
 
 import pytest
 
-from edgeinfer_kernels.cuda.driver import STACK_BYTES, create_context_of
+from edgeinfer_kernels.cuda.driver import FETCHED_BYTES, STACK_BYTES, create_context_of
 
 FAILED = 2
 
@@ -30,13 +30,14 @@ class Library:
         return [name for name, _ in self.calls]
 
 
-def test_a_new_context_has_small_stacks_and_is_not_left_current() -> None:
+def test_a_new_context_has_small_stacks_and_long_reads_and_is_not_left_current() -> None:
     library = Library()
     create_context_of(library, 1)
     assert library.calls[0][1][1] == 1
-    kind, limit = next(arguments for name, arguments in library.calls if name == "cuCtxSetLimit")
-    assert (kind, limit.value) == (0, STACK_BYTES)
-    assert library.names[-3:] == ["cuCtxPushCurrent_v2", "cuCtxSetLimit", "cuCtxPopCurrent_v2"]
+    limits = [arguments for name, arguments in library.calls if name == "cuCtxSetLimit"]
+    assert {kind: limit.value for kind, limit in limits} == {0: STACK_BYTES, 5: FETCHED_BYTES}
+    set_limits = ["cuCtxSetLimit", "cuCtxSetLimit"]
+    assert library.names[-4:] == ["cuCtxPushCurrent_v2", *set_limits, "cuCtxPopCurrent_v2"]
 
 
 def test_the_context_of_a_program_that_uses_the_gpu_already_is_left_as_it_is() -> None:
