@@ -37,6 +37,12 @@ def _looped(blocks: int, step: int, tokens: int) -> int:
     return -(-rest // -(-rest // most))
 
 
+@triton.constexpr_function
+def _is_exact(blocks: int, step: int, looped: int) -> bool:
+    """Whether the tiles of a loop over all but the first end with the row."""
+    return blocks % step == 0 and (blocks // step - 1) % looped == 0
+
+
 @triton.jit
 def load_ahead(
     matrix,
@@ -103,11 +109,12 @@ def _project_unrolled(
                 totals, matrix, activations, stride, rows, start, start + STEP > END, BLOCKS, GEMV, TILE
             )
     else:
+        MASKED: tl.constexpr = not _is_exact(END, STEP, LOOPED)
         for begin in tl.range(STEP, END, STEP * LOOPED, num_stages=1):
             for index in tl.static_range(LOOPED):
                 start = begin + index * STEP
                 totals = _with_tile(
-                    totals, matrix, activations, stride, rows, start, True, BLOCKS, GEMV, TILE
+                    totals, matrix, activations, stride, rows, start, MASKED, BLOCKS, GEMV, TILE
                 )
     return _tokens_by_rows(totals)
 
@@ -270,11 +277,12 @@ def _project_pair_unrolled(
                 BLOCKS, GEMV, GATED,
             )  # fmt: skip
     else:
+        MASKED: tl.constexpr = not _is_exact(BLOCKS, STEP, LOOPED)
         for begin in tl.range(STEP, BLOCKS, STEP * LOOPED, num_stages=1):
             for index in tl.static_range(LOOPED):
                 start = begin + index * STEP
                 totals, others = _with_tiles(
-                    totals, others, first, second, activations, stride, rows, start, True,
+                    totals, others, first, second, activations, stride, rows, start, MASKED,
                     BLOCKS, GEMV, GATED,
                 )  # fmt: skip
     return _tokens_by_rows(totals), _tokens_by_rows(others)
