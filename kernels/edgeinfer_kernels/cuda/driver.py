@@ -30,8 +30,8 @@ raises the limit when a kernel needs more.
 _FETCH_LIMIT = 5
 """CU_LIMIT_MAX_L2_FETCH_GRANULARITY."""
 FETCHED_BYTES = 128
-"""Of memory that a miss of the L2 cache reads at most, instead of the driver's 64: a program reads the rows of
-its matrices from one end to the other.
+"""Of memory that a miss of the L2 cache reads at most, instead of the driver's 64: a program reads its rows
+from one end to the other.
 """
 
 
