@@ -56,7 +56,7 @@ def _table() -> list[list[str]]:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     parts = [ROOT, *(ROOT / name for name in ("kernels", "offload", "quant_formats", "tui"))]
     environment["PYTHONPATH"] = os.pathsep.join(map(str, parts))
-    script = str(ROOT / "benchmarks" / "cuda_kernels.py")
+    script = str(ROOT / "benchmarks" / "gpu" / "kernels.py")
     commands = [[sys.executable, script, "--smoke", "--targets", targets] for targets in F16_1024]
     with ThreadPoolExecutor() as pool:
         runs = list(pool.map(partial(_output, environment), commands))

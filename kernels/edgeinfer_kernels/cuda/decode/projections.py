@@ -22,18 +22,19 @@ AHEAD = tl.constexpr(2)
 programs hide the latency.
 """
 UNROLLED = 8
-"""Maximum number of tiles times tokens that have separate code: more take long to compile, and spill. A loop
-over several tokens has half of that.
+"""Maximum number of tiles times tokens that have separate code, unless a tile config has another number: more
+take long to compile, and may spill. A loop over several tokens has half of that.
 """
 
 
 @triton.constexpr_function
-def _looped(blocks: int, step: int, tokens: int) -> int:
+def _looped(blocks: int, step: int, tokens: int, unrolled: int) -> int:
     """Tiles of an iteration of a loop over all but the first; 0: no loop, every tile has separate code."""
-    rest = (blocks - 1) // step
-    if rest < UNROLLED // tokens:
+    rest, most = (blocks - 1) // step, unrolled
+    if unrolled <= 1:
+        most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
+    if rest < (unrolled + 1 if unrolled > 1 else UNROLLED // tokens):
         return 0
-    most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
     return -(-rest // -(-rest // most))
 
 
@@ -102,7 +103,7 @@ def _project_unrolled(
     END: tl.constexpr = BLOCKS // GEMV.splits
     at = _blocks_from(0, GEMV)
     totals = _products(ahead, activations, stride, at, STEP > END, BLOCKS, GEMV, TILE)
-    LOOPED: tl.constexpr = _looped(END, STEP, GEMV.tokens)
+    LOOPED: tl.constexpr = _looped(END, STEP, GEMV.tokens, GEMV.unrolled)
     if LOOPED == 0:
         for start in tl.static_range(STEP, END, STEP):
             totals = _with_tile(
@@ -269,7 +270,7 @@ def _project_pair_unrolled(
     """`_project_unrolled` for the same rows of two matrices, which share the loaded activations."""
     STEP: tl.constexpr = GEMV.step
     totals, others = _pair_products(ahead, activations, stride, 0, STEP > BLOCKS, BLOCKS, GEMV, GATED)
-    LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens)
+    LOOPED: tl.constexpr = _looped(BLOCKS, STEP, GEMV.tokens, GEMV.unrolled)
     if LOOPED == 0:
         for start in tl.static_range(STEP, BLOCKS, STEP):
             totals, others = _with_tiles(

@@ -121,7 +121,7 @@ def _unrolled(blocks: int, step: int, most: int) -> int:
 
 
 @triton.constexpr_function
-def _max_chunks(columns: int, unrolled: bool) -> int:
+def _max_chunks(columns: int, unrolled: int) -> int:
     return MAX_CHUNKS[columns] if unrolled else 1
 
 

@@ -150,9 +150,10 @@ class SourceConfig(NamedTuple):
 
 class GemvConfig(NamedTuple):
     """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
-    groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: code for
-    each iteration, also for several tokens; on tensor cores for several, each of which loads the next.
-    splits: programs that share the blocks of a row, without tensor cores.
+    groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: 1 if
+    there is code for each iteration, also for several tokens; more: for at most that many, which a loop
+    repeats; on tensor cores 1 if there is code for several, each of which loads the next. splits: programs
+    that share the blocks of a row, without tensor cores.
     """
 
     step: int
@@ -160,12 +161,12 @@ class GemvConfig(NamedTuple):
     tokens: int
     groups: int = 1
     warps: int = 0
-    unrolled: bool = False
+    unrolled: int = 0
     splits: int = 1
 
     @property
     def is_unrolled(self) -> bool:
-        return self.unrolled or self.tokens == 1
+        return self.unrolled > 0 or self.tokens == 1
 
     @property
     def columns(self) -> int:

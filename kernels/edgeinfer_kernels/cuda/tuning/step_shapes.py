@@ -50,7 +50,8 @@ class Shape:
     """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
-    for each iteration, which takes fewer registers than loading the next blocks ahead. splits: programs that
+    for each iteration, which takes fewer registers than loading the next blocks ahead; more: for at most that
+    many, whose loads the compiler can move before the products of those before. splits: programs that
     share the blocks of a row, of kernels that add to the hidden states. registers: at most as many for each
     thread; 0: as many as the compiler wants. A lower limit lets a multiprocessor have more programs. With a
     higher one the compiler uses more registers, too, and loads more before it multiplies.
@@ -248,8 +249,7 @@ class Tuning:
             counts = [each.padded_rows for each in matrices]
             groups = min(tensor.groups_for(count) for count in [*counts, *([rows] if rows else [])])
             warps = min(tensor.warps, max(1, next_power_of_two(blocks) // (4 * tensor.vector)))
-            unrolled = bool(tensor.unrolled)
-            config = GemvConfig(0, tensor.vector, tokens, groups, warps, unrolled)
+            config = GemvConfig(0, tensor.vector, tokens, groups, warps, tensor.unrolled)
             return config, {"warps": warps, "registers": tensor.registers}
         return self.vector_gemv(kernel, tokens, matrices, splits)
 
@@ -262,8 +262,7 @@ class Tuning:
         blocks = matrices[0].blocks // parts
         is_float = any(each.tile.code == Code.SINGLE for each in matrices)
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        vector, unrolled = min(shape.vector, step), bool(shape.unrolled)
-        gemv = GemvConfig(step, vector, tokens, 1, 0, unrolled, parts)
+        gemv = GemvConfig(step, min(shape.vector, step), tokens, 1, 0, shape.unrolled, parts)
         is_quantized = not any(each.tile.code in FLOAT_CODES for each in matrices)
         registers = shape.registers if is_quantized else 0  # Others need more.
         return gemv, {"warps": shape.warps_for(blocks), "registers": registers}

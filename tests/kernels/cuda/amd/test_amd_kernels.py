@@ -34,7 +34,7 @@ def compiled(target: str, module: str, *arguments: str) -> str:
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_every_kernel_of_prompts_and_steps_compiles_for_amd(target: str) -> None:
-    table = compiled(target, "cuda_kernels", "--smoke", "--targets", CAPABILITY).strip().splitlines()[2:]
+    table = compiled(target, "gpu.kernels", "--smoke", "--targets", CAPABILITY).strip().splitlines()[2:]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
     assert len(rows) >= 50
     assert {"send_kernel", "receive_kernel", "flash_attention_kernel"} <= {row[1] for row in rows}

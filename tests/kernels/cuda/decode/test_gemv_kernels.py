@@ -66,7 +66,7 @@ def multiply(
     vector: int = 1,
     groups: int = 1,
     warps: int = 0,
-    unrolled: bool = False,
+    unrolled: int = 0,
 ) -> Any:
     """(tokens, padded rows of both) by `rows_kernel`; with warps: on tensor cores."""
     tokens, device = len(planes), planes.device
@@ -100,16 +100,17 @@ def weights(name: str, raw: Any) -> Any:
 @pytest.mark.parametrize(
     ("tokens", "step", "unrolled"),
     [
-        (3, 64, False),
-        (2, 16, True),
-        pytest.param(1, 16, False, marks=pytest.mark.slow),
-        pytest.param(8, 8, False, marks=pytest.mark.slow),
-        pytest.param(8, 32, True, marks=pytest.mark.slow),
+        (3, 64, 0),
+        (2, 16, 1),
+        pytest.param(1, 16, 0, marks=pytest.mark.slow),
+        pytest.param(8, 8, 0, marks=pytest.mark.slow),
+        pytest.param(8, 32, 1, marks=pytest.mark.slow),
+        pytest.param(3, 8, 2, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("name", TILES)
 def test_rows_times_activations_equal_the_decoded_weights(
-    device: str, name: str, tokens: int, step: int, unrolled: bool
+    device: str, name: str, tokens: int, step: int, unrolled: int
 ) -> None:
     columns = columns_for(name)
     normal, bits = normal_rows(name, 2, columns), random_bits(name, 6, columns)
@@ -123,15 +124,15 @@ def test_rows_times_activations_equal_the_decoded_weights(
 @pytest.mark.parametrize(
     ("tokens", "vector", "groups", "warps", "unrolled"),
     [
-        (13, 4, 2, 2, False),
-        pytest.param(5, 1, 1, 4, True, marks=pytest.mark.slow),
-        pytest.param(8, 1, 1, 1, True, marks=pytest.mark.slow),
-        pytest.param(16, 2, 4, 8, True, marks=pytest.mark.slow),
+        (13, 4, 2, 2, 0),
+        pytest.param(5, 1, 1, 4, 1, marks=pytest.mark.slow),
+        pytest.param(8, 1, 1, 1, 1, marks=pytest.mark.slow),
+        pytest.param(16, 2, 4, 8, 1, marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("name", TENSOR)
 def test_rows_on_tensor_cores_equal_the_decoded_weights(
-    device: str, name: str, tokens: int, vector: int, groups: int, warps: int, unrolled: bool
+    device: str, name: str, tokens: int, vector: int, groups: int, warps: int, unrolled: int
 ) -> None:
     """Activations of very different sizes in a row, and rows of zeros: none overflows in float16."""
     columns, rows = columns_for(name), 16 * groups
@@ -154,7 +155,7 @@ def test_a_token_has_the_same_bits_in_any_batch(device: str, name: str) -> None:
     raw = normal_rows(name, 16, 6144)
     matrix = device_matrix(device, name, raw, 6144)
     _, planes = activations(device, 8, 6144)
-    for unrolled in (False, True):
+    for unrolled in (0, 1):
         together = multiply(matrix, matrix, planes, 32, unrolled=unrolled)
         for first, last in ((0, 2), (3, 6)):
             some = multiply(matrix, matrix, planes[first:last], 32, unrolled=unrolled)
@@ -197,7 +198,7 @@ def test_programs_that_share_rows_add_their_sums(device: str, name: str, splits:
     matrix = device_matrix(device, name, raw, columns)
     values, planes = activations(device, tokens, columns)
     before = np.random.default_rng(1).standard_normal((tokens, rows)).astype(np.float32)
-    for unrolled in (False, True):
+    for unrolled in (0, 1):
         gemv = GemvConfig(4, 1, tokens, unrolled=unrolled, splits=splits)
         actual, arrived = add_products(matrix, planes, before, gemv)
         assert not arrived.any()
@@ -246,16 +247,17 @@ def test_two_formats_and_a_bias_in_one_launch(device: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "step", "unrolled", "names"),
     [
-        (1, 16, False, ("Q4_K", "Q6_K")),
-        (2, 32, False, ("Q8_0", "F32")),
-        (3, 8, False, ("BF16", "Q8_0")),
-        (4, 8, True, ("BF16", "Q8_0")),
-        (6, 16, True, ("Q4_K", "Q6_K")),
-        (11, 0, False, ("Q4_K", "Q6_K")),
+        (1, 16, 0, ("Q4_K", "Q6_K")),
+        (2, 32, 0, ("Q8_0", "F32")),
+        (3, 8, 0, ("BF16", "Q8_0")),
+        (4, 8, 1, ("BF16", "Q8_0")),
+        (4, 4, 2, ("Q4_0", "Q6_K")),
+        (6, 16, 1, ("Q4_K", "Q6_K")),
+        (11, 0, 0, ("Q4_K", "Q6_K")),
     ],
 )
 def test_gate_and_up_are_multiplied_in_one_launch(
-    device: str, names: tuple[str, str], tokens: int, step: int, unrolled: bool
+    device: str, names: tuple[str, str], tokens: int, step: int, unrolled: int
 ) -> None:
     """A step of 0: on tensor cores."""
     columns, groups, warps = 768, 1 if step else 2, 0 if step else 4

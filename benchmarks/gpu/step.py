@@ -1,7 +1,7 @@
 """Time that each kernel adds to a decode step on a GPU, bytes it reads, and share of the GPU's bandwidth.
 
-python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0,Q4_K_M --depths 512
-python benchmarks/cuda_step.py --shapes llama-3-8b --types Q4_0 --widths 1,8,16
+python benchmarks/gpu/step.py --shapes llama-3-8b --types Q4_0,Q4_K_M --depths 512
+python benchmarks/gpu/step.py --shapes llama-3-8b --types Q4_0 --widths 1,8,16
 
 Steps of several tokens are those that verify a draft.
 """
@@ -9,6 +9,9 @@ Steps of several tokens are those that verify a draft.
 import sys
 from collections import Counter
 from itertools import product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 

@@ -1,14 +1,18 @@
 """Registers, spills and shared memory of every kernel, per target; no GPU needed.
 
-python benchmarks/cuda_kernels.py --targets 75,90 --head-dims 64,128 --shapes llama-3-8b --types Q4_0,Q4_K_M
+python benchmarks/gpu/kernels.py --targets 75,90 --head-dims 64,128 --shapes llama-3-8b --types Q4_0,Q4_K_M
 """
 
 import argparse
 import gc
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import chain, product
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import torch
 

@@ -1,15 +1,19 @@
 """Decoding and prompts on a GPU against llama.cpp's CUDA build, alternating; the cost of verifying n tokens.
 
-python benchmarks/cuda_speed.py --tests decode --llama-bench PATH --shapes llama-3-8b --types Q4_0,Q4_K_M,Q8_0
-python benchmarks/cuda_speed.py --tests prompts --llama-bench PATH --prompts 512 --depths 0,4096
-python benchmarks/cuda_speed.py --tests embeddings --llama-bench PATH --texts 256 --types Q8_0
-python benchmarks/cuda_speed.py --tests split --llama-bench PATH --shapes llama-3-8b --types Q4_0 \
+python benchmarks/gpu/speed.py --tests decode --llama-bench PATH --shapes llama-3-8b --types Q4_0,Q4_K_M,Q8_0
+python benchmarks/gpu/speed.py --tests prompts --llama-bench PATH --prompts 512 --depths 0,4096
+python benchmarks/gpu/speed.py --tests embeddings --llama-bench PATH --texts 256 --types Q8_0
+python benchmarks/gpu/speed.py --tests split --llama-bench PATH --shapes llama-3-8b --types Q4_0 \
     --shares 0.25,0.5,0.75
 
 "split" is a model larger than the GPU: within a budget against llama.cpp's best setting for it.
 """
 
 import argparse
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from edgeinfer.benchmarking.tables import markdown
 from edgeinfer.benchmarking.workloads import Workload
