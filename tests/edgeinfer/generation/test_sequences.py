@@ -23,7 +23,7 @@ VARIED: dict[str, Any] = {"temperature": 1.1, "seed": 5}
 
 
 @pytest.fixture(scope="module")
-def tiny() -> Iterator[Model]:
+def tiny(without_amx: None) -> Iterator[Model]:
     with edgeinfer.load("tiny", device="cpu", threads=1, draft=None, context=512) as model:
         yield model
 

@@ -1,17 +1,8 @@
-"""Prompts are processed with the kernels of single tokens."""
-
-from collections.abc import Iterator
+"""Completions with drafts are compared with those of models whose prompts are cached to other lengths."""
 
 import pytest
 
-from edgeinfer_kernels.cpu import block_builder
-
 
 @pytest.fixture(scope="module", autouse=True)
-def _prompts_without_tiles() -> Iterator[None]:
-    """AMX rounds differently: a completion whose prompt is partly in the cache could differ from one whose
-    prompt isn't.
-    """
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(block_builder, "TILE_TOKENS", block_builder.NO_TILES)
-        yield
+def _same_rounding(without_amx: None) -> None:
+    """Prompts are rounded as steps are."""
