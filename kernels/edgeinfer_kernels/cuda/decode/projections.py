@@ -30,12 +30,12 @@ take long to compile, and may spill. A loop over several tokens has half of that
 @triton.constexpr_function
 def _looped(blocks: int, step: int, tokens: int, unrolled: int) -> int:
     """Tiles of an iteration of a loop over all but the first; 0: no loop, every tile has separate code."""
-    rest, most = (blocks - 1) // step, unrolled
-    if unrolled <= 1:
-        most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
-    if rest < (unrolled + 1 if unrolled > 1 else UNROLLED // tokens):
-        return 0
-    return -(-rest // -(-rest // most))
+    without_loop = UNROLLED // tokens - 1
+    most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
+    if unrolled > 1:
+        without_loop, most = unrolled, unrolled
+    rest = (blocks - 1) // step
+    return 0 if rest <= without_loop else -(-rest // -(-rest // most))
 
 
 @triton.constexpr_function
