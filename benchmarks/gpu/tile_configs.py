@@ -30,6 +30,7 @@ from edgeinfer_kernels.cuda.tuning.step_shapes import (
 )
 from edgeinfer_kernels.cuda.tuning.step_timer import StepTimer
 from edgeinfer_kernels.cuda.tuning.tuner import RejectedCandidateError
+from edgeinfer_kernels.sizes.cuda_buffers import MAX_TOKENS
 from harness import cuda_runs, suites
 
 HEAD = ("tokens", "kernel", "config", "us of a step", "change")
@@ -46,24 +47,27 @@ def main() -> None:
     options = parser.parse_args()
     suite = cuda_runs.suite(options)
     widths = suites.whole_numbers("--tokens", options.tokens, 1)
-    kernels = [_kernel(name) for name in suites.words(options.kernels)]
+    kernels = _kernels(options.kernels)
     configs = [_config(text) for text in suites.words(options.configs)]
+    if not widths or max(widths) > MAX_TOKENS:
+        raise SettingError(f"--tokens: saw {options.tokens!r}, wanted numbers up to {MAX_TOKENS}")
+    if any(isinstance(config, TensorShape) for config in configs) and min(widths) < MIN_TENSOR_TOKENS:
+        raise SettingError(f"--configs: steps of fewer than {MIN_TENSOR_TOKENS} tokens use no tensor cores")
     if not torch.cuda.is_available():
         if options.smoke:
             print("no GPU here: nothing to time", file=sys.stderr)
             return
         raise SettingError("no CUDA GPU here; only the CUDA backend has these kernels")
-    if any(isinstance(config, TensorShape) for config in configs) and min(widths) < MIN_TENSOR_TOKENS:
-        raise SettingError(f"--configs: steps of fewer than {MIN_TENSOR_TOKENS} tokens use no tensor cores")
     sections = [(model.name, _table(model, widths, kernels, configs)) for model in suite.benched_models()]
     cuda_runs.publish("Tile configs of a decode step", cuda_runs.gpu_name(), suite, sections, options.out)
 
 
-def _kernel(name: str) -> RowKernel:
-    for kernel in KERNELS:
-        if kernel == name:
-            return kernel
-    raise SettingError(f"--kernels: {name} isn't one of {', '.join(KERNELS)}")
+def _kernels(text: str) -> list[RowKernel]:
+    names = suites.words(text)
+    for name in names:
+        if name not in KERNELS:
+            raise SettingError(f"--kernels: saw {name!r}, wanted {', '.join(KERNELS)}")
+    return [kernel for kernel in KERNELS if kernel in names]
 
 
 def _config(text: str) -> Shape | TensorShape:
@@ -71,7 +75,7 @@ def _config(text: str) -> Shape | TensorShape:
     try:
         return kind(*map(int, text.removeprefix("t").split("/")))
     except (TypeError, ValueError):
-        raise SettingError(f"--configs: {text} isn't up to six numbers such as 16/4/1/1 or t16/2/2") from None
+        raise SettingError(f"--configs: saw {text!r}, wanted numbers such as 16/4/1/1 or t16/2/2") from None
 
 
 def _table(

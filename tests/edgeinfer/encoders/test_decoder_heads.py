@@ -83,7 +83,7 @@ def test_a_decoder_that_is_no_reranker_ranks_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.llama_cpp
 @pytest.mark.parametrize("formats", [("F32",), ("Q8_0",)])
-@pytest.mark.usefixtures("without_amx")  # llama.cpp is compared with without it, too
+@pytest.mark.usefixtures("without_amx")  # its rounding isn't what is compared
 def test_a_vector_is_the_last_hidden_state(tmp_path: Path, formats: tuple[str, ...]) -> None:
     pytest.importorskip("llama_cpp")
     path = RandomModel("qwen3", extra={"pooling_type": LAST}, formats=formats).write(tmp_path / "model.gguf")

@@ -51,10 +51,10 @@ class Shape:
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
     for each iteration, which takes fewer registers than loading the next blocks ahead; more: for at most that
-    many, whose loads the compiler can move before the products of those before. splits: programs that
-    share the blocks of a row, of kernels that add to the hidden states. registers: at most as many for each
-    thread; 0: as many as the compiler wants. A lower limit lets a multiprocessor have more programs. With a
-    higher one the compiler uses more registers, too, and loads more before it multiplies.
+    many, so that the compiler can load the next while it multiplies. splits: programs that share the blocks
+    of a row, of kernels that add to the hidden states. registers: at most as many for each thread; 0: as many
+    as the compiler wants. A lower limit lets a multiprocessor have more programs. With a higher one the
+    compiler uses more registers, too, and loads more before it multiplies.
     """
 
     step: int = 0
