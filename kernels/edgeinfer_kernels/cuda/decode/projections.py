@@ -22,18 +22,16 @@ AHEAD = tl.constexpr(2)
 programs hide the latency.
 """
 UNROLLED = 8
-"""Maximum number of tiles times tokens that have separate code, unless a tile config has another number: more
-take long to compile, and may spill. A loop over several tokens has half of that.
+"""Maximum number of tiles times tokens that have separate code, unless a tile config has a number for whole
+rows: more take long to compile, and may spill. A loop over several tokens has half of that.
 """
 
 
 @triton.constexpr_function
 def _looped(blocks: int, step: int, tokens: int, unrolled: int) -> int:
     """Tiles of an iteration of a loop over all but the first; 0: no loop, every tile has separate code."""
-    without_loop = UNROLLED // tokens - 1
+    without_loop = max(UNROLLED // tokens - 1, unrolled if unrolled > 1 else 0)
     most = UNROLLED if tokens == 1 else max(1, UNROLLED // (2 * tokens))
-    if unrolled > 1:
-        without_loop, most = unrolled, unrolled
     rest = (blocks - 1) // step
     return 0 if rest <= without_loop else -(-rest // -(-rest // most))
 

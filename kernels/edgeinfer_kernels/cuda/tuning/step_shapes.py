@@ -50,11 +50,12 @@ class Shape:
     """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
-    for each iteration, which takes fewer registers than loading the next blocks ahead; more: for at most that
-    many, so that the compiler can load the next while it multiplies. splits: programs that share the blocks
-    of a row, of kernels that add to the hidden states. registers: at most as many for each thread; 0: as many
-    as the compiler wants. A lower limit lets a multiprocessor have more programs. With a higher one the
-    compiler uses more registers, too, and loads more before it multiplies.
+    for each of a few iterations, which takes fewer registers than loading the next blocks ahead; more: also
+    for as many after the first one, if a row has no more, so that the compiler loads the next while it
+    multiplies. splits: programs that share the blocks of a row, of kernels that add to the hidden states.
+    registers: at most as many for each thread; 0: as many as the compiler wants. A lower limit lets a
+    multiprocessor have more programs. With a higher one the compiler uses more registers, too, and loads more
+    before it multiplies.
     """
 
     step: int = 0
@@ -105,6 +106,8 @@ NARROW_PROGRAMS = 1.5
 """Sixteen rows of the hidden states for each multiprocessor, up to which programs share rows in steps of
 several tokens: else many multiprocessors have one program, and some two.
 """
+WHOLE_ROWS = 128
+"""Maximum number of blocks of a row for which gate and up of four tokens have code for each iteration."""
 MIN_TENSOR_TOKENS = 5
 """Minimum number of tokens of a step whose products may use tensor cores."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
@@ -159,7 +162,7 @@ class Tuning:
         qkv=Shape(32, 4, 2, 1, registers=168),
         output=Shape(64, 8, 1, 1, registers=128),
         gated=Shape(32, 4, 1, 1),
-        down=Shape(64, 8, 1, 1),
+        down=Shape(64, 8, 1, 8),
         head=Shape(32, 4, 1, 1, registers=168),
     )
     four: RowShapes = RowShapes(
@@ -275,6 +278,23 @@ class Tuning:
         return replace(self, **changes)
 
 
+NARROW: Sequence[tuple[int, RowKernel, Shape]] = (
+    (2, "down", Shape(32, 4, 1, 1, 4)),
+    (4, "output", Shape(64, 4, 2, 0, 2, 168)),
+    (4, "down", Shape(32, 4, 1, 8, 2, 168)),
+    (8, "output", Shape(32, 4, 1, 0, 2, 168)),
+)
+"""Other tile configs of narrow models, by tokens and kernel."""
+NARROW_UNEVEN: Sequence[tuple[int, RowKernel, Shape]] = (
+    (1, "head", Shape(32, 4)),
+    (2, "gated", Shape(16, 4, 1, 1)),
+    (2, "head", Shape(16, 2, 1, 1, 1, 168)),
+    (4, "gated", Shape(16, 4, 1, 8, 1, 168)),
+    (4, "head", Shape(16, 2, 1, 1)),
+)
+"""Those of narrow models whose rows have no multiple of 32 blocks."""
+
+
 def row_shapes_name(tokens: int) -> str:
     """The attribute of a `Tuning` with the `RowShapes` for this number of tokens."""
     if tokens <= 2:
@@ -300,17 +320,18 @@ def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> T
             0 < width <= NARROW_PROGRAMS * ROW_MULTIPLE * multiprocessors,
             padded_blocks(width),
         )
+        changes = list[tuple[int, RowKernel, Shape]]()
         if is_narrow:
-            tuning = tuning.with_row_shape(2, "down", Shape(32, 4, 1, 1, 4))
-            tuning = tuning.with_row_shape(4, "output", Shape(64, 4, 2, 0, 2, 168))
-            tuning = tuning.with_row_shape(8, "output", Shape(32, 4, 1, 0, 2, 168))
+            changes += NARROW
             tuning = tuning.with_tensor_shape(8, "down", TensorShape(16, 8, 2, 1))
         if 0 < blocks % 64 <= 32:  # With steps of 64 blocks, half of the last one is padding.
-            tuning = tuning.with_row_shape(1, "gated", Shape(32, 2))
+            changes.append((1, "gated", Shape(32, 2)))
         if is_narrow and blocks % 32:  # So it is with steps of 32, and most of one of 128.
-            tuning = tuning.with_row_shape(1, "head", Shape(32, 4))
-            tuning = tuning.with_row_shape(4, "gated", Shape(16, 4, 1, 1))
-            tuning = tuning.with_row_shape(4, "head", Shape(16, 2, 1, 1))
+            changes += NARROW_UNEVEN
+        if not is_narrow and 0 < blocks <= WHOLE_ROWS and blocks % 32 == 0:
+            changes.append((4, "gated", Shape(16, 4, 1, 8, 1, 128)))
+        for change in changes:
+            tuning = tuning.with_row_shape(*change)
         return tuning
     tuning = Tuning(positions=16, attention_warps=4)
     if not capability:

@@ -46,6 +46,13 @@ _SHARED = {
     8: (Shape(32, 4, 1, 0, 2),),
 }
 """Those of kernels that add to the hidden states, whose rows programs may share, by tokens."""
+_WHOLE_ROWS: dict[tuple[int, RowKernel], tuple[Shape, ...]] = {
+    (2, "down"): (Shape(64, 8, 1, 8),),
+    (4, "gated"): (Shape(16, 4, 1, 8, 1, 168), Shape(16, 4, 1, 8, 1, 128)),
+    (4, "qkv"): (Shape(32, 4, 1, 2, 1, 168),),
+    (4, "down"): (Shape(32, 4, 1, 8, 2, 168),),
+}
+"""Those of some kernels with code for each iteration, by tokens."""
 _TENSOR = (
     TensorShape(16, 2, 2), TensorShape(16, 4, 2, 1), TensorShape(16, 8, 2, 1), TensorShape(32, 4, 2),
     TensorShape(16, 4, 2), TensorShape(),
@@ -95,7 +102,7 @@ def _of_tokens(tokens: int, shapes: Iterable[Shape]) -> Iterable[TuningCandidate
     """The tile configs of each kernel in steps of some tokens."""
     for kernel in _KERNELS:
         shared = _SHARED[tokens] if kernel in ("output", "down") else ()
-        yield _row_shapes(tokens, kernel, (*shapes, *shared))
+        yield _row_shapes(tokens, kernel, (*shapes, *shared, *_WHOLE_ROWS.get((tokens, kernel), ())))
 
 
 _KERNELS: tuple[RowKernel, ...] = ("gated", "down", "head", "qkv", "output")

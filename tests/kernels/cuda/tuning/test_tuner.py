@@ -126,7 +126,7 @@ def test_programs_share_rows_of_narrow_models_only() -> None:
     assert usual_tuning(90, 2560, 60) == usual_tuning(90, 2560).with_row_shape(1, "gated", Shape(32, 2))
     for tokens in range(1, MAX_VECTOR_TOKENS + 1):
         configs = [tuning.gemv("down", tokens, [matrix], splits=True)[0] for tuning in (narrow, other)]
-        assert [config.splits for config in configs] == ([4, 1] if tokens == 2 else [1, 1])
+        assert [config.splits for config in configs] == [{2: 4, 3: 2, 4: 2}.get(tokens, 1), 1]
         many = other.with_row_shape(tokens, "down", Shape(32, 4, 1, 1, 8))
         config, _ = many.gemv("down", tokens, [matrix], splits=True)
         assert config.splits * config.columns <= MAX_TOKENS
@@ -137,10 +137,17 @@ def test_programs_share_rows_of_narrow_models_only() -> None:
 def test_kernels_whose_last_blocks_are_padding_take_smaller_steps() -> None:
     """Of narrow models: 80 blocks are two and a half steps of 32, and 64 blocks are two."""
     tunings = {width: usual_tuning(90, width, 132) for width in (2048, 2560)}
-    smaller: list[tuple[int, RowKernel, int]] = [(1, "head", 32), (3, "gated", 16), (4, "head", 16)]
+    smaller: list[tuple[int, RowKernel, int]] = [
+        (1, "head", 32), (2, "gated", 16), (2, "head", 16), (3, "gated", 16), (4, "head", 16)
+    ]  # fmt: skip
     for tokens, kernel, step in smaller:
         assert tunings[2560].rows(tokens).of(kernel).step == step
         assert tunings[2048].rows(tokens).of(kernel) == Tuning().rows(tokens).of(kernel)
+
+
+def test_gate_and_up_of_four_tokens_have_code_for_whole_rows_that_are_not_too_long() -> None:
+    whole = {width: usual_tuning(90, width, 132).rows(4).of("gated").unrolled for width in (2560, 4096, 8192)}
+    assert whole == {2560: 8, 4096: 8, 8192: Tuning().four.gated.unrolled}
 
 
 def test_a_launch_multiplies_all_tokens_on_tensor_cores_or_eight_without() -> None:
