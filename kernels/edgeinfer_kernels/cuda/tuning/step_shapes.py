@@ -106,8 +106,6 @@ NARROW_PROGRAMS = 1.5
 """Sixteen rows of the hidden states for each multiprocessor, up to which programs share rows in steps of
 several tokens: else many multiprocessors have one program, and some two.
 """
-WHOLE_ROWS = 128
-"""Maximum number of blocks of a row for which gate and up of four tokens have code for each iteration."""
 MIN_TENSOR_TOKENS = 5
 """Minimum number of tokens of a step whose products may use tensor cores."""
 RowKernel = Literal["qkv", "output", "gated", "down", "head"]
@@ -265,9 +263,11 @@ class Tuning:
         blocks = matrices[0].blocks // parts
         is_float = any(each.tile.code == Code.SINGLE for each in matrices)
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
-        gemv = GemvConfig(step, min(shape.vector, step), tokens, 1, 0, shape.unrolled, parts)
         is_quantized = not any(each.tile.code in FLOAT_CODES for each in matrices)
-        registers = shape.registers if is_quantized else 0  # Others need more.
+        # Others need more registers, and minutes to compile code for whole rows.
+        unrolled = shape.unrolled if is_quantized or shape.unrolled == 1 else 0
+        registers = shape.registers if is_quantized else 0
+        gemv = GemvConfig(step, min(shape.vector, step), tokens, 1, 0, unrolled, parts)
         return gemv, {"warps": shape.warps_for(blocks), "registers": registers}
 
     def splits_for(self, positions: int) -> int:
@@ -328,8 +328,6 @@ def usual_tuning(capability: int, width: int = 0, multiprocessors: int = 0) -> T
             changes.append((1, "gated", Shape(32, 2)))
         if is_narrow and blocks % 32:  # So it is with steps of 32, and most of one of 128.
             changes += NARROW_UNEVEN
-        if not is_narrow and 0 < blocks <= WHOLE_ROWS and blocks % 32 == 0:
-            changes.append((4, "gated", Shape(16, 4, 1, 8, 1, 128)))
         for change in changes:
             tuning = tuning.with_row_shape(*change)
         return tuning
