@@ -292,7 +292,7 @@ NARROW_UNEVEN: Sequence[tuple[int, RowKernel, Shape]] = (
     (4, "gated", Shape(16, 4, 1, 8, 1, 168)),
     (4, "head", Shape(16, 2, 1, 1)),
 )
-"""Those of narrow models whose rows have no multiple of 32 blocks."""
+"""Those of narrow models whose rows aren't multiples of 32 blocks."""
 
 
 def row_shapes_name(tokens: int) -> str:
