@@ -151,9 +151,9 @@ class SourceConfig(NamedTuple):
 class GemvConfig(NamedTuple):
     """The tile config of a GEMV kernel: blocks of a row per iteration, adjacent ones per thread, tokens,
     groups of sixteen rows of a program. warps: those of a program on tensor cores, else 0. unrolled: 1 if
-    there is code for each of a few iterations, also for several tokens; more: also for as many after the
-    first one, if a row has no more; on tensor cores 1 if there is code for several, each of which loads the
-    next. splits: programs that share the blocks of a row, without tensor cores.
+    there is code for each of a few iterations, also for several tokens; above 1: for each iteration of a row
+    that has at most as many after the first one; on tensor cores 1 if there is code for several, each of
+    which loads the next. splits: programs that share the blocks of a row, without tensor cores.
     """
 
     step: int

@@ -50,12 +50,12 @@ class Shape:
     """A tile config: blocks of a row per iteration and warps of a program; 0: a generic default.
 
     In a step of several tokens, `vector`: adjacent blocks per thread; `unrolled`: 1 if the program has code
-    for each of a few iterations, which takes fewer registers than loading the next blocks ahead; more: also
-    for as many after the first one, if a row has no more, so that the compiler loads the next while it
-    multiplies. splits: programs that share the blocks of a row, of kernels that add to the hidden states.
-    registers: at most as many for each thread; 0: as many as the compiler wants. A lower limit lets a
-    multiprocessor have more programs. With a higher one the compiler uses more registers, too, and loads more
-    before it multiplies.
+    for each of a few iterations, which takes fewer registers than loading the next blocks ahead; above 1: for
+    each iteration of a row that has at most as many after the first one, so that the compiler loads the next
+    blocks while it multiplies. Longer rows have the code of 1. splits: programs that share the blocks of a
+    row, of kernels that add to the hidden states. registers: at most as many for each thread; 0: as many as
+    the compiler wants. A lower limit lets a multiprocessor have more programs. With a higher one the compiler
+    uses more registers, too, and loads more before it multiplies.
     """
 
     step: int = 0
@@ -265,7 +265,7 @@ class Tuning:
         step = shape.float_step_for(blocks, tokens) if is_float else shape.step_for(blocks)
         is_quantized = not any(each.tile.code in FLOAT_CODES for each in matrices)
         # Others need more registers, and minutes to compile code for whole rows.
-        unrolled = shape.unrolled if is_quantized or shape.unrolled == 1 else 0
+        unrolled = shape.unrolled if is_quantized else min(shape.unrolled, 1)
         registers = shape.registers if is_quantized else 0
         gemv = GemvConfig(step, min(shape.vector, step), tokens, 1, 0, unrolled, parts)
         return gemv, {"warps": shape.warps_for(blocks), "registers": registers}

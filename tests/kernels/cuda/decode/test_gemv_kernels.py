@@ -105,6 +105,7 @@ def weights(name: str, raw: Any) -> Any:
         pytest.param(1, 16, 0, marks=pytest.mark.slow),
         pytest.param(8, 8, 0, marks=pytest.mark.slow),
         pytest.param(8, 32, 1, marks=pytest.mark.slow),
+        pytest.param(3, 8, 2, marks=pytest.mark.slow),
         pytest.param(3, 8, 8, marks=pytest.mark.slow),
     ],
 )

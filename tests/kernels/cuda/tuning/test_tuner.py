@@ -145,7 +145,7 @@ def test_kernels_whose_last_blocks_are_padding_take_smaller_steps() -> None:
         assert tunings[2048].rows(tokens).of(kernel) == Tuning().rows(tokens).of(kernel)
 
 
-@pytest.mark.parametrize(("kind", "unrolled"), [("Q4_0", 8), ("F16", 0), ("BF16", 0), ("F32", 0)])
+@pytest.mark.parametrize(("kind", "unrolled"), [("Q4_0", 8), ("F16", 1), ("BF16", 1), ("F32", 1)])
 def test_only_quantized_rows_have_code_for_whole_rows(kind: str, unrolled: int) -> None:
     """That of others would take minutes to compile."""
     matrix = PlaneShapes.of("", kind, 9728, 2560)
